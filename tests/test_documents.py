@@ -29,7 +29,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_of_documents_lead_to_files_and_headings(path: Path) -> None:
     """Every relative link of a document names a file of the repository, and a heading where it names one."""
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path)):
         if re.match(r"[a-z]+:", target):
@@ -47,7 +47,7 @@ def _promises() -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split(" |")] for row in rows[1:]]
 
 
-def test_every_promise_has_a_test_that_exists() -> None:
+def test_promises_name_tests_that_exist() -> None:
     """Each row names a test; every test, patch and kind of history that it names is there."""
     rows = _promises()
     assert len(rows) > 20
@@ -77,7 +77,7 @@ def _described() -> dict[str, list[str]]:
     return table
 
 
-def test_every_module_is_in_the_map() -> None:
+def test_map_of_modules_has_every_module() -> None:
     """Section 1 of design.md has a row for each package and each top-level module, and each row all its modules."""
     package = ROOT / "eventpump"
     found: dict[str, list[str]] = {path.stem: [] for path in package.glob("*.py") if path.stem != "__init__"}
@@ -88,12 +88,12 @@ def test_every_module_is_in_the_map() -> None:
 
 
 @pytest.mark.parametrize("name", drawings())
-def test_the_diagrams_are_up_to_date(name: str) -> None:
+def test_diagrams_are_what_the_script_draws(name: str) -> None:
     """The drawings in the repository are what `python docs/draw.py` draws from the layers contract."""
     assert (FOLDER / name).read_text(encoding="utf-8") == drawings()[name], "run python docs/draw.py"
 
 
-def test_every_diagram_is_shown() -> None:
+def test_diagrams_are_all_shown() -> None:
     """design.md shows every drawing, and there are no others."""
     shown = re.findall(r"!\[[^\]]+\]\(diagrams/([\w-]+\.svg)\)", (ROOT / "docs/design.md").read_text(encoding="utf-8"))
     assert sorted(shown) == sorted(drawings()) == sorted(path.name for path in FOLDER.iterdir())
@@ -113,7 +113,7 @@ def _citations() -> Iterator[tuple[Path, str]]:
                 yield path, section
 
 
-def test_every_cited_section_of_the_protocol_exists() -> None:
+def test_cited_sections_of_the_protocol_exist() -> None:
     """What the code and the documents cite as "protocol.md N.M" is a heading of docs/protocol.md."""
     text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"^###? (\d+(?:\.\d+)?)\.? ", text, re.M))

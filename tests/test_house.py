@@ -147,20 +147,20 @@ _COVERED_BY = {
     ],
     ids=lambda command: " ".join(command),
 )
-def test_the_house_is_in_order(command: list[str]) -> None:
+def test_checkers_find_nothing(command: list[str]) -> None:
     """Each checker finds nothing."""
     program = Path(sysconfig.get_path("scripts")) / command[0]
     result = subprocess.run([str(program), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names_are_pinned() -> None:
     """A public name comes or goes on purpose only; every one of them exists."""
     assert eventpump.__all__ == _PUBLIC.split()
     assert all(getattr(eventpump, name) is not None for name in eventpump.__all__)
 
 
-def test_importing_the_library_loads_only_what_everybody_needs() -> None:
+def test_import_of_the_library_loads_no_extras() -> None:
     """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
     probe = (
         "import sys, eventpump\n"
@@ -195,7 +195,7 @@ def test_docstrings_are_in_google_style() -> None:
     assert not found, f"use Args, Returns, Raises: {found}"
 
 
-def test_each_module_has_the_test_file_that_its_name_suggests_or_a_row() -> None:
+def test_modules_have_the_test_file_of_their_name_or_a_row() -> None:
     """Who changes a module finds its tests: by its name, or in the table, which lists only files that exist."""
     modules = {
         path.relative_to(ROOT / "eventpump")
@@ -214,6 +214,6 @@ def test_each_module_has_the_test_file_that_its_name_suggests_or_a_row() -> None
     assert missing == [], "these rows of _COVERED_BY name files that are not there"
 
 
-def test_the_files_that_start_first_are_there() -> None:
+def test_files_that_start_first_exist() -> None:
     """A file that was renamed or removed does not stay in the list of those that take longest."""
     assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []

@@ -153,7 +153,7 @@ def _run(directory: Path, program: str, *more: str, hooks: str = "") -> list[str
     return [*told, f"exit code {done.returncode}"]
 
 
-def test_every_planted_leak_is_found(tmp_path: Path) -> None:
+def test_leaks_that_are_planted_are_found(tmp_path: Path) -> None:
     """The test that leaks passes in itself and fails at its end, for each source and each kind of secret."""
     said = _run(tmp_path, _TESTS)
     names = [line.split("(")[0].removeprefix("def ") for line in _TESTS.splitlines() if line.startswith("def test_")]
@@ -162,7 +162,7 @@ def test_every_planted_leak_is_found(tmp_path: Path) -> None:
         assert [line.split()[0] for line in said if line.endswith(f"::{name}")] == ["PASSED", "ERROR"], name
 
 
-def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
+def test_leaks_are_not_seen_where_there_are_none(tmp_path: Path) -> None:
     """What is masked or meant for the user is none, nor a trace of his words; who sees which record is as it was."""
     said = _run(tmp_path, _INNOCENT)
     assert [line.split()[0] for line in said if "::" in line] == ["PASSED"] * 3
@@ -172,7 +172,7 @@ def test_nothing_else_is_taken_for_a_leak(tmp_path: Path) -> None:
     assert "output" in looked
 
 
-def test_a_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
+def test_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
     """What shows itself when all tests have passed still makes the run fail, and is told."""
     said = _run(tmp_path, "def test_nothing():\n    pass\n", hooks=_LATE)
     assert [line.split()[0] for line in said if "::" in line] == ["PASSED"]
@@ -180,7 +180,7 @@ def test_a_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
     assert said[-1] == "exit code 1"
 
 
-def test_workers_are_watched_too(tmp_path: Path) -> None:
+def test_leak_in_a_worker_fails_its_test_or_the_run(tmp_path: Path) -> None:
     """Where pytest-xdist runs the tests in other processes, a leak fails its test, and a late one the run."""
     planted = "import logging\n\ndef test_planted():\n    logging.warning('now ' + 'SAS_KEY' + '_VALUE')\n"
     said = _run(tmp_path, planted, "-n", "1", hooks=_LATE)

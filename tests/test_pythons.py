@@ -79,7 +79,7 @@ def python(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.timeout(2 * _INSTALL_TIMEOUT + _TEST_TIMEOUT)
 @pytest.mark.parametrize("python", _VERSIONS, indirect=True)
-def test_the_unit_tests_pass(python: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_unit_tests_pass_on_another_python(python: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The package installs on another Python, and its unit tests pass there: a part of them, or all."""
     is_long = request.config.getoption("--long")
     source, environment = tmp_path / "source", tmp_path / "environment"

@@ -12,7 +12,7 @@ from eventpump.errors import StoreError
 from tests.support.azurite import AZURITE_VERSION, Azurite, install_azurite
 
 
-async def test_it_serves_until_it_is_stopped() -> None:
+async def test_azurite_serves_until_it_is_stopped() -> None:
     """A started Azurite answers at once; a stopped one has no process left, and stopping twice is fine."""
     with Azurite() as server:
         pid = server.pid
@@ -25,7 +25,7 @@ async def test_it_serves_until_it_is_stopped() -> None:
     server.stop()
 
 
-def test_one_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+def test_azurite_that_cannot_start_raises_store_error(tmp_path: Path) -> None:
     """A server that ends before it listens gives a StoreError with what it said, and can be stopped all the same."""
     script = tmp_path / f"azurite-{AZURITE_VERSION}" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     script.parent.mkdir(parents=True)

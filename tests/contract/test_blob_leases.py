@@ -134,7 +134,7 @@ async def acquire(store: BlobLeaseStore, partition_id: str, owner: str = OWNER) 
 # ---------------------------------------------------------------------------------------- the stored form
 
 
-async def test_the_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
+async def test_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     """Body, metadata and lease are those of a .NET EventProcessorHost, from creation to release."""
     store = await hosts.store("3")
     assert [blob.name async for blob in hosts.raw.list_blobs()] == ["$Default/3"]
@@ -162,7 +162,7 @@ async def test_the_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     assert await hosts.look("3") == ({**written, "Owner": "", "Token": ""}, {}, "available")
 
 
-async def test_a_checkpoint_leaves_owninghost_in_place(hosts: Hosts) -> None:
+async def test_checkpoint_keeps_owninghost(hosts: Hosts) -> None:
     """Put Blob replaces the metadata, so every one carries OWNINGHOST: after a steal it names the thief, always."""
     store, thief = await hosts.store("0"), await hosts.store()
     lease = await acquire(store, "0")
@@ -176,7 +176,7 @@ async def test_a_checkpoint_leaves_owninghost_in_place(hosts: Hosts) -> None:
     assert (await hosts.look("0"))[1] == {"OWNINGHOST": "thief"}
 
 
-async def test_the_prefix_goes_before_the_consumer_group(hosts: Hosts) -> None:
+async def test_prefix_goes_before_the_consumer_group(hosts: Hosts) -> None:
     """Blob names are `{prefix}{consumer group}/{partition}`, and what lies below or beside them is no lease."""
     store = await hosts.store("0", prefix="ns/hub/")
     for name in ("ns/hub/$Default/checkpoint/0", "ns/hub/$Default/ownership/0", "ns/hub/audit/0", "$Default/1"):
@@ -197,7 +197,7 @@ async def test_the_prefix_goes_before_the_consumer_group(hosts: Hosts) -> None:
     ],
     ids=["dotnet", "java", "python"],
 )
-async def test_a_lease_of_another_host_is_carried_on(hosts: Hosts, body: bytes) -> None:
+async def test_lease_of_another_host_is_continued(hosts: Hosts, body: bytes) -> None:
     """A lease that a .NET, Java or Python host left keeps its checkpoint, and its epoch grows on."""
     await hosts.raw.create_container()
     await hosts.blob("0").upload_blob(body)
@@ -208,7 +208,7 @@ async def test_a_lease_of_another_host_is_carried_on(hosts: Hosts, body: bytes) 
     assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
-async def test_we_steal_from_an_event_processor_host(hosts: Hosts) -> None:
+async def test_steal_from_an_event_processor_host_succeeds(hosts: Hosts) -> None:
     """A lease held by a host of the legacy format is stolen by the token in its body, in any case of its metadata."""
     await hosts.raw.create_container()
     token = str(uuid.uuid4())
@@ -230,7 +230,7 @@ async def test_we_steal_from_an_event_processor_host(hosts: Hosts) -> None:
     assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
-async def test_an_event_processor_host_steals_from_us(hosts: Hosts) -> None:
+async def test_steal_by_an_event_processor_host_is_noticed(hosts: Hosts) -> None:
     """A host that follows the legacy protocol can take our lease by our token, and we learn of it."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
@@ -245,7 +245,7 @@ async def test_an_event_processor_host_steals_from_us(hosts: Hosts) -> None:
     assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
-async def test_a_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
+async def test_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
     """Somebody between acquiring the lease and writing its body is not robbed, nor is it tried."""
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
@@ -260,7 +260,7 @@ async def test_a_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
     await theirs.renew()
 
 
-async def test_the_container_is_created(hosts: Hosts) -> None:
+async def test_container_is_created_by_the_first_host(hosts: Hosts) -> None:
     """The first host makes the container, and one that comes second, or at the same time, finds it."""
     assert not await hosts.raw.exists()
     first, *_ = await asyncio.gather(*(hosts.store("0") for _ in range(3)))
@@ -272,7 +272,7 @@ async def test_the_container_is_created(hosts: Hosts) -> None:
     assert await first.renew_lease(lease) is not None
 
 
-async def test_what_is_no_lease_is_an_error(hosts: Hosts) -> None:
+async def test_body_that_is_no_lease_raises(hosts: Hosts) -> None:
     """A body that cannot be read is not taken for a lease without a checkpoint, and stays as it is."""
     await hosts.raw.create_container()
     await hosts.blob("0").upload_blob(b"not json")
@@ -284,7 +284,7 @@ async def test_what_is_no_lease_is_an_error(hosts: Hosts) -> None:
     assert await (await hosts.blob("0").download_blob()).readall() == b"not json"
 
 
-async def test_a_pinned_start_in_the_stored_form(hosts: Hosts) -> None:
+async def test_first_checkpoint_of_an_unused_partition_has_an_offset(hosts: Hosts) -> None:
     """The start of a never-used partition has an offset, "-1", in the body: a null one reads as no checkpoint."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
@@ -302,7 +302,7 @@ RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, tzinfo=UTC), 4, {"": "@latest"
 RECORD_BLOB = "ns/$Default~scope.json"
 
 
-async def test_the_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
+async def test_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
     """The record is a JSON blob outside the leases' directory, so that no EventProcessorHost lists or rewrites it."""
     store = await hosts.store("0", prefix="ns/")
     assert await store.write_scope_record(RECORD, None) is not None
@@ -315,7 +315,7 @@ async def test_the_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
     }  # fmt: skip
 
 
-async def test_a_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
+async def test_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
     """Reading and swapping the record are one request each, whether won, lost or nothing is there."""
     transport = FaultTransport()
     store = await hosts.store(transport=transport)
@@ -329,7 +329,7 @@ async def test_a_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_a_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first: bool) -> None:
+async def test_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first: bool) -> None:
     """A record given up on, which reaches the store after another's, replaces nothing."""
     transport = FaultTransport()
     store, other = await hosts.store(transport=transport), await hosts.store()
@@ -350,7 +350,7 @@ async def test_a_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_firs
     assert await store.read_scope_record() == newer
 
 
-async def test_a_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> None:
+async def test_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> None:
     """Where somebody deleted the record, a swap stores nothing, and the next starter writes the first one anew."""
     store = await hosts.store(prefix="ns/")
     stored = await store.write_scope_record(RECORD, None)
@@ -360,7 +360,7 @@ async def test_a_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> 
     assert await store.write_scope_record(RECORD, None) is not None
 
 
-async def test_a_leased_scope_record_is_no_lost_race(hosts: Hosts) -> None:
+async def test_scope_record_under_a_blob_lease_raises(hosts: Hosts) -> None:
     """A record that somebody holds a blob lease on cannot be replaced: an error, not a race to be run again."""
     store = await hosts.store(prefix="ns/")
     stored = await store.write_scope_record(RECORD, None)
@@ -372,7 +372,7 @@ async def test_a_leased_scope_record_is_no_lost_race(hosts: Hosts) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"not json", b'{"version":2,"more":1}'])
-async def test_a_scope_record_that_is_none_is_an_error(hosts: Hosts, raw: bytes) -> None:
+async def test_scope_record_that_cannot_be_read_raises(hosts: Hosts, raw: bytes) -> None:
     """What cannot be read, or is a later version's, is not taken for no record, and is not replaced by a first one."""
     store = await hosts.store(prefix="ns/")
     await hosts.raw.upload_blob(RECORD_BLOB, raw)
@@ -383,7 +383,7 @@ async def test_a_scope_record_that_is_none_is_an_error(hosts: Hosts, raw: bytes)
 
 
 @pytest.mark.parametrize("owner", ["", "größe", "a\nb", " a"])
-async def test_an_owner_that_metadata_cannot_carry_is_refused(hosts: Hosts, owner: str) -> None:
+async def test_owner_that_metadata_cannot_carry_is_refused(hosts: Hosts, owner: str) -> None:
     """A host name that OWNINGHOST cannot hold is refused before anything is taken."""
     store = await hosts.store("0")
     with pytest.raises(ConfigurationError, match="owner"):
@@ -460,7 +460,7 @@ class SteppingClock:
         return self.now
 
 
-async def test_a_lease_counts_from_the_moment_its_request_was_sent(hosts: Hosts) -> None:
+async def test_lease_counts_from_when_its_request_was_sent(hosts: Hosts) -> None:
     """However long the answer takes, the lease expires one duration after the request that took or renewed it."""
     clock, transport = SteppingClock(), FaultTransport()
 
@@ -489,7 +489,7 @@ async def test_a_lease_counts_from_the_moment_its_request_was_sent(hosts: Hosts)
 # --------------------------------------------------------------------------------------------------- faults
 
 
-async def test_a_checkpoint_written_during_a_steal_is_not_lost(hosts: Hosts) -> None:
+async def test_checkpoint_written_during_a_steal_is_kept(hosts: Hosts) -> None:
     """What the victim stores between the thief's reading and its taking of the lease stays stored."""
     transport = FaultTransport()
     store, thief = await hosts.store("0"), await hosts.store(transport=transport)
@@ -507,7 +507,7 @@ async def test_a_checkpoint_written_during_a_steal_is_not_lost(hosts: Hosts) -> 
     assert (await hosts.look("0"))[0]["Epoch"] == 2
 
 
-async def test_a_checkpoint_written_during_an_acquisition_is_not_lost(hosts: Hosts) -> None:
+async def test_checkpoint_written_during_an_acquisition_is_kept(hosts: Hosts) -> None:
     """An acquirer reads the body under the lease, so that nothing the last owner stored is written over."""
     transport = FaultTransport()
     store, other = await hosts.store("0"), await hosts.store(transport=transport)
@@ -524,7 +524,7 @@ async def test_a_checkpoint_written_during_an_acquisition_is_not_lost(hosts: Hos
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
-async def test_a_write_that_arrives_late_undoes_nothing(hosts: Hosts, subscription: str) -> None:
+async def test_checkpoint_that_arrives_late_is_refused(hosts: Hosts, subscription: str) -> None:
     """A checkpoint given up on, which reaches the store after a newer one, is refused there."""
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
@@ -547,7 +547,7 @@ async def test_a_write_that_arrives_late_undoes_nothing(hosts: Hosts, subscripti
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
 @pytest.mark.parametrize("late_one", ["write", "reset"])
-async def test_around_a_reset_what_arrives_late_is_refused(hosts: Hosts, subscription: str, late_one: str) -> None:
+async def test_checkpoint_or_reset_that_arrives_late_is_refused(hosts: Hosts, subscription: str, late_one: str) -> None:
     """A reset given up on undoes no newer checkpoint, and a checkpoint given up on undoes no reset."""
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
@@ -575,7 +575,7 @@ async def test_around_a_reset_what_arrives_late_is_refused(hosts: Hosts, subscri
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
-async def test_after_a_lost_answer_the_next_checkpoint_is_stored(hosts: Hosts, subscription: str) -> None:
+async def test_checkpoint_after_a_lost_answer_is_stored(hosts: Hosts, subscription: str) -> None:
     """A write whose answer was lost may have been stored: the next one finds out, and goes on from there."""
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
@@ -595,7 +595,7 @@ async def test_after_a_lost_answer_the_next_checkpoint_is_stored(hosts: Hosts, s
     assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
 
 
-async def test_a_partition_whose_store_does_not_answer_holds_up_no_other(hosts: Hosts) -> None:
+async def test_call_without_an_answer_delays_no_other_partition(hosts: Hosts) -> None:
     """A request without an answer fails after the call time-out, while the other partitions go on."""
     transport = FaultTransport()
     store = await hosts.store("0", "1", transport=transport, call_timeout=0.3)
@@ -619,7 +619,7 @@ async def test_a_partition_whose_store_does_not_answer_holds_up_no_other(hosts: 
 
 @pytest.mark.parametrize("kind", ["Acquire Lease", "Get Blob", "Put Blob"])
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
-async def test_an_acquisition_that_ends_half_way_is_given_back(hosts: Hosts, kind: str, how: str) -> None:
+async def test_acquisition_that_ends_half_way_is_undone(hosts: Hosts, kind: str, how: str) -> None:
     """Cancelled or failed after any of its requests, an acquisition leaves a lease that others can take at once."""
     transport = FaultTransport()
     store, other = await hosts.store("0", transport=transport), await hosts.store()
@@ -644,7 +644,7 @@ async def test_an_acquisition_that_ends_half_way_is_given_back(hosts: Hosts, kin
     assert taken.epoch == (2 if kind == "Put Blob" else 1)
 
 
-async def test_a_release_that_failed_half_way_can_be_repeated(hosts: Hosts) -> None:
+async def test_release_that_failed_half_way_can_be_repeated(hosts: Hosts) -> None:
     """When only the body was written, the lease is released by the next try."""
     transport = FaultTransport()
     store, other = await hosts.store("0", transport=transport), await hosts.store()
@@ -662,7 +662,7 @@ async def test_a_release_that_failed_half_way_can_be_repeated(hosts: Hosts) -> N
     assert not await store.release_lease(lease)
 
 
-async def test_leases_deleted_by_somebody_are_lost(hosts: Hosts) -> None:
+async def test_lease_that_was_deleted_is_lost(hosts: Hosts) -> None:
     """A lease that is no longer there is lost, not an error to be tried again; its listing says so too."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
@@ -672,7 +672,7 @@ async def test_leases_deleted_by_somebody_are_lost(hosts: Hosts) -> None:
     assert await store.list_leases() == []
 
 
-async def test_a_client_given_to_the_store_stays_the_callers(hosts: Hosts) -> None:
+async def test_close_leaves_a_client_of_the_caller_open(hosts: Hosts) -> None:
     """Closing the store closes only a client it made itself."""
     await hosts.raw.create_container()
     store = BlobLeaseStore(hosts.raw)
@@ -681,7 +681,7 @@ async def test_a_client_given_to_the_store_stays_the_callers(hosts: Hosts) -> No
     assert await hosts.raw.exists()
 
 
-async def test_an_account_url_and_a_key_work_too(azurite: Azurite, container_name: str) -> None:
+async def test_store_from_an_account_url_and_a_key_shows_neither(azurite: Azurite, container_name: str) -> None:
     """A store can be made of an account's URL and a credential; its repr shows neither key nor URL."""
     store = BlobLeaseStore(container_name, account_url=azurite.blob_endpoint, credential=azurite.account_key)
     try:
@@ -693,7 +693,7 @@ async def test_an_account_url_and_a_key_work_too(azurite: Azurite, container_nam
         await store.aclose()
 
 
-async def test_requests_are_not_logged(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_are_not_logged_at_info(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     """An application that logs at INFO is not told of every renewal."""
     transport = FaultTransport()
     with caplog.at_level(logging.INFO):
@@ -776,7 +776,7 @@ LEASE = PartitionLease("0", OWNER, 3, "1d2e7c1a-0000-4000-8000-000000000001", 0.
         (409, "LeaseIsBrokenAndCannotBeRenewed"),
     ],
 )
-async def test_every_refusal_for_the_lease_means_lost(status: int, code: str | None) -> None:
+async def test_refusal_for_the_lease_means_lost(status: int, code: str | None) -> None:
     """A conflict or failed condition with a lease code, or with none at all, is a lost lease and no error."""
     headers = {} if code is None else {"x-ms-error-code": code}
     async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
@@ -784,7 +784,7 @@ async def test_every_refusal_for_the_lease_means_lost(status: int, code: str | N
         assert requests == ["renew"]
 
 
-async def test_a_renewal_of_another_lease_is_not_ours() -> None:
+async def test_renewal_of_another_lease_means_lost() -> None:
     """Where the store renews and names another lease than ours, ours is lost (Azurite does so after an expiry)."""
     another = {"x-ms-lease-id": str(uuid.uuid4())}
     async with store_on(lambda request: web.Response(headers=another)) as (store, _):
@@ -797,7 +797,7 @@ async def test_a_renewal_of_another_lease_is_not_ours() -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [(503, "ServerBusy"), (500, "InternalError"), (409, "ContainerBeingDeleted"), (400, "Other")]
 )
-async def test_a_failing_store_is_asked_once(status: int, code: str) -> None:
+async def test_store_that_fails_is_asked_once(status: int, code: str) -> None:
     """The SDK tries nothing again behind our back: one request, one StoreError with status and code."""
     headers = {"x-ms-error-code": code}
     async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
@@ -806,7 +806,7 @@ async def test_a_failing_store_is_asked_once(status: int, code: str) -> None:
         assert requests == ["renew"]
 
 
-async def test_no_signature_reaches_an_error() -> None:
+async def test_error_shows_no_signature() -> None:
     """What the service or the HTTP client quotes of our credential is not in the error, its causes, or a traceback."""
     quoting = (
         '<?xml version="1.0"?><Error><Code>AuthenticationFailed</Code><Message>Server failed to authenticate.'
@@ -828,7 +828,7 @@ async def test_no_signature_reaches_an_error() -> None:
             await store.aclose()
 
 
-async def test_a_store_that_cannot_be_reached_is_an_error() -> None:
+async def test_store_that_cannot_be_reached_raises_store_error() -> None:
     """A closed port gives one StoreError, with what the HTTP client said as its cause and without the signature."""
     async with service(lambda request: web.Response()) as (url, _):
         pass
@@ -856,7 +856,7 @@ async def test_a_store_that_cannot_be_reached_is_an_error() -> None:
         ({"account_url": "https://account", "call_timeout": 0}, "call_timeout"),
     ],
 )
-def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
     """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
     with pytest.raises(ConfigurationError) as caught:
         BlobLeaseStore("leases", **options)

@@ -53,13 +53,13 @@ async def opened(new_store: NewStore) -> LedgerStore:
 class LedgerStoreContract:
     """The promises of `LedgerStore`."""
 
-    async def test_used_before_open_it_says_so(self, new_store: NewStore) -> None:
+    async def test_call_before_open_raises_store_error(self, new_store: NewStore) -> None:
         """A store that is not open fails with a StoreError."""
         store = new_store()
         for call in (store.create(NAME, FIRST), store.read(NAME), store.list("sink"), store.delete(NAME)):
             assert isinstance(await error_of(call), StoreError)
 
-    async def test_opening_and_closing_twice_is_fine(self, new_store: NewStore) -> None:
+    async def test_open_and_close_twice_are_fine(self, new_store: NewStore) -> None:
         """A store may be opened twice and closed twice, and closed before it was opened; then it raises ClosedError."""
         store = await opened(new_store)
         await store.open()
@@ -71,14 +71,14 @@ class LedgerStoreContract:
         await never_opened.aclose()
         assert isinstance(await error_of(never_opened.open()), ClosedError)
 
-    async def test_stores_may_open_at_once(self, new_store: NewStore) -> None:
+    async def test_open_by_several_stores_at_once_succeeds(self, new_store: NewStore) -> None:
         """Several drivers that make the same directory or container at the same time all succeed."""
         stores = [new_store() for _ in range(6)]
         await asyncio.gather(*(store.open() for store in stores))
         assert await stores[0].create(NAME, FIRST)
         assert [await store.read(NAME) for store in stores] == [FIRST] * 6
 
-    async def test_it_travels_unopened(self, new_store: NewStore) -> None:
+    async def test_store_that_is_not_open_can_be_pickled(self, new_store: NewStore) -> None:
         """A store that is not open may be pickled, and is then on the same truth."""
         travelled: LedgerStore = pickle.loads(pickle.dumps(new_store()))
         try:
@@ -88,7 +88,7 @@ class LedgerStoreContract:
             await travelled.aclose()
         assert await (await opened(new_store)).read(NAME) == FIRST
 
-    async def test_a_record_outlives_its_store(self, new_store: NewStore) -> None:
+    async def test_read_returns_what_any_store_created(self, new_store: NewStore) -> None:
         """What was created is read whole, by this store and the next, whatever its size; what was not is None."""
         store = await opened(new_store)
         bodies = {f"sink/{size}": bytes(range(256)) * (size // 256) for size in (0, 256, 100 * 1024, 1024 * 1024)}
@@ -100,7 +100,7 @@ class LedgerStoreContract:
         assert await after.read("sink/other") is None
         assert await after.read("other/256") is None
 
-    async def test_a_record_does_not_change(self, new_store: NewStore) -> None:
+    async def test_create_of_an_existing_record_changes_nothing(self, new_store: NewStore) -> None:
         """A second record of a name is not created, and changes nothing; the same one again counts as created."""
         store, other = await opened(new_store), await opened(new_store)
         assert await store.create(NAME, FIRST)
@@ -110,7 +110,7 @@ class LedgerStoreContract:
         assert await store.create(NAME, FIRST)
         assert await other.create(NAME, FIRST)
 
-    async def test_one_of_many_creates(self, new_store: NewStore) -> None:
+    async def test_create_by_many_at_once_succeeds_once(self, new_store: NewStore) -> None:
         """Of drivers that create the same record at once, one does, and all read its record."""
         stores = [await opened(new_store) for _ in range(8)]
         for turn in range(5):
@@ -121,7 +121,7 @@ class LedgerStoreContract:
             kept = bodies[created.index(True)]
             assert [await store.read(name) for store in stores] == [kept] * len(stores)
 
-    async def test_a_directory_is_listed(self, new_store: NewStore) -> None:
+    async def test_list_returns_the_records_of_a_directory_sorted(self, new_store: NewStore) -> None:
         """Records are listed by their directory, sorted, and nothing else is; none where there is no directory."""
         store = await opened(new_store)
         assert await store.list("sink") == []
@@ -130,7 +130,7 @@ class LedgerStoreContract:
         assert await store.list("sink") == ["a", "a.c", "b"]
         assert await store.list("sin") == ["e"]
 
-    async def test_what_is_deleted_is_gone(self, new_store: NewStore) -> None:
+    async def test_delete_removes_a_record(self, new_store: NewStore) -> None:
         """A deleted record is neither read nor listed, and may be created again; deleting what is not there is fine."""
         store = await opened(new_store)
         await store.delete(NAME)
@@ -140,7 +140,7 @@ class LedgerStoreContract:
         assert await store.list("sink") == []
         assert await store.create(NAME, SECOND)
 
-    async def test_sinks_are_apart(self, new_store: NewStore) -> None:
+    async def test_records_of_different_sinks_are_separate(self, new_store: NewStore) -> None:
         """No two sinks share a record, however alike their ids look."""
         store = await opened(new_store)
         ids = ["a", "A", "a.", ".", "..", "a/0", "a%2F0", "a\\0", "é", "e\u0301", "a b", "a?b#c", "n" * 200]
@@ -153,13 +153,13 @@ class LedgerStoreContract:
     @pytest.mark.parametrize(
         "name", ["", "record", "/record", "sink/", "../record", "sink/..", "sink/a/b", "sink\\a/b"]
     )
-    async def test_other_names_are_refused(self, new_store: NewStore, name: str) -> None:
+    async def test_record_name_outside_the_ledger_is_refused(self, new_store: NewStore, name: str) -> None:
         """A name leads to a file in a directory of the ledger, or nowhere."""
         store = await opened(new_store)
         with pytest.raises(ValueError, match="is no record's name"):
             await store.create(name, FIRST)
 
-    async def test_a_cancelled_create_does_not_stand_in_the_way(self, new_store: NewStore) -> None:
+    async def test_create_that_is_cancelled_can_be_repeated(self, new_store: NewStore) -> None:
         """Wherever a create is cancelled, the record is there whole or not at all; the same create then succeeds."""
         for turns in range(12):
             store = await opened(new_store)
@@ -215,7 +215,9 @@ def temporaries(path: Path) -> Iterator[Path]:
     return path.glob("sink/.tmp-*")
 
 
-async def test_a_killed_writer_leaves_a_whole_record_or_none(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_create_killed_at_any_call_leaves_a_whole_record_or_none(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Killed before and after every call it makes, a writer leaves the record whole or not at all, and no obstacle.
 
     The record is synchronised with the disk before it has its name, and its directory after. What the dead left is
@@ -252,7 +254,7 @@ async def test_a_killed_writer_leaves_a_whole_record_or_none(tmp_path: Path, req
     assert set(temporaries(tmp_path)) == set(left) - set(old)
 
 
-async def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_create_without_hard_links_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system has no hard links, the error says what a ledger takes, and nothing is left."""
 
     def refuse(*_: object) -> None:
@@ -266,7 +268,7 @@ async def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch:
     assert list(temporaries(tmp_path)) == []
 
 
-async def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+async def test_open_of_a_path_that_is_a_file_raises_store_error(tmp_path: Path) -> None:
     """What cannot be a directory is a StoreError that names the ledger."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file"):
@@ -289,7 +291,7 @@ async def blob_ledger(proxy: FaultProxy, azurite: Azurite, container: str) -> As
         await store.aclose()
 
 
-async def test_a_torn_request_creates_nothing(azurite: Azurite, container_name: str) -> None:
+async def test_create_with_a_torn_request_stores_nothing(azurite: Azurite, container_name: str) -> None:
     """A writer that dies in the middle of its request leaves no record; the next one creates it."""
     port = int(azurite.blob_endpoint.split(":")[-1].split("/")[0])
     body = b"0123456789abcdef" * 2**16
@@ -313,7 +315,7 @@ async def test_a_torn_request_creates_nothing(azurite: Azurite, container_name: 
         assert await store.read(NAME) == body
 
 
-async def test_a_create_whose_answer_was_lost_is_made_again(azurite: Azurite, container_name: str) -> None:
+async def test_create_whose_answer_was_lost_can_be_repeated(azurite: Azurite, container_name: str) -> None:
     """A create that was done and not answered fails; the same create then says that the record is there."""
     port = int(azurite.blob_endpoint.split(":")[-1].split("/")[0])
     async with FaultProxy(port) as proxy, blob_ledger(proxy, azurite, container_name) as store:
@@ -330,7 +332,7 @@ async def test_a_create_whose_answer_was_lost_is_made_again(azurite: Azurite, co
         await other.aclose()
 
 
-async def test_a_record_is_one_blob(azurite: Azurite, container_name: str) -> None:
+async def test_record_is_one_blob_named_by_prefix_sink_and_record(azurite: Azurite, container_name: str) -> None:
     """A record's blob has the prefix, the sink and the record in its name, and nothing but the record in it."""
     store = BlobLedger(container_name, connection_string=azurite.connection_string, prefix="app/")
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
@@ -342,7 +344,7 @@ async def test_a_record_is_one_blob(azurite: Azurite, container_name: str) -> No
     await store.aclose()
 
 
-async def test_the_url_of_a_container_is_a_ledger(azurite: Azurite, container_name: str) -> None:
+async def test_container_url_with_a_signature_is_a_ledger(azurite: Azurite, container_name: str) -> None:
     """A URL with a signature names container and prefix; and neither repr nor errors show the signature."""
     made = BlobLedger.of_url(f"https://account.blob.core.windows.net/container/some/where?sv=2024&sig={SECRET}")
     assert repr(made) == "BlobLedger('container', prefix='some/where/')"
@@ -366,7 +368,7 @@ async def test_the_url_of_a_container_is_a_ledger(azurite: Azurite, container_na
         ({"account_url": "https://account", "credential": SECRET}, "credential"),
     ],
 )
-def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
     """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
     with pytest.raises(ConfigurationError) as caught:
         BlobLedger("ledgers", **options)
@@ -374,7 +376,7 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-async def test_a_credential_is_made_by_its_import_name(azurite: Azurite, container_name: str) -> None:
+async def test_credential_by_import_name_is_made_at_open(azurite: Azurite, container_name: str) -> None:
     """The credential's callable is called where the store is opened; one that is not there is named."""
     account = azurite.blob_endpoint
     store = BlobLedger(container_name, account_url=account, credential="tests.contract.test_ledger_stores:account_key")
@@ -392,13 +394,13 @@ def account_key() -> str:
 
 
 @pytest.mark.parametrize("text", ["", "abfss://container@account.dfs.core.windows.net/x", "dbfs:/x", "s3://bucket/x"])
-def test_what_is_neither_directory_nor_container_is_refused(text: str) -> None:
+def test_ledger_elsewhere_is_refused(text: str) -> None:
     """A ledger elsewhere is a configuration error, before anything is done."""
     with pytest.raises(ConfigurationError, match="ledger"):
         open_ledger(text)
 
 
-def test_a_path_is_a_directory(tmp_path: Path) -> None:
+def test_ledger_of_a_path_is_a_directory(tmp_path: Path) -> None:
     """Paths and their texts are directories; a store is taken as it is."""
     assert repr(open_ledger(tmp_path)) == repr(open_ledger(str(tmp_path))) == f"DirectoryLedger({str(tmp_path)!r})"
     store = DirectoryLedger(tmp_path)

@@ -101,7 +101,7 @@ async def sqlite(path: Path, *, busy_timeout: float = 5.0) -> AsyncIterator[Sqli
         await store.aclose()
 
 
-async def test_a_written_state_survives_power_loss(tmp_path: Path) -> None:
+async def test_write_survives_power_loss(tmp_path: Path) -> None:
     """The file is in WAL mode and every write reaches the disk: a lost state would publish everything again."""
     async with sqlite(tmp_path / "states.db") as store:
         await store.write_state(NAME, "0", FIRST, None)
@@ -112,7 +112,7 @@ async def test_a_written_state_survives_power_loss(tmp_path: Path) -> None:
         assert await store._thread.run(modes) == ["wal", 2]
 
 
-async def test_one_file_keeps_leases_and_states(tmp_path: Path) -> None:
+async def test_file_keeps_leases_and_states_together(tmp_path: Path) -> None:
     """A file may serve both kinds of store, whichever makes it."""
     for number, first in enumerate(("leases", "states")):
         path = tmp_path / f"{number}.db"
@@ -134,7 +134,7 @@ async def test_one_file_keeps_leases_and_states(tmp_path: Path) -> None:
             await leases.aclose()
 
 
-async def test_a_locked_file_is_an_error_and_no_harm(tmp_path: Path) -> None:
+async def test_write_to_a_locked_file_raises_store_error(tmp_path: Path) -> None:
     """While another process holds the file a write fails with StoreError; afterwards it succeeds."""
     path = tmp_path / "states.db"
     async with sqlite(path, busy_timeout=0.05) as store:
@@ -147,7 +147,7 @@ async def test_a_locked_file_is_an_error_and_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
-async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+async def test_open_of_a_file_that_cannot_be_used_raises_store_error(tmp_path: Path, content: bytes | None) -> None:
     """Neither a file of another kind nor a missing directory gives more than one StoreError; no thread stays."""
     path = tmp_path / "missing" / "states.db" if content is None else tmp_path / "states.db"
     if content is not None:
@@ -159,7 +159,7 @@ async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: b
     assert not [each for each in threading.enumerate() if each.name.startswith("eventpump publisher state")]
 
 
-async def test_a_row_that_is_no_state_is_an_error(tmp_path: Path) -> None:
+async def test_read_of_a_row_that_is_no_state_raises(tmp_path: Path) -> None:
     """What somebody else wrote into the table is not taken for a state."""
     path = tmp_path / "states.db"
     async with sqlite(path) as store:
@@ -172,7 +172,7 @@ async def test_a_row_that_is_no_state_is_an_error(tmp_path: Path) -> None:
             await store.read_state(NAME, "0")
 
 
-async def test_a_file_of_the_former_form_is_taken_in(tmp_path: Path) -> None:
+async def test_file_of_the_former_form_is_upgraded(tmp_path: Path) -> None:
     """The states of a file with columns are read as they were; by one of several stores that open it at once."""
     path = tmp_path / "states.db"
     with closing(sqlite3.connect(path)) as former, former:
@@ -193,7 +193,7 @@ async def test_a_file_of_the_former_form_is_taken_in(tmp_path: Path) -> None:
             await store.aclose()
 
 
-def test_a_state_of_the_first_version_is_read() -> None:
+def test_state_of_the_first_version_is_read() -> None:
     """A body of the version before levels were claimed says nothing of what was published or closed."""
     raw = json.dumps({"version": 1, "producer_id": 7, "owner_level": 2, "start": 41}).encode()
     assert decode_state(raw) == PublisherState(7, 2, 41)
@@ -202,7 +202,7 @@ def test_a_state_of_the_first_version_is_read() -> None:
 # --------------------------------------------------------------------------------------------------- blobs
 
 
-async def test_a_state_is_a_small_json_object(azurite: Azurite, container_name: str) -> None:
+async def test_state_is_a_small_json_object(azurite: Azurite, container_name: str) -> None:
     """The blob's name tells name and partition, and its body is JSON that a person can read."""
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
         store = BlobPublisherStateStore(raw, prefix="app/")
@@ -243,7 +243,7 @@ class Interrupted(AioHttpTransport):  # type: ignore[misc]  # azure.core has no 
         return answer
 
 
-async def test_a_write_whose_answer_was_lost_is_made_again(azurite: Azurite, container_name: str) -> None:
+async def test_write_whose_answer_was_lost_can_be_repeated(azurite: Azurite, container_name: str) -> None:
     """A store is not in its own way: after a write that was stored and not answered, the same succeeds."""
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
@@ -261,7 +261,7 @@ async def test_a_write_whose_answer_was_lost_is_made_again(azurite: Azurite, con
             former = written
 
 
-async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, container_name: str) -> None:
+async def test_write_after_a_change_in_between_is_refused(azurite: Azurite, container_name: str) -> None:
     """The ETag decides, at the service: a change made while the write was on its way is not overwritten."""
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
@@ -291,9 +291,7 @@ async def test_a_change_between_look_and_write_is_noticed(azurite: Azurite, cont
         (b'{"version": 1, "producer_id": 7, "owner_level": 1.5, "start": 0}', "owner_level"),
     ],
 )
-async def test_a_blob_that_is_no_state_is_an_error(
-    azurite: Azurite, container_name: str, body: bytes, says: str
-) -> None:
+async def test_blob_that_is_no_state_raises(azurite: Azurite, container_name: str, body: bytes, says: str) -> None:
     """A blob of another kind is neither read as a state nor overwritten."""
     with pytest.raises(ValueError, match=says):
         decode_state(body)
@@ -312,7 +310,7 @@ SECRET = "c2VjcmV0LXNpZ25hdHVyZS1vZi1vdXJz"
 KEY = base64.b64encode(b"a key that nobody may see").decode()
 
 
-async def test_no_secret_reaches_an_error() -> None:
+async def test_error_shows_no_secret() -> None:
     """What the service or the HTTP client quotes of our credential is not in the error, its causes, or a traceback."""
 
     async def refuse(request: web.Request) -> web.Response:
@@ -347,7 +345,7 @@ async def test_no_secret_reaches_an_error() -> None:
         ({"account_url": "https://account", "call_timeout": 0}, "call_timeout"),
     ],
 )
-def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
     """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
     with pytest.raises(ConfigurationError) as caught:
         BlobPublisherStateStore("states", **options)
@@ -355,7 +353,7 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-async def test_partitions_do_not_wait_for_each_other(azurite: Azurite, container_name: str) -> None:
+async def test_write_of_one_partition_does_not_wait_for_others(azurite: Azurite, container_name: str) -> None:
     """A write that the service holds up holds up no other partition's."""
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
@@ -378,7 +376,7 @@ async def test_partitions_do_not_wait_for_each_other(azurite: Azurite, container
         assert await store.read_state(NAME, "0") == slow.result()
 
 
-async def test_a_blob_store_keeps_nothing_of_partitions_that_were_asked_for() -> None:
+async def test_read_of_unknown_partitions_keeps_no_lock() -> None:
     """Their ids may be any text: a lock ends with its calls, here ones that reach no account."""
     key = base64.b64encode(b"key").decode()
     text = f"DefaultEndpointsProtocol=http;AccountName=x;AccountKey={key};BlobEndpoint=http://127.0.0.1:1/x"

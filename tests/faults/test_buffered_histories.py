@@ -325,7 +325,9 @@ def name_of(event: EventData) -> str:
 
 
 @pytest.mark.timeout(3600)
-def test_every_accepted_event_ends_once(pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture) -> None:
+def test_buffer_ends_every_accepted_event_once_in_random_histories(
+    pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture
+) -> None:
     """In 60 random histories, or 10,000 in the long form. An hour of virtual time is enough for each.
 
     Stored is what an idempotent producer acknowledged, once and in order, or what it said is not known. Where the

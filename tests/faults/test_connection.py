@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(20 if metafunc.config.getoption("--long") else 1))
 
 
-async def test_a_cut_connection_loses_and_repeats_nothing(
+async def test_host_over_a_cut_connection_loses_and_repeats_nothing(
     stage: Stage, proxy: FaultProxy, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """*No loss*, *no duplicate and no reorder*, *recovery*: cut anywhere, the host goes on where it was."""
@@ -72,7 +72,7 @@ async def test_a_cut_connection_loses_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("directions", [tuple(Direction), (Direction.TO_CLIENT,)], ids=["both ways", "to the client"])
-async def test_a_silent_connection_is_given_up(
+async def test_host_on_a_silent_connection_reconnects(
     stage: Stage, proxy: FaultProxy, directions: tuple[Direction, ...]
 ) -> None:
     """*Recovery*, *no loss*, *no duplicate*: half-open, a connection is dropped in time, though nothing says so."""
@@ -94,7 +94,7 @@ async def test_a_silent_connection_is_given_up(
     assert len(processor.opened) == 4
 
 
-async def test_a_host_outlives_a_network_that_is_gone(stage: Stage, proxy: FaultProxy) -> None:
+async def test_host_without_a_network_keeps_its_leases(stage: Stage, proxy: FaultProxy) -> None:
     """*Recovery*: it keeps its leases while the service cannot be reached, and flows when it can, no duplicate."""
     processor = stage.processor("alone")
     async with Publisher(stage, 4) as publisher:
@@ -115,7 +115,7 @@ async def test_a_host_outlives_a_network_that_is_gone(stage: Stage, proxy: Fault
     assert len(processor.opened) == 4
 
 
-async def test_a_host_closes_in_time_on_a_silent_connection(stage: Stage, proxy: FaultProxy) -> None:
+async def test_host_on_a_silent_connection_closes_in_time(stage: Stage, proxy: FaultProxy) -> None:
     """*Tidy close*: closing waits for no answer that does not come, and the last checkpoint is stored all the same."""
     processor = stage.processor("alone", checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
@@ -131,7 +131,7 @@ async def test_a_host_closes_in_time_on_a_silent_connection(stage: Stage, proxy:
         assert await stage.checkpoints(publisher.partitions) == dict.fromkeys(publisher.partitions, 39)
 
 
-async def test_a_producer_survives_a_cut_connection(stage: Stage, proxy: FaultProxy) -> None:
+async def test_producer_over_a_cut_connection_sends_again(stage: Stage, proxy: FaultProxy) -> None:
     """*At least once*: a send whose connection is cut is made again, and what was acknowledged is there."""
     async with Publisher(stage, 1, custom_endpoint_address=proxy.address) as publisher:
         for _ in range(5):
@@ -144,7 +144,7 @@ async def test_a_producer_survives_a_cut_connection(stage: Stage, proxy: FaultPr
         await stage.read_log(publisher)
 
 
-async def test_a_producer_survives_a_silent_connection(stage: Stage, proxy: FaultProxy) -> None:
+async def test_producer_on_a_silent_connection_sends_again(stage: Stage, proxy: FaultProxy) -> None:
     """*At least once*, *recovery*: a send on a half-open connection is made again on another one, in time."""
     async with Publisher(stage, 1, custom_endpoint_address=proxy.address) as publisher:
         await publisher.publish("0", 40)
@@ -158,7 +158,7 @@ async def test_a_producer_survives_a_silent_connection(stage: Stage, proxy: Faul
 
 
 @over_both(is_long=True)  # uamqp's own code may crash the process when its sender goes: docs/transports.md
-async def test_a_send_that_is_not_answered_ends_in_time(stage: Stage, proxy: FaultProxy) -> None:
+async def test_send_without_an_answer_ends_in_time(stage: Stage, proxy: FaultProxy) -> None:
     """*Recovery*: with no answer the sender is told in time that the outcome is not known; later sends work."""
     options = {**CONNECTION, "operation_timeout": 0.5, "idle_timeout": 60.0}
     async with EventProducer(
@@ -176,7 +176,7 @@ async def test_a_send_that_is_not_answered_ends_in_time(stage: Stage, proxy: Fau
         await asyncio.wait_for(producer.send(EventData(b"third"), partition_id="0"), 2.0)
 
 
-async def test_a_lost_acknowledgement_stores_twice_rather_than_never(stage: Stage, emulator: Emulator) -> None:
+async def test_send_whose_acknowledgement_is_lost_is_stored_twice(stage: Stage, emulator: Emulator) -> None:
     """*At least once*: stored but not acknowledged, a batch is sent again; without retries its sender is told."""
     async with Publisher(stage, 1) as publisher:
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, partition="0")
@@ -189,7 +189,7 @@ async def test_a_lost_acknowledgement_stores_twice_rather_than_never(stage: Stag
             await producer.send(EventData(b"x"), partition_id="0")
 
 
-async def test_a_slow_network_changes_nothing(stage: Stage, proxy: FaultProxy) -> None:
+async def test_host_on_a_slow_network_loses_nothing(stage: Stage, proxy: FaultProxy) -> None:
     """*No loss*, *no duplicate and no reorder*: every byte comes late, and everything comes."""
     proxy.delay(0.05)
     async with Publisher(stage, 4) as publisher:

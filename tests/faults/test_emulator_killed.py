@@ -45,7 +45,7 @@ async def _watch(stage: Stage, partition_id: str, seen: set[Fact]) -> None:
             stage.progress.processed("watch", partition_id, 0, event.sequence_number)
 
 
-async def test_what_was_acknowledged_or_seen_survives(
+async def test_killed_emulator_keeps_what_was_acknowledged_or_seen(
     bare_stage: Stage, service: EmulatorProcess, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """*No loss*: no acknowledged event is gone, none that a reader saw is taken back, no number is given twice."""
@@ -71,7 +71,7 @@ async def test_what_was_acknowledged_or_seen_survives(
     assert seen == log
 
 
-async def test_hosts_go_on_after_the_service_came_back(bare_stage: Stage, service: EmulatorProcess) -> None:
+async def test_hosts_go_on_after_the_emulator_was_killed(bare_stage: Stage, service: EmulatorProcess) -> None:
     """*No loss*, *no duplicate*, *recovery*: hosts find the service again, and go on where they were."""
     stage = bare_stage
     stage.connection_string = service.connection_string

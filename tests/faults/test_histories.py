@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_promise_holds_in_random_histories(kind: str, request: pytest.FixtureRequest) -> None:
+def test_histories_at_random_keep_every_promise(kind: str, request: pytest.FixtureRequest) -> None:
     """No history made from a seed breaks a promise."""
     today = datetime.date.today().toordinal() * 1000
     is_long = request.config.getoption("--long")
@@ -42,7 +42,7 @@ def test_every_promise_holds_in_random_histories(kind: str, request: pytest.Fixt
 
 
 @pytest.mark.parametrize("kind", ["consumer:store", "producer:exclusive", "subscribers:all"])
-def test_a_seed_gives_the_same_history_in_every_process(kind: str) -> None:
+def test_history_of_a_seed_is_the_same_in_every_process(kind: str) -> None:
     """A seed that failed somewhere can be lived through again: nothing depends on hashes or addresses."""
     command = [sys.executable, "-m", "tests.faults.histories", kind, "3"]
     traces = [

@@ -32,7 +32,7 @@ async def _share(stage: Stage, hosts: list[str], each: int, within: float) -> No
     await stage.progress.until(lambda: all(len(_owned(stage, host)) == each for host in hosts), within)
 
 
-async def test_a_killed_host_is_replaced(stage: Stage, seed: int, request: pytest.FixtureRequest) -> None:
+async def test_killed_host_is_replaced(stage: Stage, seed: int, request: pytest.FixtureRequest) -> None:
     """*No loss*, *one reader*, *monotonic checkpoints*, *recovery*: others take a killed host's partitions over."""
     rng = random.Random(seed)
     async with Publisher(stage, 4) as publisher:
@@ -61,7 +61,7 @@ async def test_a_killed_host_is_replaced(stage: Stage, seed: int, request: pytes
     assert await stage.held_leases() == {}
 
 
-async def test_a_host_that_leaves_in_order_leaves_no_duplicate_behind(stage: Stage) -> None:
+async def test_closed_host_leaves_no_duplicate_behind(stage: Stage) -> None:
     """*Tidy close*, *no duplicate*: a host that closes hands over at once, at the last event it processed."""
     async with Publisher(stage, 4) as publisher:
         publisher.start()
@@ -75,7 +75,7 @@ async def test_a_host_that_leaves_in_order_leaves_no_duplicate_behind(stage: Sta
         (await stage.verify(publisher)).check_no_duplicate()
 
 
-async def test_a_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> None:
+async def test_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> None:
     """*One reader*: a host that stood still for longer than its leases hands nothing over any more under them."""
     async with Publisher(stage, 4) as publisher:
         publisher.start()
@@ -100,7 +100,7 @@ async def test_a_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> Non
         evidence.check_silent("frozen", partition, epoch, woken)
 
 
-async def test_a_blocked_host_delivers_nothing_after_its_lease(stage: Stage) -> None:
+async def test_blocked_host_delivers_nothing_after_its_lease(stage: Stage) -> None:
     """*One reader*: our own clock is looked at before every delivery, before the store or the service have a say."""
     async with Publisher(stage, 4) as publisher:
         publisher.start()
@@ -121,7 +121,7 @@ async def test_a_blocked_host_delivers_nothing_after_its_lease(stage: Stage) -> 
         evidence.check_silent("blocked", partition, 1, woken)
 
 
-async def test_a_fleet_that_starts_and_loses_hosts_at_random_loses_nothing(
+async def test_fleet_with_hosts_that_start_and_die_at_random_loses_nothing(
     stage: Stage, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """*No loss*, *one reader*, *monotonic checkpoints*: whatever joins, freezes, wakes, leaves or dies."""

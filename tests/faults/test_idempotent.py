@@ -152,7 +152,9 @@ async def while_disturbed(
 
 
 @pytest.mark.timeout(120)
-async def test_every_event_once_and_in_order(emulator: Emulator, way: Way, seed: int, batches: int) -> None:
+async def test_send_under_random_faults_stores_every_event_once_in_order(
+    emulator: Emulator, way: Way, seed: int, batches: int
+) -> None:
     """*No duplicate and no reorder*: with links and connections lost before, after and until later, at random."""
     expected = rows(batches)
     async with producer_to(emulator.connection_string, **way.options) as producer:
@@ -165,7 +167,9 @@ async def test_every_event_once_and_in_order(emulator: Emulator, way: Way, seed:
 
 
 @pytest.mark.timeout(120)
-async def test_the_plain_producer_repeats(emulator: Emulator, way: Way, seed: int, batches: int) -> None:
+async def test_send_plain_under_random_faults_repeats_events(
+    emulator: Emulator, way: Way, seed: int, batches: int
+) -> None:
     """*At least once*: under the same faults the plain producer loses nothing, and stores some events twice."""
     expected = rows(batches)
 
@@ -186,7 +190,7 @@ async def test_the_plain_producer_repeats(emulator: Emulator, way: Way, seed: in
     assert sum(map(len, found.values())) > sum(len(flat(each)) for each in expected.values())
 
 
-async def test_cancelled_at_random(emulator: Emulator, way: Way, seed: int) -> None:
+async def test_send_cancelled_at_random_stores_every_event_once(emulator: Emulator, way: Way, seed: int) -> None:
     """*No duplicate and no reorder*: callers that time out and try again, with the same batch, publish it once."""
     rng = random.Random(seed)
     expected: list[str] = []
@@ -206,7 +210,7 @@ async def test_cancelled_at_random(emulator: Emulator, way: Way, seed: int) -> N
 
 
 @pytest.mark.parametrize("is_resent_first", [False, True])
-async def test_a_transfer_stored_late(emulator: Emulator, way: Way, is_resent_first: bool) -> None:
+async def test_send_stored_late_is_stored_once(emulator: Emulator, way: Way, is_resent_first: bool) -> None:
     """*No duplicate*: a transfer of a lost connection that arrives before or after its repeat is stored once."""
     async with producer_to(emulator.connection_string, **way.options) as producer:
         await producer.send(EventData("a"), partition_id="0")
@@ -227,7 +231,7 @@ async def test_a_transfer_stored_late(emulator: Emulator, way: Way, is_resent_fi
     assert await stored(emulator.connection_string, "0", **way.options) == list("abcd")
 
 
-async def test_server_busy(emulator: Emulator, way: Way) -> None:
+async def test_send_to_a_busy_service_waits_and_is_stored_once(emulator: Emulator, way: Way) -> None:
     """*Recovery*: a throttled batch is waited for as long as the service asks, on the same link, and stored once."""
     async with producer_to(emulator.connection_string, **way.options) as producer:
         await producer.send(EventData("a"), partition_id="0")
@@ -241,7 +245,7 @@ async def test_server_busy(emulator: Emulator, way: Way) -> None:
     assert await stored(emulator.connection_string, "0", **way.options) == ["a", "b"]
 
 
-async def test_closing_tells_what_stayed_in_doubt(emulator: Emulator, way: Way) -> None:
+async def test_close_raises_what_stayed_in_doubt(emulator: Emulator, way: Way) -> None:
     """*Tidy close*: with a service that takes no link any more, the deadline holds and the doubt is raised."""
     producer = producer_to(emulator.connection_string, **way.options)
     await producer.send(EventData("a"), partition_id="0")
@@ -266,7 +270,9 @@ async def service(nothing_left: None, tmp_path: Path) -> AsyncIterator[EmulatorP
 
 
 @pytest.mark.timeout(120)
-async def test_the_service_is_killed(service: EmulatorProcess, seed: int, request: pytest.FixtureRequest) -> None:
+async def test_send_while_the_service_is_killed_stores_every_event_once(
+    service: EmulatorProcess, seed: int, request: pytest.FixtureRequest
+) -> None:
     """*No loss, no duplicate and no reorder*: killed and started on its data while batches are on their way."""
     kills = 6 if request.config.getoption("--long") else 2
     expected = rows(400 * (kills + 1))
@@ -284,7 +290,7 @@ async def test_the_service_is_killed(service: EmulatorProcess, seed: int, reques
 
 
 @pytest.mark.parametrize("mode", ["replayable", "exclusive"])
-async def test_a_publisher_that_dies_goes_on(
+async def test_killed_publisher_continues_at_what_is_published(
     emulator: Emulator, way: Way, tmp_path: Path, mode: Literal["replayable", "exclusive"]
 ) -> None:
     """*No duplicate*: every life asks how many of its events are published, and goes on from there."""
@@ -313,7 +319,7 @@ async def test_a_publisher_that_dies_goes_on(
     assert await stored(emulator.connection_string, "0", **way.options) == bodies[:published]
 
 
-async def test_a_start_reads_the_end_of_the_partition(emulator: Emulator, way: Way, tmp_path: Path) -> None:
+async def test_start_counts_the_end_of_the_partition_by_stamps(emulator: Emulator, way: Way, tmp_path: Path) -> None:
     """*No duplicate*: what was stored after the number was read is counted by its stamps, beside other writers."""
     scan: dict[str, Any] = {"name": "feed", "on_doubt": "scan", "scan_consumer_group": "$Default", **way.options}
     async with (
@@ -341,7 +347,7 @@ async def test_a_start_reads_the_end_of_the_partition(emulator: Emulator, way: W
     assert bodies == [f"{number}" for number in range(701)]
 
 
-async def test_a_service_without_memory_is_told(nothing_left: None, way: Way) -> None:
+async def test_start_at_a_service_that_has_forgotten_is_refused(nothing_left: None, way: Way) -> None:
     """A service that has forgotten its producers refuses the id: said at once, with what is known."""
     async with (
         emulator_of(1, tls=way.tls) as emulator,

@@ -24,7 +24,7 @@ AVOIDED = LEASE_DURATION + 2 * RENEW_INTERVAL + 1.0
 """Seconds within which a partition left to a reader outside the fleet is taken again."""
 
 
-async def test_a_lease_lost_while_processing_ends_the_work(stage: Stage) -> None:
+async def test_lease_lost_while_processing_ends_the_handler(stage: Stage) -> None:
     """*One reader*: the handler is told, given its grace, cancelled; no batch and no checkpoint follows."""
     processor = stage.gated("victim", hold=["0"], checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
@@ -59,7 +59,7 @@ async def test_a_lease_lost_while_processing_ends_the_work(stage: Stage) -> None
         await run_for(stage.host("victim", processor), lost)
 
 
-async def test_a_former_owner_moves_no_checkpoint(stage: Stage) -> None:
+async def test_checkpoint_of_a_former_owner_is_refused(stage: Stage) -> None:
     """*Monotonic checkpoints*: the store refuses one who does not know yet that the lease is another's."""
     processor = stage.gated("former", hold=["0"], checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
@@ -83,7 +83,7 @@ async def test_a_former_owner_moves_no_checkpoint(stage: Stage) -> None:
     assert [(each, type(error)) for each, error in processor.errors] == [("0", OwnershipLostError)]
 
 
-async def test_a_write_that_comes_late_moves_no_checkpoint_back(stage: Stage) -> None:
+async def test_checkpoint_that_comes_late_does_not_go_backwards(stage: Stage) -> None:
     """*Monotonic checkpoints*: the store keeps the later one, under one lease too, whatever order writes arrive in."""
     store = await stage.opened_store()
     try:
@@ -98,7 +98,7 @@ async def test_a_write_that_comes_late_moves_no_checkpoint_back(stage: Stage) ->
     assert await stage.checkpoints(["0"]) == {"0": 11}
 
 
-async def test_a_former_owner_that_comes_back_is_refused_by_the_service(stage: Stage, emulator: Emulator) -> None:
+async def test_attach_of_a_former_owner_is_refused_by_the_service(stage: Stage, emulator: Emulator) -> None:
     """*One reader*: the lease's epoch on the link keeps a former owner out, who learns at once that it is one."""
     former, heir = stage.processor("former"), stage.processor("heir")
     async with FaultProxy(emulator.port) as proxy, Publisher(stage, 4) as publisher:
@@ -132,7 +132,7 @@ async def test_a_former_owner_that_comes_back_is_refused_by_the_service(stage: S
         await run_for(host, comes_back)
 
 
-async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(stage: Stage) -> None:
+async def test_lease_that_runs_out_under_a_silent_store_ends_the_handler(stage: Stage) -> None:
     """*One reader*, *recovery*: by its own clock a host stops in time when no renewal is answered, and comes back."""
     processor = stage.gated("alone", hold=[])
     async with Publisher(stage, 4) as publisher:
@@ -164,7 +164,7 @@ async def test_a_lease_that_runs_out_ends_the_work_though_the_store_is_silent(st
         await run_for(stage.host("alone", processor), silence)
 
 
-async def test_a_link_stolen_from_outside_is_left_to_the_thief(stage: Stage, request: pytest.FixtureRequest) -> None:
+async def test_stolen_link_is_left_to_a_reader_outside_the_fleet(stage: Stage, request: pytest.FixtureRequest) -> None:
     """*One reader*, *recovery*: a reader outside the fleet keeps the partition, which flows once that is gone."""
     processor = stage.processor("host")
     async with Publisher(stage, 4) as publisher:

@@ -120,7 +120,7 @@ async def refused(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_is_gone_through(
+async def test_connect_by_proxy_connects_to_nothing_else(
     emulator: Emulator, proxy: ConnectProxy, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Named, a proxy is all that the client connects to, and it is asked for the service."""
@@ -138,7 +138,9 @@ async def test_a_proxy_is_gone_through(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_gets_its_credentials(emulator: Emulator, strict_proxy: ConnectProxy, kind: str) -> None:
+async def test_connect_by_proxy_sends_its_credentials(
+    emulator: Emulator, strict_proxy: ConnectProxy, kind: str
+) -> None:
     """A username and password in the proxy's URL open it, whatever characters they have."""
     await use(emulator, way_to(emulator, kind, proxy=strict_proxy.url_for("j%C3%BCrgen:p%40ss%3Aw")))
     assert strict_proxy.requests == [f"127.0.0.1:{port_of(emulator, kind)} 200"] * 2
@@ -148,7 +150,7 @@ async def test_a_proxy_gets_its_credentials(emulator: Emulator, strict_proxy: Co
 @pytest.mark.parametrize(
     ("credentials", "says"), [(None, "asks for a username and password"), ("j:S3CRET", "refused the credentials")]
 )
-async def test_407_is_final(
+async def test_connect_by_proxy_that_answers_407_gives_up(
     emulator: Emulator, strict_proxy: ConnectProxy, kind: str, credentials: str | None, says: str
 ) -> None:
     """A proxy that answers 407 is asked once, and the error says what it misses, without the password."""
@@ -158,7 +160,9 @@ async def test_407_is_final(
     assert len(strict_proxy.requests) == 1
 
 
-async def test_407_ends_a_host(stage: Stage, emulator: Emulator, strict_proxy: ConnectProxy) -> None:
+async def test_host_by_proxy_that_answers_407_ends(
+    stage: Stage, emulator: Emulator, strict_proxy: ConnectProxy
+) -> None:
     """A host whose proxy does not let it through ends with that error, and does not go on trying."""
     host = stage.host("alone", stage.processor("alone"), **way_to(emulator, "websocket", proxy=strict_proxy.url))
     async with host:
@@ -167,7 +171,7 @@ async def test_407_ends_a_host(stage: Stage, emulator: Emulator, strict_proxy: C
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_environment_names_the_proxy(
+async def test_proxy_of_the_environment_counts_with_trust_env(
     emulator: Emulator, strict_proxy: ConnectProxy, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`HTTPS_PROXY` counts with `trust_env`, and only then; not for what `NO_PROXY` has, nor where `proxy` is given."""
@@ -196,7 +200,9 @@ async def test_the_environment_names_the_proxy(
     ],
     ids=["502", "garbage", "hung up"],
 )
-async def test_a_failing_proxy(emulator: Emulator, proxy: ConnectProxy, kind: str, answer: str, says: str) -> None:
+async def test_connect_by_proxy_that_fails_is_retried(
+    emulator: Emulator, proxy: ConnectProxy, kind: str, answer: str, says: str
+) -> None:
     """502, garbage or no answer: passing, it delays what is sent; lasting, it is one error once the tries are over."""
     await proxy.say(answer, times=3)
     await asyncio.wait_for(use(emulator, way_to(emulator, kind, proxy=proxy.url)), RECOVERY)
@@ -210,7 +216,7 @@ async def test_a_failing_proxy(emulator: Emulator, proxy: ConnectProxy, kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_that_forbids_the_service(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_connect_by_proxy_that_answers_403_gives_up(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
     """403 is a policy: it is final."""
     await proxy.say("HTTP/1.1 403 Forbidden\r\n\r\n")
     text = await refused(emulator, way_to(emulator, kind, proxy=proxy.url, retry=RETRY))
@@ -219,7 +225,7 @@ async def test_a_proxy_that_forbids_the_service(emulator: Emulator, proxy: Conne
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_silent_proxy(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_connect_by_proxy_that_is_silent_ends_in_time(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
     """A proxy that never answers is an error within the operation time-out, which names it."""
     await proxy.say(None)
     options = way_to(emulator, kind, proxy=proxy.url, operation_timeout=0.4, retry=RetryOptions(max_retries=0))
@@ -229,7 +235,7 @@ async def test_a_silent_proxy(emulator: Emulator, proxy: ConnectProxy, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_proxy_there(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_connect_by_proxy_that_does_not_run_names_it(emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
     """A proxy that does not run is an error that names it, and the service behind one that does is its 502."""
     retry = RetryOptions(max_retries=0)
     nowhere = {**way_to(emulator, kind, proxy=proxy.url, retry=retry), "custom_endpoint_address": "127.0.0.1:1"}
@@ -243,7 +249,9 @@ async def test_no_proxy_there(emulator: Emulator, proxy: ConnectProxy, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_that_drops(stage: Stage, emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_host_by_proxy_that_is_killed_goes_on(
+    stage: Stage, emulator: Emulator, proxy: ConnectProxy, kind: str
+) -> None:
     """*No loss*, *no duplicate*, *recovery*: a proxy is killed with all it carries; by the next the host goes on."""
     processor = stage.processor("alone")
     async with Publisher(stage, 4) as publisher:
@@ -265,7 +273,9 @@ async def test_a_proxy_that_drops(stage: Stage, emulator: Emulator, proxy: Conne
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_half_open_behind_the_proxy(stage: Stage, emulator: Emulator, proxy: ConnectProxy, kind: str) -> None:
+async def test_host_by_proxy_with_a_half_open_connection_goes_on(
+    stage: Stage, emulator: Emulator, proxy: ConnectProxy, kind: str
+) -> None:
     """*Recovery*, *no loss*: the proxy is there, and nothing comes through it: dropped in time, and made anew."""
     processor = stage.processor("alone")
     async with FaultProxy(port_of(emulator, kind)) as behind, Publisher(stage, 4) as publisher:
@@ -286,7 +296,7 @@ async def test_half_open_behind_the_proxy(stage: Stage, emulator: Emulator, prox
     assert len(processor.opened) == 4
 
 
-async def test_a_websocket_cut_in_a_frame(
+async def test_host_over_websocket_cut_in_a_frame_goes_on(
     stage: Stage, emulator: Emulator, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """*No loss*, *no duplicate and no reorder*, *recovery*: cut in its handshake or any frame, the host goes on."""
@@ -378,7 +388,7 @@ async def check_refused(tls: ssl.SSLContext, says: str, kind: str, **options: An
 
 @WRONG
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_certificate_is_final(
+async def test_connect_with_an_invalid_certificate_gives_up(
     authority: Authority, tmp_path: Path, make: Callable[[Authority, Path], ssl.SSLContext], says: str, kind: str
 ) -> None:
     """A certificate for another host, expired or self-signed is one error to give up on."""
@@ -386,7 +396,7 @@ async def test_a_wrong_certificate_is_final(
 
 
 @WRONG
-async def test_a_wrong_certificate_behind_a_proxy(
+async def test_connect_by_proxy_with_an_invalid_certificate_gives_up(
     authority: Authority,
     tmp_path: Path,
     make: Callable[[Authority, Path], ssl.SSLContext],
@@ -399,7 +409,9 @@ async def test_a_wrong_certificate_behind_a_proxy(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_tls_by_way_of_a_proxy(authority: Authority, strict_proxy: ConnectProxy, kind: str) -> None:
+async def test_connect_by_proxy_has_tls_to_the_service(
+    authority: Authority, strict_proxy: ConnectProxy, kind: str
+) -> None:
     """Behind a proxy, TLS reaches from the client to the service."""
     async with emulator_of(1, ws_port=0, tls=authority.server("127.0.0.1")) as emulator:
         url = strict_proxy.url_for("j%C3%BCrgen:p%40ss%3Aw")
@@ -408,7 +420,9 @@ async def test_tls_by_way_of_a_proxy(authority: Authority, strict_proxy: Connect
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_over_tls(authority: Authority, tmp_path: Path, nothing_left: None, kind: str) -> None:
+async def test_connect_by_proxy_over_tls_verifies_the_proxy(
+    authority: Authority, tmp_path: Path, nothing_left: None, kind: str
+) -> None:
     """A proxy may be reached over TLS itself; its certificate is verified as the service's is, and told apart."""
     tls = authority.server("127.0.0.1")
     async with emulator_of(1, ws_port=0, tls=tls) as emulator:
@@ -423,7 +437,9 @@ async def test_a_proxy_over_tls(authority: Authority, tmp_path: Path, nothing_le
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_client_certificate(authority: Authority, tmp_path: Path, nothing_left: None, kind: str) -> None:
+async def test_connect_with_a_client_certificate(
+    authority: Authority, tmp_path: Path, nothing_left: None, kind: str
+) -> None:
     """A service that asks for a certificate gets it; nothing gets by it without one."""
     tls = authority.server("127.0.0.1")
     tls.verify_mode = ssl.CERT_REQUIRED
@@ -436,7 +452,7 @@ async def test_a_client_certificate(authority: Authority, tmp_path: Path, nothin
         await refused(emulator, {**options, "retry": retry})
 
 
-async def test_an_encrypted_key(authority: Authority, tmp_path: Path, nothing_left: None) -> None:
+async def test_connect_with_an_encrypted_client_key(authority: Authority, tmp_path: Path, nothing_left: None) -> None:
     """The key of a client's certificate may be encrypted; a password that does not fit is told, and not shown."""
     tls = authority.server("127.0.0.1")
     tls.verify_mode = ssl.CERT_REQUIRED

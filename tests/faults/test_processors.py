@@ -80,7 +80,7 @@ class Deaf(GatedProcessor):
                 continue
 
 
-async def test_a_batch_that_fails_comes_again_until_it_is_processed(stage: Stage) -> None:
+async def test_batch_that_fails_is_delivered_again_until_processed(stage: Stage) -> None:
     """*At least once*, *no reorder*: no event is skipped, no checkpoint passes it, and no other partition waits."""
     processor = Failing(stage.journal("host"), stage.progress, "host", checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
@@ -111,7 +111,7 @@ class Backwards(ReportingProcessor):
         await context.checkpoint(events[0])
 
 
-async def test_a_checkpoint_never_goes_backwards(stage: Stage) -> None:
+async def test_checkpoint_never_goes_backwards(stage: Stage) -> None:
     """*Monotonic checkpoints*: an earlier event than what is stored changes nothing, in the store least of all."""
     processor = Backwards(stage.journal("host"), stage.progress, "host", checkpoint_every=0)
     async with Publisher(stage, 4) as publisher:
@@ -125,7 +125,7 @@ async def test_a_checkpoint_never_goes_backwards(stage: Stage) -> None:
     assert await stage.checkpoints(publisher.partitions) == dict.fromkeys(publisher.partitions, 59)
 
 
-async def test_what_a_handler_still_holds_is_in_no_checkpoint(stage: Stage) -> None:
+async def test_checkpoint_never_covers_a_batch_in_a_handler(stage: Stage) -> None:
     """*No loss*: neither a policy nor the end of a host stores a batch whose handler has not returned."""
     processor = stage.gated("first", hold=["0"], checkpoint_every=0)
     policy = CheckpointPolicy(every_events=1, on_close=True)
@@ -146,7 +146,7 @@ async def test_what_a_handler_still_holds_is_in_no_checkpoint(stage: Stage) -> N
         await run_for(stage.host("second", stage.processor("second")), next_host)
 
 
-async def test_under_the_policy_to_stop_the_poison_stays_where_it_is(stage: Stage) -> None:
+async def test_policy_stop_leaves_the_failed_batch_to_the_next_host(stage: Stage) -> None:
     """*No loss*, *tidy close*: the host ends with the cause, nothing passes the failed batch, the next host gets it."""
     processor = Failing(stage.journal("first"), stage.progress, "first", checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
@@ -164,7 +164,7 @@ async def test_under_the_policy_to_stop_the_poison_stays_where_it_is(stage: Stag
         await run_for(stage.host("second", stage.processor("second")), next_host)
 
 
-async def test_a_processor_that_hangs_holds_up_nothing_else(stage: Stage) -> None:
+async def test_process_events_that_hangs_delays_no_other_partition(stage: Stage) -> None:
     """*Recovery*, *tidy close*, *no loss*: others flow, leases are kept, closing keeps its time, another takes over."""
     # Partition 0 hangs in `open`, partition 1 in `process_events`.
     processor = HangingInOpen(stage.journal("first"), stage.progress, "first", 1, hold=["1"])
@@ -198,7 +198,7 @@ async def test_a_processor_that_hangs_holds_up_nothing_else(stage: Stage) -> Non
         await run_for(stage.host("second", stage.processor("second")), next_host)
 
 
-async def test_a_processor_that_hangs_in_close_keeps_no_lease(stage: Stage) -> None:
+async def test_close_of_a_processor_that_hangs_keeps_no_lease(stage: Stage) -> None:
     """*Tidy close*: closing keeps its time, every lease is released, and what was checkpointed is stored."""
     processor = HangingInClose(stage.journal("host"), stage.progress, "host", 1, hold=[])
     async with Publisher(stage, 4) as publisher:
@@ -216,7 +216,7 @@ async def test_a_processor_that_hangs_in_close_keeps_no_lease(stage: Stage) -> N
         (await stage.verify(publisher)).check_no_duplicate()
 
 
-async def test_a_handler_that_cannot_be_cancelled_is_reported_and_left_behind(stage: Stage) -> None:
+async def test_handler_that_cannot_be_cancelled_is_reported_and_replaced(stage: Stage) -> None:
     """*One reader*, *recovery*: its partition goes to another host, and is not started here while it runs."""
     processor = Deaf(stage.journal("deaf"), stage.progress, "deaf", 1, hold=["0"])
     async with Publisher(stage, 4) as publisher:
@@ -255,7 +255,7 @@ async def test_a_handler_that_cannot_be_cancelled_is_reported_and_left_behind(st
             await thief.aclose()
 
 
-async def test_a_slow_processor_keeps_its_lease_and_bounds_what_is_read(stage: Stage, emulator: Emulator) -> None:
+async def test_slow_process_events_keeps_its_lease_and_bounds_prefetch(stage: Stage, emulator: Emulator) -> None:
     """*No duplicate*: work longer than a lease loses nothing, and meanwhile no more is read than the cache may hold."""
     processor = stage.gated("slow", hold=["0"])
     cache, size = 64 * 1024, 1024

@@ -129,7 +129,9 @@ async def tasks(
 
 
 @pytest.mark.timeout(120)
-async def test_every_row_once_and_in_order(emulator: Emulator, tmp_path: Path, seed: int) -> None:
+async def test_sink_under_random_faults_stores_every_row_once_in_order(
+    emulator: Emulator, tmp_path: Path, seed: int
+) -> None:
     """*No duplicate and no reorder*: messages are lost, answers too, or late; attempts and drivers die and double."""
     rng = random.Random(seed)
     batches = 6
@@ -164,7 +166,7 @@ async def test_every_row_once_and_in_order(emulator: Emulator, tmp_path: Path, s
 
 
 @pytest.mark.timeout(300)
-async def test_a_killed_process_is_continued(
+async def test_killed_driver_is_continued_by_the_next(
     emulator: Emulator, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:
     """*No loss and no duplicate*: a driver killed -9 before or after any record or message, and started again."""
@@ -199,7 +201,9 @@ async def test_a_killed_process_is_continued(
     ],
     ids=["lost", "stored", "detached", "timeout", "refused"],
 )
-async def test_a_message_without_an_answer(emulator: Emulator, query: Query, action: Action, at: int) -> None:
+async def test_message_without_an_answer_stores_its_rows_once(
+    emulator: Emulator, query: Query, action: Action, at: int
+) -> None:
     """*No duplicate*: whatever becomes of a message, its rows are stored once, within the same attempt."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -211,7 +215,7 @@ async def test_a_message_without_an_answer(emulator: Emulator, query: Query, act
 
 
 @pytest.mark.parametrize(("is_first", "portion"), [(False, 1), (True, 1), (False, 100), (True, 100)])
-async def test_a_message_of_a_dead_attempt_comes_late(
+async def test_message_of_a_dead_attempt_that_comes_late_stores_nothing_twice(
     emulator: Emulator, query: Query, is_first: bool, portion: int
 ) -> None:
     """*No duplicate*: it is refused, or gets the next attempt's refused, which then finds what it stored."""
@@ -231,7 +235,7 @@ async def test_a_message_of_a_dead_attempt_comes_late(
     assert await stored(emulator.connection_string, "0") == twelve(0, "0") + twelve(1, "0")
 
 
-async def test_rivals_share_the_numbers(emulator: Emulator, query: Query) -> None:
+async def test_attempts_at_once_store_every_row_once(emulator: Emulator, query: Query) -> None:
     """*No duplicate*: attempts that run at once store every row once, and all succeed, with the same receipt."""
     rows = [str(row) for row in range(60)]
     query.shares = lambda *_: rows
@@ -243,7 +247,7 @@ async def test_rivals_share_the_numbers(emulator: Emulator, query: Query) -> Non
     assert await stored(emulator.connection_string, "1") == rows
 
 
-async def test_an_attempt_that_is_overtaken_packs_anew(emulator: Emulator, query: Query) -> None:
+async def test_attempt_that_is_overtaken_packs_anew(emulator: Emulator, query: Query) -> None:
     """*No loss and no duplicate*: overtaken in the middle of its messages, an attempt goes on from there."""
     rows = [str(row) for row in range(40)]
     query.shares = lambda *_: rows
@@ -259,7 +263,7 @@ async def test_an_attempt_that_is_overtaken_packs_anew(emulator: Emulator, query
     assert await stored(emulator.connection_string, "0") == rows
 
 
-async def test_what_is_stored_is_not_sent_again(emulator: Emulator, query: Query) -> None:
+async def test_attempt_after_everything_is_stored_sends_nothing(emulator: Emulator, query: Query) -> None:
     """A second attempt finds every row stored, and sends nothing."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -269,7 +273,7 @@ async def test_what_is_stored_is_not_sent_again(emulator: Emulator, query: Query
     assert (again.found, fault.fired) == (12, 0)
 
 
-async def test_a_taken_over_attempt_fails(emulator: Emulator, query: Query) -> None:
+async def test_attempt_of_a_plan_that_was_taken_over_fails(emulator: Emulator, query: Query) -> None:
     """*Fencing*: once the level is raised, an attempt of the old plan stores nothing more, and says why."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -288,7 +292,7 @@ async def test_a_taken_over_attempt_fails(emulator: Emulator, query: Query) -> N
     assert await stored(emulator.connection_string, "0") == twelve(0, "0")
 
 
-async def test_a_replay_with_fewer_rows_fails(emulator: Emulator, query: Query) -> None:
+async def test_attempt_with_fewer_rows_than_are_stored_fails(emulator: Emulator, query: Query) -> None:
     """A replay that is not the same batch is detected where more rows are stored than it has."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -298,7 +302,7 @@ async def test_a_replay_with_fewer_rows_fails(emulator: Emulator, query: Query) 
         await query.attempt(plan, "0")
 
 
-async def test_digests_are_of_rows_not_of_portions(query: Query) -> None:
+async def test_digest_depends_on_rows_not_on_portions(query: Query) -> None:
     """Attempts that give the same rows in other portions have the same digest; other rows have another."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -308,7 +312,7 @@ async def test_digests_are_of_rows_not_of_portions(query: Query) -> None:
     assert receipt_of(await query.attempt(plan, "0")).digest not in digests
 
 
-async def test_an_event_that_is_too_large_is_named(emulator: Emulator, query: Query) -> None:
+async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query: Query) -> None:
     """The error tells which row it is; the rows before it are stored."""
     query.shares = lambda *_: ["a", "b", "c" * 2**20, "d"]
     plan = await query.plan(0)
@@ -318,7 +322,7 @@ async def test_an_event_that_is_too_large_is_named(emulator: Emulator, query: Qu
     assert await stored(emulator.connection_string, "0") == ["a", "b"]
 
 
-async def test_an_event_that_carries_numbers_is_named(emulator: Emulator, query: Query) -> None:
+async def test_put_of_an_event_with_numbers_names_its_row(emulator: Emulator, query: Query) -> None:
     """A row that was numbered before cannot be published; the error tells which, and nothing behind it is sent."""
     message = Message(message_annotations={PRODUCER_ID: 1}, body=Data((b"c",)))
     plan = await query.plan(0)
@@ -334,7 +338,7 @@ async def test_an_event_that_carries_numbers_is_named(emulator: Emulator, query:
     assert await stored(emulator.connection_string, "0") == []
 
 
-async def test_a_large_event_goes_alone(emulator: Emulator, query: Query) -> None:
+async def test_put_of_an_event_above_the_packing_limit_publishes_it(emulator: Emulator, query: Query) -> None:
     """An event beyond the packing limit, and within the service's, is published in order like any other."""
     rows = ["a", "b" * 400_000, "c", "d" * 1_000_000, "e"]
     query.shares = lambda *_: rows
@@ -342,7 +346,7 @@ async def test_a_large_event_goes_alone(emulator: Emulator, query: Query) -> Non
     assert await stored(emulator.connection_string, "0") == rows
 
 
-async def test_giving_rows_waits_for_room(emulator: Emulator, query: Query) -> None:
+async def test_put_waits_for_room(emulator: Emulator, query: Query) -> None:
     """Rows are taken as fast as they are stored: with a service that stores nothing, `put` waits."""
     query.shares = twelve
     rows = encoded([f"{row}" * 50 for row in range(30)])
@@ -357,7 +361,7 @@ async def test_giving_rows_waits_for_room(emulator: Emulator, query: Query) -> N
         assert receipt_of(await publishing.finish()).count == 30
 
 
-async def test_a_cancelled_attempt_leaves_nothing(emulator: Emulator, query: Query) -> None:
+async def test_attempt_that_is_cancelled_ends_at_once(emulator: Emulator, query: Query) -> None:
     """*Tidy close*: cancelled while it waits, an attempt ends at once, and the next one goes on."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -414,7 +418,7 @@ async def near_the_wrap(emulator: Emulator, tmp_path: Path, before: int, **optio
 
 @pytest.mark.parametrize("action", [DropConnection(), DropConnection(stored=True)], ids=["lost", "stored"])
 @pytest.mark.parametrize("before", [3, 7, 9])
-async def test_numbers_go_across_the_wrap(emulator: Emulator, tmp_path: Path, before: int, action: Action) -> None:
+async def test_attempt_wraps_numbers_to_zero(emulator: Emulator, tmp_path: Path, before: int, action: Action) -> None:
     """*No duplicate*: after 2147483647 comes 0, in a message, between two, and for an attempt that comes later."""
     async with near_the_wrap(emulator, tmp_path, before, renew_at=NUMBERS) as query:
         plan = await query.plan(1)
@@ -428,7 +432,7 @@ async def test_numbers_go_across_the_wrap(emulator: Emulator, tmp_path: Path, be
     assert await stored(emulator.connection_string, "0") == ["before", *twelve(1, "0"), *twelve(2, "0")]
 
 
-async def test_a_producer_is_renewed_before_the_wrap(emulator: Emulator, tmp_path: Path) -> None:
+async def test_plan_near_the_wrap_takes_a_new_producer(emulator: Emulator, tmp_path: Path) -> None:
     """Near 2^31 the service assigns a new producer, and numbers begin anew."""
     async with near_the_wrap(emulator, tmp_path, 9) as query:
         done = await query.run(1)
@@ -436,7 +440,7 @@ async def test_a_producer_is_renewed_before_the_wrap(emulator: Emulator, tmp_pat
     assert await stored(emulator.connection_string, "0") == ["before", *twelve(1, "0")]
 
 
-async def test_new_partitions_begin_with_the_next_plan(emulator: Emulator, query: Query) -> None:
+async def test_plan_of_the_next_batch_takes_added_partitions(emulator: Emulator, query: Query) -> None:
     """A batch keeps the partitions of its plan; the next one has those that came."""
     plan = await query.plan(0)
     await emulator.add_partitions(HUB, 2)
@@ -468,7 +472,7 @@ async def stamps(emulator: Emulator) -> list[tuple[str, object]]:
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
 @pytest.mark.parametrize("is_first_batch", [False, True])
 @pytest.mark.parametrize("portions", [0, 1])
-async def test_a_forgotten_producer_is_taken_over(
+async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
     emulator: Emulator, tmp_path: Path, portions: int, is_first_batch: bool, takes_strangers: bool
 ) -> None:
     """*No loss and no duplicate* by `tailScan`: stamps tell what is stored, whatever the service forgets, and when."""
@@ -496,7 +500,7 @@ async def test_a_forgotten_producer_is_taken_over(
 
 
 @pytest.mark.parametrize("is_stamped", [False, True])
-async def test_a_service_that_forgot_the_first_rows_is_found_out(
+async def test_tail_of_a_forgotten_fresh_producer_is_checked(
     emulator: Emulator, tmp_path: Path, is_stamped: bool
 ) -> None:
     """A first batch whose rows are stored and forgotten looks new to the service; the hub's tail tells."""
@@ -513,7 +517,7 @@ async def test_a_service_that_forgot_the_first_rows_is_found_out(
     assert await stored(emulator.connection_string, "0") == ["other", *twelve(0, "0")]
 
 
-async def test_others_events_do_not_alarm(emulator: Emulator, query: Query) -> None:
+async def test_tail_with_events_of_others_is_no_loss(emulator: Emulator, query: Query) -> None:
     """Events of others since the plan, alike or not, are no reason to fail where they are not the row itself."""
     query.shares = twelve
     plan = await query.plan(0)
@@ -535,7 +539,7 @@ async def test_at_least_once_sends_everything_again(emulator: Emulator, tmp_path
     assert await stored(emulator.connection_string, "0") == [*twelve(0, "0"), *twelve(1, "0")[:7], *twelve(1, "0")]
 
 
-async def test_zombies_of_a_taken_over_plan_store_nothing(emulator: Emulator, tmp_path: Path) -> None:
+async def test_attempts_of_a_plan_that_was_taken_over_store_nothing(emulator: Emulator, tmp_path: Path) -> None:
     """*Fencing*: attempts and late messages of the plan before are refused, and the rest is published once."""
     async with query_of(emulator.connection_string, tmp_path, policy=SCAN, is_stamped=True, shares=twelve) as query:
         plan = await query.plan(0)
@@ -565,7 +569,7 @@ async def test_stamps_name_every_row(emulator: Emulator, tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------------- driver
 
 
-async def test_a_hub_without_the_capability_is_refused(query: Query) -> None:
+async def test_plan_at_a_service_without_the_capability_is_refused(query: Query) -> None:
     """A service that answers without producers is found out at planning, before any record or row."""
     batch = query.batch(0)
     with pytest.raises(ConfigurationError, match="offers no idempotent publishing"):
@@ -593,7 +597,7 @@ class StumblingLedger(DirectoryLedger):
             raise StoreError("stumble", "the answer was lost")
 
 
-async def test_a_store_that_fails_is_asked_again(query: Query, tmp_path: Path) -> None:
+async def test_ledger_store_that_fails_is_retried(query: Query, tmp_path: Path) -> None:
     """*Recovery*: a store's failures are borne, and a create whose answer was lost is found to be done."""
     query.shares = twelve
     query.store = store = StumblingLedger(tmp_path / "ledger")

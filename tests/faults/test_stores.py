@@ -43,7 +43,7 @@ def _store(azurite: Azurite, storage: StorageProxy, container: str) -> BlobLease
 
 
 @pytest.mark.parametrize("answer", list(Answer))
-async def test_a_store_that_fails_for_one_partition_fails_for_no_other(
+async def test_store_that_fails_for_one_partition_affects_no_other(
     stage: Stage, azurite: Azurite, storage: StorageProxy, answer: Answer
 ) -> None:
     """*No loss*, *no duplicate*, *recovery*: others are taken, renewed and checkpointed; this one is when it can be."""
@@ -84,7 +84,7 @@ async def test_a_store_that_fails_for_one_partition_fails_for_no_other(
     assert sorted(processor.opened) == publisher.partitions
 
 
-async def test_a_partition_whose_lease_cannot_be_renewed_is_given_up_in_time(
+async def test_partition_whose_lease_cannot_be_renewed_is_left_in_time(
     stage: Stage, azurite: Azurite, storage: StorageProxy, request: pytest.FixtureRequest
 ) -> None:
     """*One reader*, *recovery*: no answer for a whole lease, and the host stops, though nobody told it to."""

@@ -13,7 +13,7 @@ PATCHES = sorted(HERE.glob("*.patch"))
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_history_sees_what_is_undone(path: Path) -> None:
+def test_history_with_a_patch_breaks_its_promise(path: Path) -> None:
     """With the patch the named history breaks the stated promise; without it, none."""
     undone = Undone.read(path)
     assert undone.violation
@@ -27,7 +27,7 @@ def test_a_history_sees_what_is_undone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_what_is_undone_is_there_to_undo(path: Path) -> None:
+def test_patch_applies_to_the_package(path: Path) -> None:
     """Every patch applies to the package as it is, and says what sees it."""
     undone = Undone.read(path)
     assert undone.seed >= 0

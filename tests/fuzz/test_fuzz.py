@@ -32,7 +32,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_hostile_bytes_break_no_promise(name: str, request: pytest.FixtureRequest) -> None:
+def test_readers_of_hostile_bytes_keep_every_promise(name: str, request: pytest.FixtureRequest) -> None:
     """Documented errors only, bounded memory, and the same by every path, for strings of today's seeds."""
     count = ENTRIES[name].long if request.config.getoption("--long") else ENTRIES[name].gate
     first = seed_of_today()
@@ -52,7 +52,7 @@ def test_hostile_bytes_break_no_promise(name: str, request: pytest.FixtureReques
 
 
 @pytest.mark.parametrize("name", sorted(REGRESSIONS))
-def test_what_was_found_stays_mended(name: str) -> None:
+def test_readers_of_recorded_strings_behave_as_documented(name: str) -> None:
     """Each string that once broke a promise is read as documented."""
     regression = REGRESSIONS[name]
     entry = ENTRIES[regression.entry]()
@@ -62,13 +62,13 @@ def test_what_was_found_stays_mended(name: str) -> None:
         entry.close()
 
 
-def test_the_long_form_is_a_million_strings() -> None:
+def test_long_form_runs_a_million_strings() -> None:
     """All entries together run what the documents say."""
     assert sum(entry.long for entry in ENTRIES.values()) >= 1_000_000
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
-def test_a_seed_makes_the_same_string_again(name: str) -> None:
+def test_seed_makes_the_same_string_again(name: str) -> None:
     """A string that failed can be made again from its seed alone, whatever ran before it."""
     first, second = ENTRIES[name](), ENTRIES[name]()
     try:
@@ -81,7 +81,7 @@ def test_a_seed_makes_the_same_string_again(name: str) -> None:
     assert len({repr(each) for each in made}) > 15
 
 
-def test_a_breach_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breach_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails says how to run it again, and nothing of what was sent."""
     kind = ENTRIES["codec"]
 

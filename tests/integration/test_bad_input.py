@@ -130,7 +130,7 @@ async def refused(
         (f"{STRING}\ud800", "connection_string"),
     ],
 )
-async def test_a_wrong_connection_string(
+async def test_connection_string_that_is_wrong_is_refused_before_connecting(
     client: Client, text: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever is wrong with it is said before anything is connected, and no value of it is shown."""
@@ -138,14 +138,16 @@ async def test_a_wrong_connection_string(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_no_hub(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_connection_string_without_a_hub_is_refused(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """A connection string without `EntityPath` needs a hub beside it."""
     await refused(caplog, ConfigurationError, "hub", lambda: client(STRING, None))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("hub", ["", "a b", "a;b", "$x", "/", KEY + "?", "x" * 300])
-async def test_a_hub_that_cannot_be(client: Client, hub: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hub_name_that_is_invalid_is_refused_and_not_shown(
+    client: Client, hub: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A hub's name is checked, and not shown: people paste secrets into the wrong field."""
     await refused(caplog, ConfigurationError, "hub", lambda: client(STRING, hub))
 
@@ -155,14 +157,16 @@ async def test_a_hub_that_cannot_be(client: Client, hub: str, caplog: pytest.Log
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("is_named", [True, False])
-async def test_a_wrong_key(service: Emulator, client: Client, is_named: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_key_that_is_wrong_raises_authentication_error(
+    service: Emulator, client: Client, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """A key that the service refuses, or a rule it does not know, ends the work instead of being tried for ever."""
     string = service.connection_string_for("RootManageSharedAccessKey" if is_named else "nobody", WRONG_KEY)
     await refused(caplog, AuthenticationError, "", lambda: client(string, "telemetry"))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_signature_that_has_expired(
+async def test_signature_that_has_expired_is_refused_and_not_shown(
     service: Emulator, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A ready-made signature whose time is over is refused, and not shown."""
@@ -173,13 +177,17 @@ async def test_a_signature_that_has_expired(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_hub_that_is_not_there(service: Emulator, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_hub_that_does_not_exist_is_named(
+    service: Emulator, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error names the hub."""
     await refused(caplog, EntityNotFoundError, "nowhere", lambda: client(service.connection_string, "nowhere"))
 
 
 @pytest.mark.parametrize("client", [run_host, read])
-async def test_a_group_that_is_not_there(service: Emulator, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_group_that_does_not_exist_is_named(
+    service: Emulator, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error names the consumer group."""
     await refused(
         caplog,
@@ -191,7 +199,7 @@ async def test_a_group_that_is_not_there(service: Emulator, client: Client, capl
 
 @pytest.mark.parametrize("client", [read, send])
 @pytest.mark.parametrize("partition_id", ["2", "-1", "first"])
-async def test_a_partition_that_is_not_there(
+async def test_partition_that_does_not_exist_is_named(
     service: Emulator, client: Client, partition_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the partition."""
@@ -204,14 +212,16 @@ async def test_a_partition_that_is_not_there(
 
 
 @pytest.mark.parametrize("position", ["4711", "no offset"])
-async def test_a_position_that_is_not_there(service: Emulator, position: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_position_that_does_not_exist_ends_a_reader(
+    service: Emulator, position: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """An offset the partition does not have is refused by the service, and that ends a reader."""
     where = EventPosition.at_offset(position)
     await refused(caplog, RequestRefusedError, "", lambda: read(service.connection_string, "telemetry", position=where))
 
 
 @pytest.mark.parametrize("position", ["4711", "no offset"])
-async def test_an_initial_position_that_is_not_there(service: Emulator, position: str) -> None:
+async def test_initial_position_that_does_not_exist_is_reported_by_a_host(service: Emulator, position: str) -> None:
     """A host reports each partition that does not have it, with the option's name, and goes on."""
     failed: asyncio.Queue[PartitionFailed] = asyncio.Queue()
 
@@ -234,7 +244,7 @@ async def test_an_initial_position_that_is_not_there(service: Emulator, position
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_service_that_is_not_there(
+async def test_service_that_does_not_listen_is_named_within_the_retries(
     unused_tcp_port: int, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody listens: that is said within the retries or the start-up time, with the address."""
@@ -243,7 +253,9 @@ async def test_a_service_that_is_not_there(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_service_that_speaks_something_else(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_service_that_speaks_another_protocol_is_refused(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     """A web server at the other end is refused as clearly as nobody."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,7 +291,7 @@ async def test_a_service_that_speaks_something_else(client: Client, caplog: pyte
         ({"no_such_option": KEY}, "no_such_option"),
     ],
 )
-async def test_a_wrong_connection_option(
+async def test_connection_option_that_is_wrong_is_named(
     client: Client, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the option, also one that does not exist."""
@@ -315,7 +327,7 @@ async def test_a_wrong_connection_option(
         ({"lease_store": MemoryLeaseStore}, "lease_store"),
     ],
 )
-async def test_a_wrong_host_option(
+async def test_host_option_that_is_wrong_is_named(
     service: Emulator, options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error names the option."""
@@ -335,7 +347,9 @@ async def test_a_wrong_host_option(
         ({"owner_level": "high"}, "owner_level"),
     ],
 )
-async def test_a_wrong_reader_option(options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reader_option_that_is_wrong_is_named(
+    options: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The error names the option."""
     await refused(caplog, ConfigurationError, says, lambda: read(STRING, "telemetry", **options))
 
@@ -357,7 +371,9 @@ async def test_a_wrong_reader_option(options: dict[str, Any], says: str, caplog:
         (lambda: Emulator({"telemetry": 1}, key=f"{KEY};"), "key"),
     ],
 )
-async def test_a_wrong_part(make: Callable[[], object], says: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_parts_with_a_wrong_option_are_refused(
+    make: Callable[[], object], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """What a host or a service is made of says no by itself."""
 
     async def work() -> None:
@@ -366,7 +382,9 @@ async def test_a_wrong_part(make: Callable[[], object], says: str, caplog: pytes
     await refused(caplog, ConfigurationError, says, work)
 
 
-async def test_leases_that_cannot_be_kept(service: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_lease_file_that_cannot_be_used_raises_at_once(
+    service: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A file that there cannot be, or that is no database, is said at once: no waiting mends it."""
     (tmp_path / "text.db").write_text("this is no database, however long it is" * 100)
     for path in (tmp_path / "missing" / "leases.db", tmp_path / "text.db"):
@@ -426,7 +444,7 @@ _CONFIGS = {
     ],
     ids=lambda value: " ".join(value).replace(KEY, "KEY") if isinstance(value, list) else "",
 )
-async def test_wrong_arguments_of_the_command(arguments: list[str], says: str, tmp_path: Path) -> None:
+async def test_command_with_wrong_arguments_exits_with_2(arguments: list[str], says: str, tmp_path: Path) -> None:
     """One line on stderr that names what is wrong, nothing on stdout, and exit code 2; no service is waited for."""
     for name, config in _CONFIGS.items():
         (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config))

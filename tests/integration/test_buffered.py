@@ -40,7 +40,7 @@ def buffered(service: Served, **options: Any) -> BufferedProducer:
     return BufferedProducer(service.connection_string, "telemetry", **{**service.options, **options})
 
 
-async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(service: Served) -> None:
+async def test_send_with_keys_arrives_in_order_where_the_gateway_routes(service: Served) -> None:
     """Keys of buffered events and of gateway sends meet; readers see each key; its events are in order."""
     keys = [f"sensor-{number}" for number in range(20)]
     async with (
@@ -60,7 +60,7 @@ async def test_events_of_a_key_arrive_in_order_where_the_gateway_puts_them(servi
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_idempotent_events_arrive_once_through_every_fault(service: Served, seed: int) -> None:
+async def test_send_with_idempotence_arrives_once_through_every_fault(service: Served, seed: int) -> None:
     """Connections dropped before and after storing, messages refused: each event is there once, with its number.
 
     Partitions whose batches are in doubt hold up no other, and numbers count from the first event of the partition.
@@ -101,7 +101,7 @@ async def test_idempotent_events_arrive_once_through_every_fault(service: Served
         assert told[partition_id] == len(events)
 
 
-async def test_plain_events_arrive_at_least_once_through_lost_connections(service: Served) -> None:
+async def test_send_without_idempotence_arrives_through_lost_connections(service: Served) -> None:
     """Without idempotence a lost answer has its batch sent again, and no event is lost."""
     for after in (3, 5, 4):
         service.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=after)
@@ -114,7 +114,7 @@ async def test_plain_events_arrive_at_least_once_through_lost_connections(servic
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_partition_that_hangs_holds_up_no_other(service: Served, *, idempotent: bool) -> None:
+async def test_send_to_a_hanging_partition_delays_no_other(service: Served, *, idempotent: bool) -> None:
     """With one partition silent and its part of the buffer full, thousands of events go to the others."""
     fault = service.faults.add(Hold(), role=LinkRole.PRODUCER, partition="0", count=None)
     async with buffered(service, idempotent=idempotent, retry=RETRY, max_events=400) as producer:
@@ -130,7 +130,7 @@ async def test_a_partition_that_hangs_holds_up_no_other(service: Served, *, idem
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_smaller_limit_than_the_batch_is_kept(way: Way, *, idempotent: bool) -> None:
+async def test_send_above_the_services_limit_goes_in_parts(way: Way, *, idempotent: bool) -> None:
     """Where the service takes less in a message than a batch holds, batches go in parts, and too large events fail."""
     async with Emulator({"telemetry": 1}, tls=way.tls, max_message_size=2000) as emulator:
         await _keep_a_smaller_limit(Served(emulator, way.options), idempotent=idempotent)

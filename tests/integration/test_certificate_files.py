@@ -169,7 +169,7 @@ class Watched:
         ("uamqp", *CA_CASES[2], False),
     ],
 )
-async def test_a_reader_survives_a_replacement(
+async def test_reader_goes_on_after_certificate_files_were_replaced(
     emulator: Emulator,
     authority: Authority,
     other: Authority,
@@ -211,7 +211,9 @@ class Passing(EventProcessor):
             self.events.put_nowait(event)
 
 
-async def test_a_host_survives_a_replacement(emulator: Emulator, authority: Authority, files: Files) -> None:
+async def test_host_goes_on_after_certificate_files_were_replaced(
+    emulator: Emulator, authority: Authority, files: Files
+) -> None:
     """A host reports each attempt that files made fail, names the file, and goes on when they are back."""
     reports: asyncio.Queue[HostReport] = asyncio.Queue()
     processor = Passing()
@@ -242,7 +244,9 @@ async def test_a_host_survives_a_replacement(emulator: Emulator, authority: Auth
 
 
 @pytest.mark.parametrize("kind", ["tcp", "uamqp"])
-async def test_files_that_never_worked_are_a_mistake(emulator: Emulator, files: Files, kind: str) -> None:
+async def test_certificate_files_that_never_worked_raise_at_connect(
+    emulator: Emulator, files: Files, kind: str
+) -> None:
     """At the first connect of a transport a file that cannot be used is a mistake in the settings, each time."""
     transport = transport_to(emulator, kind, files, has_certificate=False)
     files.ca.write_bytes(b"")

@@ -76,7 +76,7 @@ def numbered(count: int) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------ send
 
 
-async def test_every_line_is_an_event(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+async def test_send_stores_every_line_once(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """Every line of a file is stored once, empty ones and an unfinished last one too; the summary is all it says."""
     lines = [*numbered(20_000), b"", b"\xff\x00", b"last"]
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
@@ -87,7 +87,7 @@ async def test_every_line_is_an_event(eventpump_emulator: Emulator, tmp_path: Pa
     assert sorted(await everything(eventpump_emulator)) == sorted(lines)
 
 
-async def test_a_partition_keeps_the_order(eventpump_emulator: Emulator) -> None:
+async def test_send_to_a_partition_keeps_the_order(eventpump_emulator: Emulator) -> None:
     """Lines for a partition are stored there in their order, over many messages, though one has to be sent again."""
     lines = numbered(5_000)
     cut = eventpump_emulator.faults.add(DropConnection(), role=LinkRole.PRODUCER, after=3)
@@ -97,7 +97,7 @@ async def test_a_partition_keeps_the_order(eventpump_emulator: Emulator) -> None
     assert await read_bodies(eventpump_emulator.connection_string, HUB, "2") == lines
 
 
-async def test_lines_of_a_key_stay_together_and_in_order(eventpump_emulator: Emulator) -> None:
+async def test_send_by_key_keeps_lines_of_a_key_in_order(eventpump_emulator: Emulator) -> None:
     """Each line goes where the service would put its key, carries the key, and follows the key's earlier lines."""
     lines = [json.dumps({"sensor": f"s{number % 23}", "n": number}).encode() for number in range(3_000)]
     arguments = ("send", "--hub", "telemetry", "--key-field", "sensor", "--batch-bytes", "5000")
@@ -121,7 +121,9 @@ async def test_lines_of_a_key_stay_together_and_in_order(eventpump_emulator: Emu
     assert sorted(seen) == sorted(lines)
 
 
-async def test_idempotent_lines_are_stored_once(eventpump_emulator: Emulator, request: pytest.FixtureRequest) -> None:
+async def test_send_with_idempotent_stores_lines_once_over_cut_connections(
+    eventpump_emulator: Emulator, request: pytest.FixtureRequest
+) -> None:
     """Though connections are cut before and after storing, --idempotent stores every line once and in order."""
     lines = numbered(3_000)
     faults = eventpump_emulator.faults
@@ -136,7 +138,7 @@ async def test_idempotent_lines_are_stored_once(eventpump_emulator: Emulator, re
     assert await read_bodies(eventpump_emulator.connection_string, HUB, "1") == lines
 
 
-async def test_a_failure_says_how_many_lines_were_not_sent(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+async def test_send_that_is_refused_counts_the_lines_not_sent(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """Refused midway: exit code 1, nothing more is begun, and the number is exactly that of the lines not stored."""
     lines = numbered(200_000)
     (tmp_path / "lines").write_bytes(b"\n".join(lines))
@@ -153,7 +155,7 @@ async def test_a_failure_says_how_many_lines_were_not_sent(eventpump_emulator: E
     assert err.count("\n") == 1
 
 
-async def test_what_may_be_stored_is_told(eventpump_emulator: Emulator) -> None:
+async def test_send_without_an_answer_counts_lines_that_may_be_stored(eventpump_emulator: Emulator) -> None:
     """A plain message that got no answer to its last try may be stored: the lines it holds are told apart."""
     eventpump_emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, count=None)
     arguments = ("send", "--hub", "telemetry", "--partition", "0")
@@ -173,7 +175,7 @@ async def test_what_may_be_stored_is_told(eventpump_emulator: Emulator) -> None:
         (("--key-field", "k"), b'{"a":1}', "line 2: it has no field 'k'"),
     ],
 )
-async def test_a_bad_line_spoils_no_other(
+async def test_send_of_a_bad_line_sends_the_others_and_exits_with_1(
     eventpump_emulator: Emulator, arguments: tuple[str, ...], bad: bytes, says: str
 ) -> None:
     """A line that cannot be an event is not sent, is counted, and is named; the others are sent; exit code 1."""
@@ -188,7 +190,7 @@ async def test_a_bad_line_spoils_no_other(
     assert sorted(await everything(eventpump_emulator)) == good
 
 
-async def test_a_line_does_not_wait_for_the_next(eventpump_emulator: Emulator) -> None:
+async def test_send_does_not_wait_for_the_next_line(eventpump_emulator: Emulator) -> None:
     """While the input stays open, what came so far is sent."""
     arguments = ("send", "--hub", "telemetry", "--partition", "3")
     reader = PartitionReader(eventpump_emulator.connection_string, "telemetry", partition_id="3")
@@ -205,7 +207,7 @@ async def test_a_line_does_not_wait_for_the_next(eventpump_emulator: Emulator) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_stops_reading_and_loses_nothing(eventpump_emulator: Emulator, number: signal.Signals) -> None:
+async def test_send_on_a_signal_sends_every_line_read(eventpump_emulator: Emulator, number: signal.Signals) -> None:
     """On a signal, with the input still open, every line read is sent, and the number of the last one is told."""
     lines = numbered(30_000)
     eventpump_emulator.faults.add(Hold(), role=LinkRole.PRODUCER, after=2)
@@ -227,7 +229,7 @@ async def test_a_signal_stops_reading_and_loses_nothing(eventpump_emulator: Emul
     assert err == f"eventpump: stopped by {number.name} after line {len(there):,} of the input\n"
 
 
-async def test_a_second_signal_gives_up(eventpump_emulator: Emulator) -> None:
+async def test_send_on_a_second_signal_gives_up(eventpump_emulator: Emulator) -> None:
     """Where the service does not answer, a second signal ends it, and tells what was not sent."""
     hold = eventpump_emulator.faults.add(Hold(), role=LinkRole.PRODUCER)
     async with started("send", "--hub", "telemetry", emulator=eventpump_emulator) as process:
@@ -244,7 +246,7 @@ async def test_a_second_signal_gives_up(eventpump_emulator: Emulator) -> None:
     assert err.count(b"\n") == 1
 
 
-async def test_a_dead_service_is_a_failure(tmp_path: Path) -> None:
+async def test_send_to_a_dead_service_exits_with_1(tmp_path: Path) -> None:
     """A service that cannot be reached is exit code 1, and no line of the file is called sent."""
     async with Emulator({"telemetry": 1}) as emulator:
         pass
@@ -257,7 +259,7 @@ async def test_a_dead_service_is_a_failure(tmp_path: Path) -> None:
     assert KEY not in err
 
 
-async def test_a_terminal_gets_a_bar_and_the_summary(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+async def test_send_on_a_terminal_shows_a_bar_and_the_summary(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """Attached to a terminal it shows lines and rate while it sends; the output has the summary only."""
     (tmp_path / "lines").write_bytes(b"\n".join(numbered(1000)))
     ours, theirs = pty.openpty()
@@ -290,7 +292,7 @@ async def fill(emulator: Emulator, count: int) -> None:
             await producer.send(bodies, partition_id=str(number))
 
 
-async def test_all_partitions_are_followed(eventpump_emulator: Emulator) -> None:
+async def test_tail_follows_all_partitions(eventpump_emulator: Emulator) -> None:
     """Everything there comes, each partition in order, then what is sent later; --count is exact."""
     await fill(eventpump_emulator, 500)
     async with started("tail", "--hub", "telemetry", "--count", "2002", emulator=eventpump_emulator) as process:
@@ -305,7 +307,7 @@ async def test_all_partitions_are_followed(eventpump_emulator: Emulator) -> None
     assert (process.returncode, out, err) == (0, b"new\nnew\n", b"")
 
 
-async def test_json_lines_say_where_an_event_lies(eventpump_emulator: Emulator) -> None:
+async def test_tail_with_json_writes_an_object_per_event(eventpump_emulator: Emulator) -> None:
     """With --json each event is one object; a later run can begin at the number or time it names."""
     await fill(eventpump_emulator, 10)
     tail = ("tail", "--hub", "telemetry", "--partition", "2", "--json", "--count")
@@ -320,7 +322,7 @@ async def test_json_lines_say_where_an_event_lies(eventpump_emulator: Emulator) 
         assert [json.loads(line)["sequence_number"] for line in out.splitlines()] == list(range(first, 10))
 
 
-async def test_what_is_sent_is_what_is_tailed(eventpump_emulator: Emulator) -> None:
+async def test_tail_writes_what_send_read(eventpump_emulator: Emulator) -> None:
     """Lines come out of tail as they went into send."""
     lines = b"one\n\ntwo \xff\n"
     assert (await run("send", "--hub", "telemetry", emulator=eventpump_emulator, stdin=lines))[0] == 0
@@ -361,7 +363,7 @@ async def test_tail_ends_when_its_reader_goes(eventpump_emulator: Emulator, coun
         assert await process.wait() == 0
 
 
-async def test_an_output_that_fails_is_told(eventpump_emulator: Emulator) -> None:
+async def test_tail_with_an_output_that_fails_exits_with_1(eventpump_emulator: Emulator) -> None:
     """A full disk is one line and exit code 1, whichever partition meets it first."""
     await fill(eventpump_emulator, 10)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -414,7 +416,9 @@ async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator
         (("tail", "--connection-string", "{wrong}", "--hub", "telemetry"), "Unauthorized"),
     ],
 )
-async def test_bad_input_is_one_line(eventpump_emulator: Emulator, arguments: tuple[str, ...], says: str) -> None:
+async def test_commands_with_bad_input_exit_with_2_and_one_line(
+    eventpump_emulator: Emulator, arguments: tuple[str, ...], says: str
+) -> None:
     """What cannot work is one clear line on stderr and exit code 2, with no secret in it."""
     wrong = eventpump_emulator.connection_string_for("RootManageSharedAccessKey", "topsecret")
     code, out, err = await run(*(each.replace("{wrong}", wrong) for each in arguments), emulator=eventpump_emulator)
@@ -425,7 +429,7 @@ async def test_bad_input_is_one_line(eventpump_emulator: Emulator, arguments: tu
     assert "topsecret" not in err
 
 
-async def test_without_a_connection_string_it_says_where_to_put_it() -> None:
+async def test_commands_without_a_connection_string_say_where_to_put_it() -> None:
     """Neither option nor variable: the line names both."""
     for command in ("send", "tail"):
         code, _, err = await run(command, "--hub", "telemetry", emulator=None)

@@ -95,7 +95,7 @@ async def refusal(peer: AmqpPeer, **options: Any) -> AmqpError:
 # ------------------------------------------------------------------------------------------ connection, SASL
 
 
-async def test_the_services_open_and_begin(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_open_and_begin_have_the_services_fields(emulator: Emulator, peer: AmqpPeer) -> None:
     """The service opens and begins with the fields the real one was seen with (2.3)."""
     opened = peer.engine.remote
     assert opened is not None
@@ -108,7 +108,7 @@ async def test_the_services_open_and_begin(emulator: Emulator, peer: AmqpPeer) -
     assert (begun.incoming_window, begun.handle_max) == (5_000, 255)
 
 
-async def test_mechanisms_are_offered_in_the_services_order(emulator: Emulator) -> None:
+async def test_sasl_mechanisms_are_offered_in_the_services_order(emulator: Emulator) -> None:
     """MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL: .NET needs the first, Python and JavaScript the third."""
     reader, writer = await asyncio.open_connection(emulator.host, emulator.port)
     writer.write(b"AMQP\x03\x01\x00\x00")
@@ -119,7 +119,7 @@ async def test_mechanisms_are_offered_in_the_services_order(emulator: Emulator) 
 
 
 @pytest.mark.parametrize("mechanism", ["MSSBCBS", "ANONYMOUS", "EXTERNAL"])
-async def test_other_mechanisms_give_no_rights(emulator: Emulator, mechanism: str) -> None:
+async def test_sasl_without_a_token_gives_no_rights(emulator: Emulator, mechanism: str) -> None:
     """Whoever does not put a token is refused every link but those of the token node."""
     config = ConnectionConfig(container_id="c", mechanism=mechanism)
     async with await AmqpPeer.connect(emulator, config) as peer:
@@ -127,7 +127,7 @@ async def test_other_mechanisms_give_no_rights(emulator: Emulator, mechanism: st
             assert (await refusal(peer, **options)).condition == "amqp:unauthorized-access"
 
 
-async def test_plain_gives_the_rights_of_its_rule() -> None:
+async def test_sasl_plain_gives_the_rights_of_its_rule() -> None:
     """Key name and key over SASL PLAIN replace the token; a wrong key is refused by SASL."""
     async with Emulator({"telemetry": 1}, rules=[AccessRule("sender", "secret", Right.SEND)]) as emulator:
         config = ConnectionConfig(container_id="c", mechanism="PLAIN", initial_response=b"\0sender\0secret")
@@ -141,7 +141,7 @@ async def test_plain_gives_the_rights_of_its_rule() -> None:
             assert peer.closed.error.condition == "amqp:unauthorized-access"
 
 
-async def test_tls_serves_the_same() -> None:
+async def test_tls_serves_tokens_and_links() -> None:
     """Over TLS the connection string says so, and tokens and links work."""
     authority = trustme.CA()
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -158,7 +158,7 @@ async def test_tls_serves_the_same() -> None:
 # --------------------------------------------------------------------------------------------------- tokens
 
 
-async def test_a_wrong_key_is_refused(emulator: Emulator) -> None:
+async def test_token_with_a_wrong_key_is_refused(emulator: Emulator) -> None:
     """A signature by another key, or an unknown key name, gets 401 and no rights."""
     async with await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token(AUDIENCE, key="wrong") == 401
@@ -169,7 +169,7 @@ async def test_a_wrong_key_is_refused(emulator: Emulator) -> None:
         assert (await refusal(peer, target="telemetry")).condition == "amqp:unauthorized-access"
 
 
-async def test_a_token_opens_its_entity_only(emulator: Emulator) -> None:
+async def test_token_opens_its_entity_only(emulator: Emulator) -> None:
     """A token for one consumer group reads there, and neither sends nor reads elsewhere."""
     async with await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token(f"{AUDIENCE}/consumergroups/readers", resource=AUDIENCE) == 202
@@ -178,7 +178,7 @@ async def test_a_token_opens_its_entity_only(emulator: Emulator) -> None:
             assert (await refusal(peer, **options)).condition == "amqp:unauthorized-access"
 
 
-async def test_rules_limit_rights() -> None:
+async def test_token_of_a_rule_limits_rights() -> None:
     """A rule with Listen only reads, and does not send."""
     async with (
         Emulator({"telemetry": 1}, rules=[AccessRule("reader", "secret", Right.LISTEN)]) as emulator,
@@ -189,7 +189,7 @@ async def test_rules_limit_rights() -> None:
         assert "Send" in ((await refusal(peer, target="telemetry")).description or "")
 
 
-async def test_an_expired_token_ends_its_links() -> None:
+async def test_token_that_expires_ends_its_links() -> None:
     """At the token's expiry its links are detached, and those of another token stay."""
     start = time.monotonic()
     base = 1_000_000.0
@@ -211,7 +211,7 @@ async def test_an_expired_token_ends_its_links() -> None:
         assert isinstance(await peer.send(staying, event()), Accepted)
 
 
-async def test_a_token_put_again_keeps_the_links() -> None:
+async def test_token_put_again_keeps_the_links() -> None:
     """A refresh before expiry moves the deadline."""
     start = time.monotonic()
     base = 1_000_000.0
@@ -229,7 +229,7 @@ async def test_a_token_put_again_keeps_the_links() -> None:
         assert isinstance(await peer.send(link, event()), Accepted)
 
 
-async def test_json_web_tokens_need_a_verifier() -> None:
+async def test_jwt_needs_a_verifier() -> None:
     """Without a verifier a JWT is refused; with one, it decides."""
 
     def request() -> Message:
@@ -252,7 +252,7 @@ async def test_json_web_tokens_need_a_verifier() -> None:
 
 
 @pytest.mark.parametrize("form", ["amqps://some.host:5671/{}", "/{}", "{}", "sb://h/{}"])
-async def test_every_form_of_an_address_is_understood(peer: AmqpPeer, form: str) -> None:
+async def test_attach_takes_every_form_of_an_address(peer: AmqpPeer, form: str) -> None:
     """Full URL, absolute path and bare path lead to the same entity, in any case of the fixed words."""
     sender = await peer.attach(await peer.begin(), target=form.format("TELEMETRY/partitions/2"))
     assert isinstance(await peer.send(sender, event(b"hello")), Accepted)
@@ -275,7 +275,7 @@ async def test_every_form_of_an_address_is_understood(peer: AmqpPeer, form: str)
         ({"target": None, "is_receiver": False}, "amqp:invalid-field", "no address"),
     ],
 )
-async def test_what_is_not_there_is_refused(
+async def test_attach_to_what_does_not_exist_is_refused(
     emulator: Emulator, options: dict[str, Any], condition: str, says: str
 ) -> None:
     """Each wrong address is a refused link with the service's condition and words."""
@@ -289,7 +289,7 @@ async def test_what_is_not_there_is_refused(
 # -------------------------------------------------------------------------------------------------- sending
 
 
-async def test_a_batch_becomes_single_events(peer: AmqpPeer) -> None:
+async def test_send_of_a_batch_stores_single_events(peer: AmqpPeer) -> None:
     """An envelope is opened; its events get consecutive numbers, growing offsets and one enqueued time."""
     sender = await peer.attach(await peer.begin(), target="telemetry/Partitions/1")
     batch = encode_batch([event(b"a"), event(b"b"), event(b"c")])
@@ -301,7 +301,7 @@ async def test_a_batch_becomes_single_events(peer: AmqpPeer) -> None:
     assert len({each.enqueued_time for each in got}) == 1
 
 
-async def test_keys_choose_partitions_by_the_services_hash(peer: AmqpPeer) -> None:
+async def test_send_with_a_key_goes_by_the_services_hash(peer: AmqpPeer) -> None:
     """The gateway routes a key by its hash, and the key is on every event of the batch."""
     sender = await peer.attach(await peer.begin(), target="telemetry")
     for key in ("key1", "alphabet", "é", "trade"):
@@ -312,7 +312,7 @@ async def test_keys_choose_partitions_by_the_services_hash(peer: AmqpPeer) -> No
         assert (got[0].body, got[0].partition_key) == (key.encode(), key)
 
 
-async def test_events_without_a_key_go_round(peer: AmqpPeer) -> None:
+async def test_send_without_a_key_is_round_robin(peer: AmqpPeer) -> None:
     """The gateway takes the partitions in turn."""
     sender = await peer.attach(await peer.begin(), target="telemetry")
     for _ in range(8):
@@ -322,7 +322,7 @@ async def test_events_without_a_key_go_round(peer: AmqpPeer) -> None:
         assert [each.sequence_number for each in got] == [0, 1]
 
 
-async def test_a_message_too_large_is_rejected() -> None:
+async def test_send_of_too_large_a_message_is_rejected() -> None:
     """The rejection names the size; the link stays and takes the next one."""
     async with (
         Emulator({"telemetry": 1}, max_message_size=4096) as emulator,
@@ -343,7 +343,7 @@ async def test_a_message_too_large_is_rejected() -> None:
         assert got.sequence_number == 0
 
 
-async def test_a_clients_own_limit_caps_the_link(peer: AmqpPeer) -> None:
+async def test_attach_answers_the_smaller_max_message_size(peer: AmqpPeer) -> None:
     """The answered max-message-size is the smaller one; 0 is no limit (7.1)."""
     session = await peer.begin()
     for asked, answered in ((1000, 1000), (0, 1 << 20), (None, 1 << 20), (1 << 30, 1 << 20)):
@@ -351,7 +351,7 @@ async def test_a_clients_own_limit_caps_the_link(peer: AmqpPeer) -> None:
         assert link.remote_max_message_size == answered
 
 
-async def test_a_batch_is_all_or_nothing(peer: AmqpPeer) -> None:
+async def test_send_of_a_batch_with_a_broken_event_stores_nothing(peer: AmqpPeer) -> None:
     """One broken event refuses the batch, stores nothing and uses up no number."""
     sender = await peer.attach(await peer.begin(), target="telemetry/Partitions/0")
     outcome = await peer.send(sender, encode_batch([event(), b"broken"]), message_format=BATCH_MESSAGE_FORMAT)
@@ -363,7 +363,7 @@ async def test_a_batch_is_all_or_nothing(peer: AmqpPeer) -> None:
     assert (got.sequence_number, got.body) == (0, b"good")
 
 
-async def test_transfers_without_credit_are_taken(peer: AmqpPeer) -> None:
+async def test_send_without_credit_is_taken(peer: AmqpPeer) -> None:
     """A client that grants itself credit, and sends flows as a sender, is put up with (7.5)."""
     session = await peer.begin()
     sender = await peer.attach(session, target="telemetry/Partitions/0")
@@ -374,7 +374,7 @@ async def test_transfers_without_credit_are_taken(peer: AmqpPeer) -> None:
     assert all(isinstance(each, Accepted) for each in peer.outcomes[sender].values())
 
 
-async def test_presettled_messages_are_stored(peer: AmqpPeer) -> None:
+async def test_send_of_presettled_messages_stores_them(peer: AmqpPeer) -> None:
     """A message that comes settled is stored, and no disposition answers it."""
     session = await peer.begin()
     sender = await peer.attach(session, target="telemetry/Partitions/0")
@@ -385,7 +385,7 @@ async def test_presettled_messages_are_stored(peer: AmqpPeer) -> None:
     assert peer.outcomes[sender] == {}
 
 
-async def test_two_connections_may_share_a_link_name(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_attach_of_one_link_name_on_two_connections(emulator: Emulator, peer: AmqpPeer) -> None:
     """JavaScript names its links by address, so names count per connection only (7.1)."""
     async with await AmqpPeer.connect(emulator) as second:
         await second.put_token(AUDIENCE)
@@ -406,7 +406,7 @@ async def fill(peer: AmqpPeer, partition: str, count: int) -> Link:
 
 @pytest.mark.parametrize("descriptor", [Symbol("apache.org:selector-filter:string"), ULong(0x468C00000004), ULong(7)])
 @pytest.mark.parametrize("quote", ["'", ""])
-async def test_filters_of_every_client(peer: AmqpPeer, descriptor: object, quote: str) -> None:
+async def test_attach_takes_the_filters_of_every_client(peer: AmqpPeer, descriptor: object, quote: str) -> None:
     """A filter counts by its key, whatever its descriptor, with the value quoted or bare (5.2)."""
     await fill(peer, "0", 4)
     text = f"amqp.annotation.x-opt-sequence-number >= {quote}2{quote}"
@@ -416,7 +416,7 @@ async def test_filters_of_every_client(peer: AmqpPeer, descriptor: object, quote
     assert [each.sequence_number for each in got] == [2, 3]
 
 
-async def test_events_come_settled(peer: AmqpPeer) -> None:
+async def test_receive_gets_settled_events(peer: AmqpPeer) -> None:
     """The service settles what it sends, also where unsettled and second were asked for (5.1)."""
     await fill(peer, "0", 1)
     link = await peer.attach(await peer.begin(), source=reading("0"), snd_settle_mode=0, rcv_settle_mode=1)
@@ -432,7 +432,7 @@ async def test_events_come_settled(peer: AmqpPeer) -> None:
     await peer.until(lambda: len(peer.received[link]) == 2)
 
 
-async def test_credit_bounds_what_comes(peer: AmqpPeer) -> None:
+async def test_receive_is_bounded_by_credit(peer: AmqpPeer) -> None:
     """Not one event more than the credit comes, and drain uses the rest up."""
     await fill(peer, "0", 5)
     link = await peer.attach(await peer.begin(), source=reading("0"))
@@ -450,7 +450,7 @@ async def test_credit_bounds_what_comes(peer: AmqpPeer) -> None:
     assert link.credit == 0
 
 
-async def test_new_events_reach_a_waiting_reader(peer: AmqpPeer) -> None:
+async def test_receive_at_the_end_gets_new_events_only(peer: AmqpPeer) -> None:
     """A reader at the end gets what is stored next, and nothing older."""
     await fill(peer, "0", 2)
     link = await peer.attach(await peer.begin(), source=reading("0", EventPosition.latest()))
@@ -461,7 +461,7 @@ async def test_new_events_reach_a_waiting_reader(peer: AmqpPeer) -> None:
     assert [ReceivedEvent(raw).sequence_number for raw in peer.received[link]] == [2]
 
 
-async def test_a_large_event_takes_many_frames(peer: AmqpPeer) -> None:
+async def test_large_event_in_many_frames_goes_both_ways(peer: AmqpPeer) -> None:
     """An event of the full size goes both ways, though frames are 64 KiB and annotations make it larger."""
     sender = await peer.attach(await peer.begin(), target="telemetry/Partitions/0")
     body = bytes(1024 * 1024 - 16)
@@ -483,7 +483,7 @@ async def test_a_large_event_takes_many_frames(peer: AmqpPeer) -> None:
         ("nonsense", "nonsense"),
     ],
 )
-async def test_a_position_that_is_none_is_refused(peer: AmqpPeer, text: str, says: str) -> None:
+async def test_attach_at_a_wrong_position_is_refused(peer: AmqpPeer, text: str, says: str) -> None:
     """A wrong filter or an offset beyond the end is an argument error."""
     source = reading("0")
     key = Symbol("apache.org:selector-filter:string")
@@ -493,7 +493,7 @@ async def test_a_position_that_is_none_is_refused(peer: AmqpPeer, text: str, say
     assert says in (error.description or "")
 
 
-async def test_runtime_metrics_come_when_asked_for(peer: AmqpPeer) -> None:
+async def test_receive_with_runtime_metrics_gets_the_newest_events_place(peer: AmqpPeer) -> None:
     """With the capability, every event tells of the newest one of its partition (6.3)."""
     await fill(peer, "0", 3)
     got = await read(peer, reading("0"), 3, desired_capabilities=[RUNTIME_METRIC])
@@ -507,7 +507,7 @@ async def test_runtime_metrics_come_when_asked_for(peer: AmqpPeer) -> None:
     assert plain.last_enqueued is None
 
 
-async def test_an_exclusive_reader_takes_the_partition(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_attach_with_an_epoch_takes_the_partition(emulator: Emulator, peer: AmqpPeer) -> None:
     """An equal or higher epoch detaches the others as stolen, across connections; a lower one is refused."""
     async with await AmqpPeer.connect(emulator) as second:
         await second.put_token(AUDIENCE)
@@ -532,7 +532,7 @@ async def test_an_exclusive_reader_takes_the_partition(emulator: Emulator, peer:
         await second.until(lambda: first in second.detached)
 
 
-async def test_the_sixth_reader_is_refused(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_attach_of_a_sixth_shared_reader_is_refused(emulator: Emulator, peer: AmqpPeer) -> None:
     """Five readers share a partition; one that goes, by detach or by its connection's death, makes room."""
     async with await AmqpPeer.connect(emulator) as second:
         await second.put_token(AUDIENCE)
@@ -592,7 +592,9 @@ async def test_management_answers_in_exact_types(peer: AmqpPeer) -> None:
         (Message(properties=Properties(message_id="m")), 400, "com.microsoft:argument-error"),
     ],
 )
-async def test_management_says_no(emulator: Emulator, request_: Message, code: int, condition: str) -> None:
+async def test_management_refuses_a_wrong_read_with_status_and_condition(
+    emulator: Emulator, request_: Message, code: int, condition: str
+) -> None:
     """Each wrong read has its status and condition."""
     async with await AmqpPeer.connect(emulator) as peer:
         await peer.put_token("sb://127.0.0.1/")
@@ -607,7 +609,7 @@ async def test_management_needs_a_token_for_the_hub(peer: AmqpPeer) -> None:
 
 
 @pytest.mark.parametrize("by", ["name", "target"])
-async def test_answers_find_the_link_that_is_named(peer: AmqpPeer, by: str) -> None:
+async def test_management_answers_on_the_link_that_is_named(peer: AmqpPeer, by: str) -> None:
     """A reply-to names an answer link by its name (JavaScript) or its target (.NET), in whatever session."""
     session = await peer.begin()
     decoy = await peer.attach(session, source="$management", target="elsewhere", is_receiver=True)
@@ -627,7 +629,7 @@ async def test_answers_find_the_link_that_is_named(peer: AmqpPeer, by: str) -> N
     assert peer.received[decoy] == []
 
 
-async def test_answers_wait_for_credit(peer: AmqpPeer) -> None:
+async def test_management_answers_wait_for_credit(peer: AmqpPeer) -> None:
     """An answer link without credit gets its answer when it has some."""
     session = await peer.begin()
     receiver = await peer.attach(session, source="$management", target="t", is_receiver=True)
@@ -639,7 +641,7 @@ async def test_answers_wait_for_credit(peer: AmqpPeer) -> None:
     await peer.until(lambda: peer.received[receiver])
 
 
-async def test_a_hub_can_grow(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_add_partitions_serves_them_at_once(emulator: Emulator, peer: AmqpPeer) -> None:
     """Added partitions are there for reads, senders and readers at once."""
     await emulator.add_partitions("telemetry", 2)
     answer = await peer.request("$management", management.hub_request("telemetry", message_id="m"))
@@ -659,7 +661,7 @@ async def partition_facts(peer: AmqpPeer, partition_id: str) -> dict[str, Any]:
     return facts
 
 
-async def test_the_oldest_events_can_be_dropped(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_drop_oldest_removes_events_from_readers_and_properties(emulator: Emulator, peer: AmqpPeer) -> None:
     """What is dropped is gone for readers and properties, the rest keeps its numbers, and more than all is all."""
     await fill(peer, "0", 5)
     for before in (2, 3, 1):
@@ -673,7 +675,7 @@ async def test_the_oldest_events_can_be_dropped(emulator: Emulator, peer: AmqpPe
         emulator.drop_events("telemetry", "9", 1)
 
 
-async def test_a_hub_can_be_recreated(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_recreate_hub_ends_links_and_starts_numbers_again(emulator: Emulator, peer: AmqpPeer) -> None:
     """A recreated hub is a new one: links to the old end, its events are gone, numbers begin again, later created."""
 
     async def created_at() -> Any:
@@ -708,7 +710,7 @@ async def test_a_hub_can_be_recreated(emulator: Emulator, peer: AmqpPeer) -> Non
         (Deadlines(no_link=0.05), "inactive for more than the allowed 50 milliseconds"),
     ],
 )
-async def test_idle_connections_end(deadlines: Deadlines, says: str | None) -> None:
+async def test_idle_connections_are_closed(deadlines: Deadlines, says: str | None) -> None:
     """A connection without a token is cut; one without a link is closed with the service's words (2.4)."""
     async with (
         Emulator({"telemetry": 1}, deadlines=deadlines) as emulator,
@@ -737,7 +739,7 @@ async def test_idle_producers_are_detached() -> None:
         await peer.attach(await peer.begin(), target="telemetry")
 
 
-async def test_retention_drops_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_retention_by_size_drops_events_and_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     """Over its size a partition loses its oldest events, its beginning moves, and the log says it once."""
     caplog.set_level(logging.WARNING, "eventpump.emulator")
     async with (
@@ -876,7 +878,7 @@ async def test_fault_answers_requests_with_a_status(emulator: Emulator, peer: Am
     assert status_of(answer) == 503
 
 
-async def test_connections_can_be_dropped(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_drop_connections_ends_all_and_takes_new_ones(emulator: Emulator, peer: AmqpPeer) -> None:
     """All connections end without a word, and new ones are welcome."""
     async with await AmqpPeer.connect(emulator) as another:
         emulator.drop_connections()
@@ -892,7 +894,7 @@ async def test_connections_can_be_dropped(emulator: Emulator, peer: AmqpPeer) ->
 # ----------------------------------------------------------------------------------------------------- stop
 
 
-async def test_stopping_closes_in_order_and_leaves_nothing() -> None:
+async def test_stop_closes_connections_and_leaves_no_task() -> None:
     """Clients get a close with a condition, the port is free, and no task is left."""
     tasks = asyncio.all_tasks()
     emulator = Emulator({"telemetry": 1})

@@ -37,7 +37,7 @@ async def launch(*arguments: str) -> asyncio.subprocess.Process:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_serves_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+async def test_emulator_serves_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """The first line is the connection string, the port is open by then, and a signal ends it with exit code 0."""
     process = await launch("--hub", "telemetry:4", "--hub", "other:2", "--port", "0", "--data", str(tmp_path))
     assert process.stdout is not None
@@ -56,7 +56,7 @@ async def test_it_serves_until_a_signal(number: signal.Signals, tmp_path: Path) 
     assert (process.returncode, out, err) == (0, b"", b"")
 
 
-async def test_it_serves_tls_and_the_official_file(tmp_path: Path) -> None:
+async def test_emulator_serves_tls_and_the_official_config_file(tmp_path: Path) -> None:
     """A certificate makes it TLS, which the connection string shows, and a Config.json names the hubs."""
     certificate = trustme.CA().issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
@@ -77,7 +77,7 @@ async def test_it_serves_tls_and_the_official_file(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-async def test_a_closed_stdout_is_one_line() -> None:
+async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
     """A reader that went away is no traceback: one line, exit code 2."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -118,7 +118,9 @@ async def test_a_closed_stdout_is_one_line() -> None:
         (("--hub", "a:1", "--port", "{taken}"), "in use"),
     ],
 )
-async def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+async def test_emulator_with_bad_input_exits_with_2_and_one_line(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
     """What cannot work is one clear line on stderr and exit code 2; the key is not in it."""
     (tmp_path / "broken.json").write_text("{")
     with socket.socket() as taken:

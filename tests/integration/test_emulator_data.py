@@ -115,7 +115,7 @@ async def publish_until_killed(service: ServiceProcess, first: int) -> tuple[set
     return {bodies[each] for each in peer.outcomes[sender]}, seen_by(peer.received[reader])
 
 
-async def test_a_killed_emulator_takes_nothing_back(tmp_path: Path) -> None:
+async def test_killed_emulator_keeps_what_it_acknowledged_or_showed(tmp_path: Path) -> None:
     """Killed in the middle of sends, it comes back with all it acknowledged and all a reader saw, numbers included."""
     arguments = ("--hub", "telemetry:1", "--port", "0", "--data", str(tmp_path))
     acknowledged: set[bytes] = set()
@@ -135,7 +135,7 @@ async def test_a_killed_emulator_takes_nothing_back(tmp_path: Path) -> None:
     assert offsets == sorted(set(offsets))
 
 
-async def test_nothing_is_seen_before_it_is_on_disk(tmp_path: Path) -> None:
+async def test_restart_after_a_stop_keeps_hubs_and_numbers(tmp_path: Path) -> None:
     """After an orderly stop the same hub is there, with its group; numbers go on."""
     async with Emulator([HubSpec("telemetry", 2, ("readers",))], data=tmp_path) as emulator:
         async with await connect(emulator) as peer:
@@ -153,7 +153,7 @@ async def test_nothing_is_seen_before_it_is_on_disk(tmp_path: Path) -> None:
         assert sorted(await read_all(emulator)) == [0, 1, 2, 3]
 
 
-async def test_sends_of_many_connections_share_commits(tmp_path: Path) -> None:
+async def test_sends_of_many_connections_keep_their_order(tmp_path: Path) -> None:
     """Concurrent sends over several connections are all acknowledged, each in its own order."""
     async with Emulator({"telemetry": 1}, data=tmp_path, fsync=True) as emulator:
 

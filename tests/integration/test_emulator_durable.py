@@ -67,7 +67,7 @@ class Disk:
                 partition.take_back()
 
 
-async def test_everything_is_there_again(tmp_path: Path) -> None:
+async def test_restart_restores_hubs_groups_events_and_numbers(tmp_path: Path) -> None:
     """Hubs, groups, events, numbers and times come back as they were, and numbering goes on."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("Telemetry", 2, ("readers",)))
@@ -90,7 +90,7 @@ async def test_everything_is_there_again(tmp_path: Path) -> None:
     await again.store.aclose()
 
 
-async def test_a_clock_that_goes_back_does_not_show(tmp_path: Path) -> None:
+async def test_restart_with_a_clock_set_back_keeps_times_growing(tmp_path: Path) -> None:
     """Enqueued times go on from the stored ones."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
@@ -102,7 +102,7 @@ async def test_a_clock_that_goes_back_does_not_show(tmp_path: Path) -> None:
     await again.store.aclose()
 
 
-async def test_declared_hubs_grow(tmp_path: Path) -> None:
+async def test_restart_with_more_declared_partitions_adds_them(tmp_path: Path) -> None:
     """More partitions declared are added; fewer take nothing away; added ones stay."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
@@ -118,7 +118,7 @@ async def test_declared_hubs_grow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dropped", [1, 2, 3, 5])
-async def test_what_was_dropped_stays_away(tmp_path: Path, dropped: int) -> None:
+async def test_restart_keeps_what_retention_dropped_away(tmp_path: Path, dropped: int) -> None:
     """After retention the beginning is the same on disk, also in the middle of a batch, and no number comes again."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
@@ -139,7 +139,7 @@ async def test_what_was_dropped_stays_away(tmp_path: Path, dropped: int) -> None
     await again.store.aclose()
 
 
-async def test_a_failed_write_is_answered_and_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_that_fails_is_refused_and_leaves_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written fails, with all that was numbered after it; then numbering goes on without a gap."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
@@ -168,7 +168,7 @@ async def test_a_failed_write_is_answered_and_leaves_no_gap(tmp_path: Path, monk
     await again.store.aclose()
 
 
-async def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+async def test_open_of_a_directory_in_use_raises(tmp_path: Path) -> None:
     """A second store over the same directory is a clear error."""
     disk = Disk(tmp_path)
     await disk.open(HubSpec("h", 1))
@@ -178,7 +178,7 @@ async def test_a_directory_has_one_owner(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"this is no database, however long it may be" * 100, None])
-async def test_a_directory_that_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
+async def test_open_of_a_directory_that_cannot_be_used_raises(tmp_path: Path, content: bytes | None) -> None:
     """A broken file, or a file where the directory should be, is a clear error."""
     directory = tmp_path / "data"
     if content is None:
@@ -190,7 +190,7 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path, content: bytes | 
         await Disk(directory).open(HubSpec("h", 1))
 
 
-async def test_a_later_version_is_left_alone(tmp_path: Path) -> None:
+async def test_open_of_a_later_version_raises(tmp_path: Path) -> None:
     """A file of another version is refused, not rewritten."""
     database = sqlite3.connect(tmp_path / "hubs.sqlite")
     database.execute("PRAGMA user_version=9")
@@ -205,7 +205,7 @@ def known(ledger: PublishingLedger, producer_id: int) -> ProducerState:
     return admission.state
 
 
-async def test_producers_are_there_again(tmp_path: Path) -> None:
+async def test_restart_restores_idempotent_producers(tmp_path: Path) -> None:
     """Where idempotent producers stood comes back whole: with their events, and without any."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 2))
@@ -232,7 +232,7 @@ async def test_producers_are_there_again(tmp_path: Path) -> None:
     await again.store.aclose()
 
 
-async def test_forgotten_producers_stay_forgotten(tmp_path: Path) -> None:
+async def test_restart_does_not_restore_forgotten_producers(tmp_path: Path) -> None:
     """A producer that was forgotten after its last batch was handed over is not there again."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
@@ -253,7 +253,7 @@ async def test_forgotten_producers_stay_forgotten(tmp_path: Path) -> None:
     await again.store.aclose()
 
 
-async def test_hubs_of_before_there_were_producers(tmp_path: Path) -> None:
+async def test_open_of_a_version_without_producers_succeeds(tmp_path: Path) -> None:
     """A directory of the version before is taken over as it is."""
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))

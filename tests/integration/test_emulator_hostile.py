@@ -44,7 +44,7 @@ async def peer(emulator: Emulator) -> AsyncIterator[AmqpPeer]:
     "raw", ["005372c100", "005375a10178", "00537540", "005374a10178005375a00178", "005372405375a00178"]
 )
 @pytest.mark.parametrize("in_batch", [False, True])
-async def test_what_is_no_message_is_rejected(peer: AmqpPeer, raw: str, in_batch: bool) -> None:
+async def test_send_of_what_is_no_message_is_rejected(peer: AmqpPeer, raw: str, in_batch: bool) -> None:
     """What no reader could take apart is rejected as that, alone and in a batch, and its link goes on."""
     sender = await peer.attach(await peer.begin(), target="telemetry/Partitions/0")
     payload = bytes.fromhex(raw)
@@ -59,7 +59,7 @@ async def test_what_is_no_message_is_rejected(peer: AmqpPeer, raw: str, in_batch
 
 
 @pytest.mark.parametrize("is_sender", [True, False])
-async def test_a_partition_of_many_digits_is_unknown(peer: AmqpPeer, is_sender: bool) -> None:
+async def test_attach_to_a_partition_of_many_digits_is_refused(peer: AmqpPeer, is_sender: bool) -> None:
     """A partition id with more digits than Python converts is refused at attach as any unknown one."""
     session = await peer.begin()
     options = (
@@ -73,13 +73,13 @@ async def test_a_partition_of_many_digits_is_unknown(peer: AmqpPeer, is_sender: 
     assert "between 0 and 3" in (caught.value.error.description or "")
 
 
-async def test_management_knows_no_partition_of_many_digits(peer: AmqpPeer) -> None:
+async def test_management_read_of_a_partition_of_many_digits_is_refused(peer: AmqpPeer) -> None:
     """A question about such a partition is answered as one about any unknown partition."""
     answer = await peer.request("$management", management.partition_request("telemetry", DIGITS, message_id="m"))
     assert (status_of(answer), fields_of(answer)["error-condition"]) == (400, "com.microsoft:argument-out-of-range")
 
 
-async def test_a_long_key_does_not_stop_the_loop(peer: AmqpPeer) -> None:
+async def test_send_with_a_long_key_does_not_stop_the_loop(peer: AmqpPeer) -> None:
     """A key of 400 kB is hashed over many turns of the loop; what came after it on its link is stored after it."""
     key = "k" * 400_000
     home = str(partition_for_key(key, 4))
@@ -107,7 +107,7 @@ async def test_a_long_key_does_not_stop_the_loop(peer: AmqpPeer) -> None:
     assert [ReceivedEvent(raw).body for raw in peer.received[reader]] == [b"0", b"1", b"2", b"3"]
 
 
-async def test_a_link_may_end_while_its_key_is_hashed(emulator: Emulator, peer: AmqpPeer) -> None:
+async def test_detach_while_a_long_key_is_hashed_stores_the_event(emulator: Emulator, peer: AmqpPeer) -> None:
     """A link that goes before its long key is hashed breaks nothing; what was sent is stored."""
     key = "k" * 100_000
     home = str(partition_for_key(key, 4))
@@ -125,7 +125,7 @@ async def test_a_link_may_end_while_its_key_is_hashed(emulator: Emulator, peer: 
     await peer.until(lambda: peer.received[reader])
 
 
-async def test_long_keys_are_refused_by_a_switch() -> None:
+async def test_refuse_long_keys_refuses_129_characters() -> None:
     """With `refuse_long_keys` a key of 129 characters is refused and one of 128 taken; without it both are taken."""
     for refuses in (False, True):
         async with (
@@ -139,7 +139,7 @@ async def test_long_keys_are_refused_by_a_switch() -> None:
             assert isinstance(outcome, Rejected if refuses else Accepted)
 
 
-async def test_signatures_for_other_hosts_are_refused() -> None:
+async def test_token_for_another_host_is_refused() -> None:
     """Signatures are for a host that the emulator answers to: its address, loopback names, and those it was given."""
     async with Emulator({"h": 1}, names=["Given.Example"]) as emulator, await AmqpPeer.connect(emulator) as peer:
         assert await peer.put_token("sb://localhost/h", resource="sb://127.0.0.1/h") == 202
@@ -157,7 +157,7 @@ async def test_signatures_for_other_hosts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["/" + "\0" * 40_000, "sb://127.0.0.1/" + "a//" * 9000, "sb://h/$cbs\n" * 3000])
-async def test_a_refused_audience_is_quoted_in_part(peer: AmqpPeer, text: str) -> None:
+async def test_refused_audience_is_quoted_in_part(peer: AmqpPeer, text: str) -> None:
     """A refusal on the token node holds at most an excerpt of what it refuses."""
     request = cbs.put_token_request("t", SAS_TOKEN_TYPE, text, message_id="m")
     answer = await peer.request("$cbs", request)
@@ -166,7 +166,7 @@ async def test_a_refused_audience_is_quoted_in_part(peer: AmqpPeer, text: str) -
     assert len(answer.encode()) < 700
 
 
-async def test_a_refused_read_is_quoted_in_part(peer: AmqpPeer) -> None:
+async def test_refused_read_is_quoted_in_part(peer: AmqpPeer) -> None:
     """A refusal on the management node holds at most an excerpt of what it refuses."""
     fields = {"operation": "\x1b" * 9000, "type": "\n" * 9000, "name": "telemetry"}
     request = Message(properties=Properties(message_id="m"), application_properties=fields)
@@ -186,7 +186,7 @@ async def test_a_refused_read_is_quoted_in_part(peer: AmqpPeer) -> None:
         "telemetry/ConsumerGroups/" + "g" * 9000 + "/Partitions/0",
     ],
 )
-async def test_a_refused_address_is_quoted_in_part(peer: AmqpPeer, address: str) -> None:
+async def test_refused_address_is_quoted_in_part(peer: AmqpPeer, address: str) -> None:
     """A refused link's error holds at most an excerpt of the address."""
     with pytest.raises(LinkRefusedError) as caught:
         await peer.attach(await peer.begin(), source=address)
@@ -195,7 +195,7 @@ async def test_a_refused_address_is_quoted_in_part(peer: AmqpPeer, address: str)
     assert len(description) < 500
 
 
-async def test_a_refused_selector_is_quoted_in_part(peer: AmqpPeer) -> None:
+async def test_refused_selector_is_quoted_in_part(peer: AmqpPeer) -> None:
     """A refused position's error holds at most an excerpt of the selector."""
     for text in ("\n" * 9000, f"amqp.annotation.{'x' * 9000} > '1'", f"amqp.annotation.x-opt-offset > '{'y' * 9000}'"):
         source = Source(

@@ -180,7 +180,7 @@ async def emulator(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 # ---------------------------------------------------------------------------------------------------- attach
 
 
-async def test_the_handshake(emulator: Emulator) -> None:
+async def test_attach_answers_every_row_of_the_handshake(emulator: Emulator) -> None:
     """Every row of the handshake (8.2), one after the other, on one producer."""
     async with publisher(emulator) as first:
         assert first.answer == (first.producer_id, 0, 0)
@@ -216,7 +216,9 @@ async def test_the_handshake(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("properties", [None, NULLS], ids=["none", "nulls"])
-async def test_no_properties_or_nulls(emulator: Emulator, properties: dict[Any, Any] | None) -> None:
+async def test_attach_without_properties_or_with_nulls_begins_a_producer(
+    emulator: Emulator, properties: dict[Any, Any] | None
+) -> None:
     """The capability alone, or with three nulls, begins a new producer."""
     async with await connect(emulator) as peer:
         made = await attach(peer, properties)
@@ -224,7 +226,7 @@ async def test_no_properties_or_nulls(emulator: Emulator, properties: dict[Any, 
         assert await made.send(1, "a") == "accepted"
 
 
-async def test_the_other_first_answer() -> None:
+async def test_attach_with_the_other_first_answer_gets_minus_1() -> None:
     """On request a producer without a number is told -1, and 0 is its first number."""
     async with Emulator({"telemetry": 1}, nothing_published=-1) as emulator, publisher(emulator) as made:
         assert made.number == -1
@@ -232,7 +234,7 @@ async def test_the_other_first_answer() -> None:
         assert await made.send(1, "b") == "accepted"
 
 
-async def test_what_cannot_be_idempotent(emulator: Emulator) -> None:
+async def test_attach_that_cannot_be_idempotent_is_refused(emulator: Emulator) -> None:
     """The gateway, some of the three properties only, and an id of another partition are refused."""
     assert (await refused(emulator, NULLS, "telemetry")).startswith("amqp:not-allowed")
     assert (await refused(emulator, {PRODUCER_ID: None})).startswith("com.microsoft:argument-error")
@@ -245,7 +247,7 @@ async def test_what_cannot_be_idempotent(emulator: Emulator) -> None:
 # -------------------------------------------------------------------------------------------------- messages
 
 
-async def test_a_repeat_is_accepted_and_not_stored(emulator: Emulator) -> None:
+async def test_send_of_a_repeat_is_accepted_and_not_stored(emulator: Emulator) -> None:
     """The same batch on the same link, on another, and on one whose own id is another: accepted, stored once."""
     async with publisher(emulator) as made, publisher(emulator) as other:
         assert await made.send(1, "a", "b") == "accepted"
@@ -258,7 +260,7 @@ async def test_a_repeat_is_accepted_and_not_stored(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b", "c", "d"]
 
 
-async def test_bad_numbers_are_rejected_and_the_link_stays(emulator: Emulator) -> None:
+async def test_send_of_bad_numbers_is_rejected_and_the_link_stays(emulator: Emulator) -> None:
     """Old numbers, gaps, and a batch with other members are rejected; the next number is taken on the same link."""
     async with publisher(emulator) as made:
         assert await made.send(1, "a", "b", "c", "d", "e") == "accepted"
@@ -274,7 +276,7 @@ async def test_bad_numbers_are_rejected_and_the_link_stays(emulator: Emulator) -
     assert await bodies(emulator) == ["a", "b", "c", "d", "e", "f"]
 
 
-async def test_pipelined_batches_are_judged_in_order(emulator: Emulator) -> None:
+async def test_send_of_pipelined_batches_is_judged_in_order(emulator: Emulator) -> None:
     """Batches on their way together are judged by each other, repeats among them; each gets its own outcome."""
     async with publisher(emulator) as made:
         ids = [made.post(first, *names) for first, names in ((1, "ab"), (1, "ab"), (4, "d"), (3, "c"), (3, "c"))]
@@ -284,7 +286,7 @@ async def test_pipelined_batches_are_judged_in_order(emulator: Emulator) -> None
     assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_numbers_wrap(emulator: Emulator) -> None:
+async def test_send_wraps_numbers_to_zero(emulator: Emulator) -> None:
     """After 2147483647 comes 0, in the middle of a batch; the attach answer follows."""
     async with publisher(emulator, number=LAST - 2) as made:
         assert made.number == LAST - 2
@@ -297,7 +299,7 @@ async def test_numbers_wrap(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b", "c", "d"]
 
 
-async def test_a_raised_epoch_fences(emulator: Emulator) -> None:
+async def test_send_after_a_raised_epoch_is_rejected(emulator: Emulator) -> None:
     """The former link stays attached, and whatever it sends is stolen, a repeat too; the text names both epochs."""
     async with publisher(emulator) as old:
         assert await old.send(1, "a") == "accepted"
@@ -311,7 +313,7 @@ async def test_a_raised_epoch_fences(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b"]
 
 
-async def test_what_is_not_numbered_is_rejected(emulator: Emulator) -> None:
+async def test_send_of_an_event_without_numbers_is_rejected(emulator: Emulator) -> None:
     """On an idempotent link an event without annotations is rejected, one alone and one in a batch."""
     plain = Message(body=Data((b"x",))).encode()
     async with publisher(emulator) as made:
@@ -324,7 +326,7 @@ async def test_what_is_not_numbered_is_rejected(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a"]
 
 
-async def test_what_is_no_event_moves_nothing(emulator: Emulator) -> None:
+async def test_send_of_a_broken_batch_leaves_its_numbers_free(emulator: Emulator) -> None:
     """A batch that is refused as broken leaves its numbers free."""
     async with publisher(emulator) as made:
         lone = made.message(1, ["a"])[5:]  # past the envelope's data section
@@ -338,7 +340,7 @@ async def test_what_is_no_event_moves_nothing(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["b"]
 
 
-async def test_a_lone_event_is_judged_too(emulator: Emulator) -> None:
+async def test_send_of_a_single_event_is_judged_by_its_annotations(emulator: Emulator) -> None:
     """An event outside an envelope carries its annotations itself (.NET sends a single event so)."""
     async with publisher(emulator) as made:
         lone = made.message(1, ["a"])[5:]
@@ -348,7 +350,7 @@ async def test_a_lone_event_is_judged_too(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b"]
 
 
-async def test_plain_producers_are_not_concerned(emulator: Emulator) -> None:
+async def test_send_of_a_plain_producer_is_not_judged(emulator: Emulator) -> None:
     """Without the capability nothing is judged, whatever the events carry, and no producer's numbers move."""
     async with publisher(emulator) as made:
         plain = await made.peer.attach(await made.peer.begin(), target=PARTITION)
@@ -362,7 +364,7 @@ async def test_plain_producers_are_not_concerned(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["plain", "plain", "a"]
 
 
-async def test_readers_see_no_numbers(emulator: Emulator) -> None:
+async def test_receive_gets_no_producer_annotations(emulator: Emulator) -> None:
     """The three annotations are for the service; those a user set stay."""
     async with publisher(emulator) as made:
         assert await made.send(1, "a", "b") == "accepted"
@@ -375,7 +377,7 @@ async def test_readers_see_no_numbers(emulator: Emulator) -> None:
         assert len(annotations) == 3
 
 
-async def test_partitions_share_nothing(emulator: Emulator) -> None:
+async def test_send_numbers_of_partitions_are_separate(emulator: Emulator) -> None:
     """Each partition has ids and numbers of its own."""
     async with await connect(emulator) as peer:
         first = await attach(peer, NULLS)
@@ -390,7 +392,7 @@ async def test_partitions_share_nothing(emulator: Emulator) -> None:
 # ---------------------------------------------------------------------------------------------------- faults
 
 
-async def test_a_lost_answer_is_told_by_attaching(emulator: Emulator) -> None:
+async def test_send_whose_answer_is_lost_is_answered_by_the_attach(emulator: Emulator) -> None:
     """Stored, then cut before the disposition: the attach says so, and the same batch again is no second one."""
     async with publisher(emulator) as made:
         await made.send(1, "a")
@@ -404,7 +406,7 @@ async def test_a_lost_answer_is_told_by_attaching(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_a_lost_transfer_is_told_by_attaching(emulator: Emulator) -> None:
+async def test_send_that_is_lost_is_answered_by_the_attach(emulator: Emulator) -> None:
     """Cut before it is stored: the attach tells the former number, and the batch is taken when it comes again."""
     async with publisher(emulator) as made:
         await made.send(1, "a")
@@ -417,7 +419,7 @@ async def test_a_lost_transfer_is_told_by_attaching(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_a_rejection_can_be_lost_too(emulator: Emulator) -> None:
+async def test_send_whose_rejection_is_lost_moves_nothing(emulator: Emulator) -> None:
     """Cut after judging: a batch that is refused is not answered either, and nothing moves."""
     async with publisher(emulator) as made:
         assert await made.send(1, "a") == "accepted"
@@ -431,7 +433,7 @@ async def test_a_rejection_can_be_lost_too(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("resent", [True, False])
-async def test_a_transfer_that_arrives_late(emulator: Emulator, resent: bool) -> None:
+async def test_send_that_arrives_late_is_stored_once(emulator: Emulator, resent: bool) -> None:
     """Held over the cut and stored after a newer link attached: once, whether it was sent again before or after."""
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
@@ -447,7 +449,7 @@ async def test_a_transfer_that_arrives_late(emulator: Emulator, resent: bool) ->
     assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_a_late_transfer_of_a_fenced_epoch(emulator: Emulator) -> None:
+async def test_send_that_arrives_late_of_a_fenced_epoch_is_not_stored(emulator: Emulator) -> None:
     """Stored late, but after the epoch was raised: it is not stored."""
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
@@ -459,7 +461,7 @@ async def test_a_late_transfer_of_a_fenced_epoch(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["b"]
 
 
-async def test_a_late_transfer_that_was_overtaken(emulator: Emulator) -> None:
+async def test_send_that_arrives_late_and_was_overtaken_is_not_stored(emulator: Emulator) -> None:
     """The numbers were given to other events meanwhile, as they should never be: the late one is not stored."""
     async with publisher(emulator) as made:
         held = emulator.faults.add(StoreLate(), role=LinkRole.PRODUCER)
@@ -472,7 +474,7 @@ async def test_a_late_transfer_that_was_overtaken(emulator: Emulator) -> None:
     assert await bodies(emulator) == [f"{number}" for number in range(1, LOOK_BACK + 2)]
 
 
-async def test_a_plain_transfer_can_be_late_too(emulator: Emulator) -> None:
+async def test_send_that_arrives_late_without_numbers_is_stored(emulator: Emulator) -> None:
     """Without numbers a late message is simply stored."""
     async with await connect(emulator) as peer:
         link = await peer.attach(await peer.begin(), target=PARTITION)
@@ -487,7 +489,7 @@ async def test_a_plain_transfer_can_be_late_too(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["late", "a"]
 
 
-async def test_server_busy_moves_nothing(emulator: Emulator) -> None:
+async def test_send_rejected_as_server_busy_leaves_its_numbers_free(emulator: Emulator) -> None:
     """A throttled batch is not stored; the same numbers are taken afterwards, for any events."""
     async with publisher(emulator) as made:
         emulator.faults.add(Reject(), role=LinkRole.PRODUCER)
@@ -496,7 +498,7 @@ async def test_server_busy_moves_nothing(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["b"]
 
 
-async def test_a_detached_link_moves_nothing(emulator: Emulator) -> None:
+async def test_send_answered_by_a_detach_leaves_its_numbers_free(emulator: Emulator) -> None:
     """Detached at the transfer: not stored, and a link on the same connection goes on."""
     async with publisher(emulator) as made:
         emulator.faults.add(DetachLink(), role=LinkRole.PRODUCER)
@@ -508,7 +510,7 @@ async def test_a_detached_link_moves_nothing(emulator: Emulator) -> None:
     assert await bodies(emulator) == ["a"]
 
 
-async def test_a_detach_at_the_attach(emulator: Emulator) -> None:
+async def test_attach_answered_by_a_detach_can_be_repeated(emulator: Emulator) -> None:
     """A link may be detached as soon as it is attached, on disk too, and the next one is taken."""
     emulator.faults.add(DetachLink(), on=Performative.ATTACH, role=LinkRole.PRODUCER)
     assert (await refused(emulator, NULLS)).startswith("amqp:link:detach-forced")
@@ -517,7 +519,7 @@ async def test_a_detach_at_the_attach(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("action", [Delay(0.01), Hold()], ids=["delay", "hold"])
-async def test_a_delayed_attach_and_transfer(emulator: Emulator, action: Delay | Hold) -> None:
+async def test_attach_and_send_that_are_delayed_succeed(emulator: Emulator, action: Delay | Hold) -> None:
     """A delay or hold changes when, not what."""
     attaching = emulator.faults.add(action, on=Performative.ATTACH, role=LinkRole.PRODUCER)
     async with await connect(emulator) as peer:
@@ -546,7 +548,7 @@ async def test_a_delayed_attach_and_transfer(emulator: Emulator, action: Delay |
 # --------------------------------------------------------------------------------------------------- restart
 
 
-async def test_a_restart_keeps_the_port_and_the_ledger(tmp_path: Path) -> None:
+async def test_restart_with_data_keeps_the_port_and_the_ledger(tmp_path: Path) -> None:
     """Restarted with data: the port is the same, and ids, epochs, numbers and repeats are known."""
     async with Emulator({"telemetry": 1}, data=tmp_path) as emulator:
         port = emulator.port
@@ -565,7 +567,7 @@ async def test_a_restart_keeps_the_port_and_the_ledger(tmp_path: Path) -> None:
         assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_a_restart_in_memory_forgets() -> None:
+async def test_restart_in_memory_keeps_the_port_only() -> None:
     """Restarted in memory: same port, empty hub, unknown producer."""
     async with Emulator({"telemetry": 1}) as emulator:
         async with publisher(emulator) as made:
@@ -575,7 +577,7 @@ async def test_a_restart_in_memory_forgets() -> None:
         assert (await refused(emulator, state(made.producer_id, 0))).startswith("amqp:not-allowed")
 
 
-async def test_a_failed_write_takes_the_ledger_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_that_fails_takes_the_ledger_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch and an attach that could not be written are refused, and leave numbers and epochs as they were."""
     async with Emulator({"telemetry": 1}, data=tmp_path) as emulator, publisher(emulator) as made:
         assert await made.send(1, "a") == "accepted"
@@ -601,7 +603,7 @@ async def test_a_failed_write_takes_the_ledger_back(tmp_path: Path, monkeypatch:
         assert await bodies(emulator) == ["a", "b", "c"]
 
 
-async def test_a_repeat_is_not_answered_before_what_it_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeat_of_a_batch_not_yet_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeat of a batch on its way to disk waits for it, and is rejected with it when that fails."""
     async with (
         Emulator({"telemetry": 1}, data=tmp_path) as emulator,
@@ -640,7 +642,7 @@ class KilledEmulator(EmulatorProcess):
     host = "127.0.0.1"
 
 
-async def test_a_killed_emulator_knows_what_it_answered(tmp_path: Path) -> None:
+async def test_killed_emulator_knows_the_numbers_it_acknowledged(tmp_path: Path) -> None:
     """Killed in the middle of sends, it knows all it acknowledged; the number it tells is that of its last event.
 
     Batches whose answer was lost are sent again with their numbers, over several lives; each event is there once.

@@ -85,7 +85,7 @@ def request(size: int) -> bytes:
 # ------------------------------------------------------------------------------------------------- request links
 
 
-async def test_request_links_before_a_token(stranger: AmqpPeer) -> None:
+async def test_request_links_before_a_token_take_64_kib(stranger: AmqpPeer) -> None:
     """They say that they take 64 KiB, and a larger request ends its link only."""
     link, other = await requests_to(stranger, "$cbs"), await requests_to(stranger, "$cbs")
     assert link.remote_max_message_size == bounds.REQUEST_WITHOUT_TOKEN == 64 * KIB
@@ -98,7 +98,7 @@ async def test_request_links_before_a_token(stranger: AmqpPeer) -> None:
 
 
 @pytest.mark.parametrize("node", ["$cbs", "$management"])
-async def test_request_links_after_a_token(peer: AmqpPeer, node: str) -> None:
+async def test_request_links_after_a_token_take_1_mib(peer: AmqpPeer, node: str) -> None:
     """They say that they take 1 MiB, and a larger request ends its link only."""
     link = await requests_to(peer, node)
     assert link.remote_max_message_size == bounds.REQUEST == MIB
@@ -110,7 +110,7 @@ async def test_request_links_after_a_token(peer: AmqpPeer, node: str) -> None:
 
 
 @pytest.mark.parametrize("body", [AmqpValue([[]] * 60_000), AmqpValue(dict.fromkeys(range(2000)))])
-async def test_a_request_of_many_values(stranger: AmqpPeer, body: AmqpValue) -> None:
+async def test_request_of_many_values_is_rejected_undecoded(stranger: AmqpPeer, body: AmqpValue) -> None:
     """It is rejected without being decoded."""
     outcome = await stranger.send(await requests_to(stranger, "$cbs"), Message(body=body).encode())
     assert isinstance(outcome, Rejected)
@@ -118,7 +118,7 @@ async def test_a_request_of_many_values(stranger: AmqpPeer, body: AmqpValue) -> 
     assert outcome.error.condition == "amqp:decode-error"
 
 
-async def test_links_before_a_token(stranger: AmqpPeer) -> None:
+async def test_links_before_a_token_are_bounded(stranger: AmqpPeer) -> None:
     """There are a few; with a token there are as many as a client wants, also on that connection."""
     session = await stranger.begin()
     for _ in range(bounds.LINKS_WITHOUT_TOKEN - 2):
@@ -131,7 +131,7 @@ async def test_links_before_a_token(stranger: AmqpPeer) -> None:
     assert refused.value.error.condition == EXCEEDED
 
 
-async def test_a_client_that_waits_for_nothing(stranger: AmqpPeer) -> None:
+async def test_pipelined_token_and_links_are_all_attached(stranger: AmqpPeer) -> None:
     """A token and 256 links in one write: all are attached, so a client that pipelines meets no bound."""
     session, producers = await stranger.begin(), await stranger.begin()
     token = await requests_to(stranger, "$cbs", session)
@@ -151,7 +151,9 @@ async def test_a_client_that_waits_for_nothing(stranger: AmqpPeer) -> None:
 
 @pytest.mark.parametrize(("has_token", "size"), [(False, 30 * KIB), (True, 900 * KIB)])
 @pytest.mark.parametrize("credit", ["none", "no window"])
-async def test_answers_that_nobody_takes(emulator: Emulator, has_token: bool, size: int, credit: str) -> None:
+async def test_answers_without_credit_are_bounded_in_bytes(
+    emulator: Emulator, has_token: bool, size: int, credit: str
+) -> None:
     """They wait within bounds in bytes, over all links; then a link is detached, and the next answers find room."""
     mechanism: dict[str, Any] = {}
     if has_token:
@@ -178,7 +180,7 @@ async def test_answers_that_nobody_takes(emulator: Emulator, has_token: bool, si
             requests.detach()
 
 
-async def test_an_answer_larger_than_the_client_takes(peer: AmqpPeer) -> None:
+async def test_answer_larger_than_the_client_takes_ends_its_link(peer: AmqpPeer) -> None:
     """It ends the link that it was to go on, and no more."""
     session = await peer.begin()
     answers = await answers_of(peer, "$management", session, max_message_size=100)
@@ -192,7 +194,7 @@ async def test_an_answer_larger_than_the_client_takes(peer: AmqpPeer) -> None:
 # ------------------------------------------------------------------------------------------------------ messages
 
 
-async def test_256_partitions_with_a_large_message_on_its_way_to_each(request: pytest.FixtureRequest) -> None:
+async def test_large_messages_to_256_partitions_in_turn_are_stored(request: pytest.FixtureRequest) -> None:
     """A client that sends frame by frame in turn meets no bound: every message is stored. The long form: 1 MiB each."""
     size = (MIB if request.config.getoption("--long") else 160 * KIB) - 64
     async with Emulator({"telemetry": 256}) as emulator, await AmqpPeer.connect(emulator) as peer:
@@ -228,7 +230,7 @@ async def test_256_partitions_with_a_large_message_on_its_way_to_each(request: p
         assert service.engine.unfinished_bytes.count == 0
 
 
-async def test_an_event_with_a_million_annotations(peer: AmqpPeer) -> None:
+async def test_event_with_a_million_annotations_is_rejected(peer: AmqpPeer) -> None:
     """It is rejected, and its producer goes on."""
     link = await peer.attach(await peer.begin(), target="telemetry")
     bomb = Message(body=Data((b"x",)), message_annotations={"x": [[]] * (MIB - KIB)}).encode()
@@ -242,7 +244,7 @@ async def test_an_event_with_a_million_annotations(peer: AmqpPeer) -> None:
 # ------------------------------------------------------------------------------------------------------ endings
 
 
-async def test_a_dead_connection_is_freed_at_once(emulator: Emulator) -> None:
+async def test_ended_connection_is_freed_without_the_collector(emulator: Emulator) -> None:
     """With its client gone, nothing of a connection waits for the cyclic collector."""
     peer = await AmqpPeer.connect(emulator)
     assert await peer.put_token(AUDIENCE) == 202
@@ -303,7 +305,7 @@ async def hoard(port: int) -> bytes:
     return answer
 
 
-async def test_memory_of_a_process_under_attack() -> None:
+async def test_memory_held_by_hostile_clients_is_bounded() -> None:
     """Clients without a token that have it hold what they can: it grows by little, and another client is served."""
     async with EmulatorProcess("telemetry:2", arguments=("--ws-port", "0")) as service:
         found = re.search(r":(\d+);", (await service.child.line("Endpoint=", after=1)).string)

@@ -164,7 +164,7 @@ async def client_of(
 
 
 @over_both(is_long=True)
-async def test_links_outlive_their_tokens(way: Way, request: pytest.FixtureRequest) -> None:
+async def test_links_outlive_their_tokens_while_they_are_refreshed(way: Way, request: pytest.FixtureRequest) -> None:
     """Through many refreshes of tokens that live seconds, one connection's links deliver everything once, in order."""
     directory = Directory()
     refreshes = 60 if request.config.getoption("--long") else 5
@@ -179,7 +179,7 @@ async def test_links_outlive_their_tokens(way: Way, request: pytest.FixtureReque
         client.check()
 
 
-async def test_links_end_with_a_token_that_nothing_follows() -> None:
+async def test_links_end_with_a_token_that_is_not_refreshed() -> None:
     """The service holds the expiry: where the directory is away until the token ends, so do the links, saying why."""
     directory = Directory()
     async with (
@@ -202,7 +202,7 @@ async def test_links_end_with_a_token_that_nothing_follows() -> None:
         assert not client.sender.is_attached
 
 
-async def test_an_unknown_token_is_refused() -> None:
+async def test_token_of_another_directory_is_refused_and_not_shown() -> None:
     """A token of another directory is an authentication error to give up on, which does not show it."""
     async with Emulator({HUB: 1}, token_verifier=Directory().verify) as emulator:
         with pytest.raises(AuthenticationError) as caught:
@@ -216,7 +216,7 @@ async def test_an_unknown_token_is_refused() -> None:
 
 
 @over_both(is_long=True)
-async def test_a_key_is_rotated_in_use(way: Way) -> None:
+async def test_key_rotated_by_update_signs_the_next_refresh(way: Way) -> None:
     """Once `update` was called the next refresh signs with the new key, the only one the service still takes."""
     async with Emulator({HUB: 1}, key="the first key", tls=way.tls) as emulator:
         credential = WatchedKey(DEFAULT_KEY_NAME, "the first key")
@@ -232,7 +232,7 @@ async def test_a_key_is_rotated_in_use(way: Way) -> None:
             assert emulator.connection_count == 1
 
 
-async def test_links_end_where_a_key_is_not_rotated() -> None:
+async def test_key_not_rotated_ends_the_links() -> None:
     """Without `update` the refresh is refused, the last token runs out, and the links end."""
     async with Emulator({HUB: 1}, key="the first key") as emulator:
         credential = AzureNamedKeyCredential(DEFAULT_KEY_NAME, "the first key")
@@ -242,7 +242,7 @@ async def test_links_end_where_a_key_is_not_rotated() -> None:
             assert isinstance(await client.sink.ended(), AuthenticationError)
 
 
-async def test_a_signature_is_exchanged_in_use() -> None:
+async def test_signatures_exchanged_by_update_keep_the_links() -> None:
     """Signatures of an AzureSasCredential that live seconds are put in turn, as `update` brings them."""
     async with Emulator({HUB: 1}, key="the key") as emulator:
 
@@ -296,7 +296,7 @@ async def served(handler: Metadata) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_a_credential_of_azure_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_credential_of_azure_identity_opens_producer_and_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A managed identity of azure-identity opens producer and reader, and one that it is refused is given up on."""
     directory = Directory()
     metadata = Metadata(directory)

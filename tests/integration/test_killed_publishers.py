@@ -60,7 +60,7 @@ async def run(*arguments: str, seconds: float | None) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "replayable"])
-async def test_a_killed_publisher_goes_on_with_the_first_event_that_is_not_stored(
+async def test_killed_publisher_continues_with_the_first_event_not_stored(
     tmp_path: Path, mode: str, request: pytest.FixtureRequest
 ) -> None:
     """Whenever it dies, its next start counts what is stored, is in no doubt, and loses and repeats nothing."""

@@ -69,7 +69,7 @@ async def use(transport: NativeTransport) -> None:
     await link.send(EventData(b"x").encode())
 
 
-async def test_tls_with_an_authority_of_ones_own(authority: Authority) -> None:
+async def test_connect_over_tls_with_an_own_authority(authority: Authority) -> None:
     """Over TLS, with the authority named, everything works, large messages too."""
     async with Emulator({HUB: 1}, tls=authority.server("localhost", "127.0.0.1")) as emulator:
         transport = transport_to(emulator, ca_file=authority.file)
@@ -83,7 +83,7 @@ async def test_tls_with_an_authority_of_ones_own(authority: Authority) -> None:
         await transport.aclose()
 
 
-async def test_tls_is_verified(authority: Authority, tmp_path: Path) -> None:
+async def test_connect_with_an_invalid_certificate_gives_up(authority: Authority, tmp_path: Path) -> None:
     """A certificate that is not trusted, self-signed, for another host or expired is one clear error to give up on."""
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     own = trustme.CA()
@@ -112,7 +112,7 @@ async def test_tls_is_verified(authority: Authority, tmp_path: Path) -> None:
             await transport.aclose()
 
 
-async def test_tls_is_not_given_up_unasked(authority: Authority) -> None:
+async def test_connect_over_tls_to_a_plain_server_raises(authority: Authority) -> None:
     """A server that speaks no TLS is an error that says so; nothing is sent to it in the clear."""
     async with Emulator({HUB: 1}) as plain:
         text = plain.connection_string.removesuffix(";UseDevelopmentEmulator=true")
@@ -123,7 +123,7 @@ async def test_tls_is_not_given_up_unasked(authority: Authority) -> None:
         await transport.aclose()
 
 
-async def test_a_custom_endpoint_is_dialled_and_verified(authority: Authority) -> None:
+async def test_connect_to_a_custom_endpoint_verifies_its_host(authority: Authority) -> None:
     """A custom endpoint's host is dialled and has to match the certificate; the open names the namespace."""
     text = (
         "Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey="
@@ -154,7 +154,7 @@ async def test_a_custom_endpoint_is_dialled_and_verified(authority: Authority) -
 # ----------------------------------------------------------------------------------------------- connecting
 
 
-async def test_nobody_listens() -> None:
+async def test_connect_to_a_closed_port_names_it_and_may_be_retried() -> None:
     """A port where nobody listens is an error that names host, port and reason, and is worth another try."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -177,7 +177,7 @@ async def test_nobody_listens() -> None:
     ],
     ids=["http", "end", "silence"],
 )
-async def test_a_server_that_speaks_something_else(answer: bytes | None, says: str) -> None:
+async def test_connect_to_another_protocol_says_what_was_there(answer: bytes | None, says: str) -> None:
     """Where HTTP, or nothing at all, answers, the error says what was there, in time."""
     is_over = asyncio.Event()
 
@@ -201,7 +201,7 @@ async def test_a_server_that_speaks_something_else(answer: bytes | None, says: s
     await server.wait_closed()
 
 
-async def test_a_wrong_key_is_refused(emulator: Emulator) -> None:
+async def test_connect_with_a_wrong_key_gives_up(emulator: Emulator) -> None:
     """A key the service does not know is an authentication error to give up on, and not part of it."""
     text = emulator.connection_string_for("RootManageSharedAccessKey", "wr0ng")
     transport = NativeTransport(connection_settings(text, HUB))
@@ -213,7 +213,7 @@ async def test_a_wrong_key_is_refused(emulator: Emulator) -> None:
     await transport.aclose()
 
 
-async def test_the_connection_says_who_is_calling(emulator: Emulator) -> None:
+async def test_open_says_product_version_and_platform(emulator: Emulator) -> None:
     """The open carries product, version and platform, which a service's operator sees."""
     transport = transport_to(emulator)
     await use(transport)
@@ -230,7 +230,7 @@ async def test_the_connection_says_who_is_calling(emulator: Emulator) -> None:
 # ------------------------------------------------------------------------------------------------- lifetimes
 
 
-async def test_many_links_on_one_connection(emulator: Emulator) -> None:
+async def test_links_beyond_a_session_share_one_connection(emulator: Emulator) -> None:
     """More links than one session of the service carries share one connection, and are gone when it closes."""
     transport = transport_to(emulator)
     links = await asyncio.gather(*(transport.open_send_link(SendLinkSpec(HUB, str(n % 2))) for n in range(300)))
@@ -244,7 +244,7 @@ async def test_many_links_on_one_connection(emulator: Emulator) -> None:
     assert emulator.connection_count == 0
 
 
-async def test_a_silent_peer_is_noticed(emulator: Emulator) -> None:
+async def test_silent_peer_ends_the_links_within_the_idle_time_out(emulator: Emulator) -> None:
     """A peer that goes silent without a word ends the links within the idle time-out."""
     async with FaultProxy(emulator.port) as proxy:
         transport = transport_to(emulator, custom_endpoint_address=proxy.address, idle_timeout=1.0)
@@ -259,7 +259,7 @@ async def test_a_silent_peer_is_noticed(emulator: Emulator) -> None:
         await transport.aclose()
 
 
-async def test_faults_carry_their_words(emulator: Emulator) -> None:
+async def test_faults_arrive_with_condition_and_tracking_id(emulator: Emulator) -> None:
     """What the service says at a refusal, a detach, a rejection or a close arrives with condition and tracking id."""
     transport = transport_to(emulator)
     words = "moved. TrackingId:4711_G2_B3, SystemTracker:ns, Timestamp:2024-01-01T00:00:00"
@@ -290,7 +290,7 @@ async def test_faults_carry_their_words(emulator: Emulator) -> None:
     await transport.aclose()
 
 
-async def test_a_cancelled_attach_on_a_real_socket(emulator: Emulator) -> None:
+async def test_attach_that_is_cancelled_leaves_nothing_at_the_service(emulator: Emulator) -> None:
     """Cancelled at an attach that is never answered, nothing is left at the service once it may answer."""
     transport = transport_to(emulator)
     await transport.get_hub_properties(HUB)

@@ -41,7 +41,9 @@ async def everything(emulator: Served) -> dict[str, list[bytes]]:
     return {str(number): [event.body for event in await emulator.read(HUB, str(number))] for number in range(4)}
 
 
-async def test_an_event_a_list_and_a_batch(emulator: Served, producer: EventProducer) -> None:
+async def test_send_of_an_event_a_list_and_a_batch_is_one_message_each(
+    emulator: Served, producer: EventProducer
+) -> None:
     """One event, several, and a batch each go as one message, in order; nothing at all sends nothing."""
     await producer.send(EventData(b"0"), partition_id="2")
     await producer.send([EventData(b"1"), EventData(b"2")], partition_id="2")
@@ -56,7 +58,7 @@ async def test_an_event_a_list_and_a_batch(emulator: Served, producer: EventProd
     assert await producer.get_partition_ids() == ("0", "1", "2", "3")
 
 
-async def test_a_key_leads_where_the_hash_says(emulator: Served, producer: EventProducer) -> None:
+async def test_send_with_a_key_goes_where_the_hash_says(emulator: Served, producer: EventProducer) -> None:
     """Events of a key, alone, listed or in a batch, all end in the partition of the service's hash, with their key."""
     keys = ["key0", "key1", "alphabet", "131", "é", "日本", ""]
     for key in keys:
@@ -77,7 +79,7 @@ async def test_a_key_leads_where_the_hash_says(emulator: Served, producer: Event
             assert event.partition_key == event.body_as_str().rpartition("-")[0]
 
 
-async def test_without_a_target_events_are_spread(emulator: Served, producer: EventProducer) -> None:
+async def test_send_without_a_target_spreads_events(emulator: Served, producer: EventProducer) -> None:
     """The gateway takes events without partition or key, a message at a time to each partition."""
     for number in range(8):
         await producer.send([EventData(b"%d" % number), EventData(b"%d" % number)])
@@ -85,7 +87,7 @@ async def test_without_a_target_events_are_spread(emulator: Served, producer: Ev
 
 
 @pytest.mark.parametrize("key", [None, "a-key"])
-async def test_a_full_batch_is_taken_and_a_byte_more_is_not(
+async def test_send_of_a_full_batch_succeeds_and_a_byte_more_does_not(
     emulator: Served, producer: EventProducer, key: str | None
 ) -> None:
     """A batch filled to its last byte is stored; it tells its size exactly; one byte more does not go in, or out."""
@@ -122,7 +124,7 @@ def _overhead(key: str | None, size: int) -> int:
     return len(EventData(bytes(size)).encode(key)) - size + 8
 
 
-async def test_an_event_that_no_batch_holds(producer: EventProducer) -> None:
+async def test_send_of_an_event_above_the_limit_is_refused(producer: EventProducer) -> None:
     """An event larger than the limit is refused with its size, before anything is sent."""
     batch = await producer.create_batch(max_size_in_bytes=1000)
     with pytest.raises(EventTooLargeError):
@@ -131,7 +133,7 @@ async def test_an_event_that_no_batch_holds(producer: EventProducer) -> None:
     assert batch.try_add(EventData(bytes(900)))
 
 
-async def test_targets_that_do_not_exist(emulator: Served, producer: EventProducer) -> None:
+async def test_send_to_an_unknown_partition_or_hub_raises_at_once(emulator: Served, producer: EventProducer) -> None:
     """An unknown partition or hub is an error at once, without retries."""
     with pytest.raises(RequestRefusedError):
         await producer.send(EventData(b"x"), partition_id="77")
@@ -141,7 +143,9 @@ async def test_targets_that_do_not_exist(emulator: Served, producer: EventProduc
 
 
 @pytest.mark.parametrize("was_stored", [False, True])
-async def test_a_dropped_connection_loses_nothing(emulator: Served, producer: EventProducer, was_stored: bool) -> None:
+async def test_send_over_a_dropped_connection_loses_nothing(
+    emulator: Served, producer: EventProducer, was_stored: bool
+) -> None:
     """Cut before or after storing, a message is sent again: stored once, or twice, never not at all."""
     await producer.send(EventData(b"0"), partition_id="0")
     emulator.faults.add(DropConnection(stored=was_stored), role=LinkRole.PRODUCER)
@@ -151,7 +155,7 @@ async def test_a_dropped_connection_loses_nothing(emulator: Served, producer: Ev
     assert found == [b"0", *[b"1"] * (2 if was_stored else 1), b"2"]
 
 
-async def test_sends_that_overlap_survive_faults(emulator: Served, producer: EventProducer) -> None:
+async def test_sends_that_overlap_lose_nothing_under_faults(emulator: Served, producer: EventProducer) -> None:
     """Of many sends at once, over all partitions, with links and connections lost meanwhile, none is lost."""
     for after in (20, 60):
         emulator.faults.add(DetachLink(), role=LinkRole.PRODUCER, after=after)
@@ -169,7 +173,7 @@ async def test_sends_that_overlap_survive_faults(emulator: Served, producer: Eve
     assert len(found) < 550
 
 
-async def test_closing_fails_sends_that_wait(emulator: Served) -> None:
+async def test_close_fails_sends_that_wait(emulator: Served) -> None:
     """`aclose` ends sends at once: in flight, being attached, or waiting for a retry; later ones are refused."""
     slow = RetryOptions(base_delay=60.0, max_delay=60.0)
     producer = EventProducer(emulator.connection_string, HUB, retry=slow, **emulator.options)
@@ -200,7 +204,7 @@ async def _until(producer: EventProducer, found: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("is_buffered", [False, True], ids=["plain", "buffered"])
 @pytest.mark.parametrize("ended_by", ["disabled", "made again"])
-async def test_a_hub_that_was_away_is_sent_to_again(emulator: Served, is_buffered: bool, ended_by: str) -> None:
+async def test_send_to_a_hub_that_was_away_opens_a_new_link(emulator: Served, is_buffered: bool, ended_by: str) -> None:
     """A hub that is disabled and enabled, or made again, ends the link for good; later sends use a new one."""
     sender = BufferedProducer if is_buffered else EventProducer
     async with sender(emulator.connection_string, HUB, retry=QUICK, **emulator.options) as producer:

@@ -47,7 +47,9 @@ async def bodies(emulator: Emulator) -> list[str]:
 
 @pytest.mark.parametrize("cut", [False, True], ids=["on its link", "after a cut"])
 @pytest.mark.parametrize("has_store", [False, True], ids=["unnamed", "named"])
-async def test_a_running_producer_whose_state_expired(tmp_path: Path, cut: bool, has_store: bool) -> None:
+async def test_send_after_the_state_expired_raises_producer_state_lost(
+    tmp_path: Path, cut: bool, has_store: bool
+) -> None:
     """It fails with `ProducerStateLostError` once it has asked by attaching, and nothing more of it is stored.
 
     A link that lives gets the refusal of its message first, which is not stored either.
@@ -72,7 +74,7 @@ async def test_a_running_producer_whose_state_expired(tmp_path: Path, cut: bool,
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
-async def test_a_start_after_the_state_expired(tmp_path: Path, on_disk: bool) -> None:
+async def test_start_after_the_state_expired_needs_a_new_id(tmp_path: Path, on_disk: bool) -> None:
     """A start with the stored state fails until it may take a new id; then it goes on counting from its mark."""
     store = tmp_path / "states.sqlite"
     data = tmp_path / "hubs" if on_disk else None

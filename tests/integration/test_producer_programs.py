@@ -64,7 +64,7 @@ async def bodies(emulator: Emulator, hub: str, partition_id: str = "0") -> list[
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_publisher_killed_midway_publishes_every_line_once_in_order(
+async def test_publisher_killed_midway_publishes_every_line_once_in_order(
     service: Emulator, tmp_path: Path, seed: int
 ) -> None:
     """Killed with SIGKILL several times and started again: every event exactly once, in order."""
@@ -89,7 +89,7 @@ async def test_the_publisher_killed_midway_publishes_every_line_once_in_order(
     assert await bodies(service, "telemetry") == lines
 
 
-async def test_the_publisher_that_has_nothing_left_sends_nothing(service: Emulator, tmp_path: Path) -> None:
+async def test_publisher_without_new_lines_sends_nothing(service: Emulator, tmp_path: Path) -> None:
     """Started again after it is done, it says so; lines added since are published behind the others."""
     source = tmp_path / "orders.txt"
     source.write_text("one\ntwo\n")
@@ -139,7 +139,7 @@ async def spread(emulator: Emulator, trades: list[dict[str, Any]], rng: random.R
             await producer.send(events, partition_id=partition_id)
 
 
-async def test_the_aggregator_publishes_every_bar_once_though_it_is_killed(service: Emulator, tmp_path: Path) -> None:
+async def test_aggregator_killed_midway_publishes_every_bar_once(service: Emulator, tmp_path: Path) -> None:
     """Trades of two hubs become the bars of their windows, each once and in order, across a SIGKILL."""
     rng = random.Random(7)
     trades = make_trades(rng, seconds=6)

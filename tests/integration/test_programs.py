@@ -30,7 +30,7 @@ def _run(*arguments: str, without: Sequence[str] = ()) -> subprocess.CompletedPr
     )
 
 
-async def test_the_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+async def test_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """What `examples/produce.py` publishes, `examples/consume.py` reads, all of it."""
     connection = ["--connection-string", eventpump_emulator.connection_string]
     published = await asyncio.to_thread(_run, "examples/produce.py", *connection, "--events", "500")
@@ -63,7 +63,7 @@ def test_the_example_of_subscriptions_brings_its_own_service() -> None:
     assert "archive: lag" in result.stdout
 
 
-def test_the_example_test_passes() -> None:
+def test_example_test_passes() -> None:
     """The example of a user's own test is one that passes."""
     result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")
     assert result.returncode == 0, result.stdout
@@ -72,7 +72,7 @@ def test_the_example_test_passes() -> None:
 @pytest.mark.parametrize(
     "carrier", [[], ["--transport", "uamqp"], ["--transport-type", "websocket"]], ids=["native", "uamqp", "websocket"]
 )
-def test_the_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, carrier: list[str]) -> None:
+def test_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, carrier: list[str]) -> None:
     """The demo publishes, kills, adds, and finds every published event processed, whatever carries them."""
     if "uamqp" in carrier:
         need_uamqp()

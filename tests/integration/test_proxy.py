@@ -58,7 +58,7 @@ async def _is_reset(stream: Stream) -> bool:
     return False
 
 
-async def test_it_forwards_whatever_comes(proxy: FaultProxy) -> None:
+async def test_proxy_without_a_fault_forwards_every_byte(proxy: FaultProxy) -> None:
     """Without a fault every byte arrives, in both directions at once, and so does the end."""
     reader, writer = await _connect(proxy)
     data = bytes(range(256)) * 20_000
@@ -71,7 +71,7 @@ async def test_it_forwards_whatever_comes(proxy: FaultProxy) -> None:
     assert proxy.bytes_forwarded(Direction.TO_CLIENT) == proxy.bytes_forwarded(Direction.TO_SERVICE) == len(data)
 
 
-async def test_a_cut_resets_both_sides(proxy: FaultProxy) -> None:
+async def test_cut_resets_every_connection(proxy: FaultProxy) -> None:
     """Every connection is reset; the next one is served."""
     streams = [await _connect(proxy) for _ in range(3)]
     await _soon(proxy.until_accepted(3))
@@ -85,7 +85,7 @@ async def test_a_cut_resets_both_sides(proxy: FaultProxy) -> None:
     writer.close()
 
 
-async def test_half_open_keeps_connections_and_says_nothing(proxy: FaultProxy) -> None:
+async def test_half_open_keeps_connections_silent_until_restored(proxy: FaultProxy) -> None:
     """Old and new connections stay up and silent; restored, what was held back comes, and nothing is missing."""
     old = await _connect(proxy)
     old[1].write(b"a")
@@ -103,7 +103,7 @@ async def test_half_open_keeps_connections_and_says_nothing(proxy: FaultProxy) -
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-async def test_one_direction_can_be_stalled(proxy: FaultProxy, direction: Direction) -> None:
+async def test_stall_holds_up_one_direction(proxy: FaultProxy, direction: Direction) -> None:
     """What travels that way waits, what travels the other way does not."""
     reader, writer = stream = await _connect(proxy)
     writer.write(b"a")
@@ -117,7 +117,7 @@ async def test_one_direction_can_be_stalled(proxy: FaultProxy, direction: Direct
     writer.close()
 
 
-async def test_a_cut_can_wait_for_a_byte(proxy: FaultProxy) -> None:
+async def test_cut_after_a_number_of_bytes_resets_there(proxy: FaultProxy) -> None:
     """After so many bytes to clients the connections are reset, and no byte more went."""
     _, writer = stream = await _connect(proxy)
     proxy.cut_after(1000)
@@ -127,7 +127,7 @@ async def test_a_cut_can_wait_for_a_byte(proxy: FaultProxy) -> None:
     writer.close()
 
 
-async def test_a_delay_keeps_the_order(proxy: FaultProxy) -> None:
+async def test_delay_keeps_the_order(proxy: FaultProxy) -> None:
     """Everything comes, in order, no sooner than told."""
     proxy.delay(0.05)
     loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ async def test_a_delay_keeps_the_order(proxy: FaultProxy) -> None:
     writer.close()
 
 
-async def test_it_can_refuse(proxy: FaultProxy) -> None:
+async def test_refuse_resets_new_connections(proxy: FaultProxy) -> None:
     """New connections are reset, until it is restored; the old ones live."""
     old = await _connect(proxy)
     await _soon(proxy.until_accepted(1))
@@ -155,7 +155,7 @@ async def test_it_can_refuse(proxy: FaultProxy) -> None:
         stream[1].close()
 
 
-async def test_a_service_that_is_gone_is_gone_through_the_proxy_too() -> None:
+async def test_connection_to_a_service_that_is_gone_is_reset() -> None:
     """Where nobody listens behind it, connections are reset."""
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -167,7 +167,7 @@ async def test_a_service_that_is_gone_is_gone_through_the_proxy_too() -> None:
         stream[1].close()
 
 
-async def test_closing_leaves_nothing(proxy: FaultProxy) -> None:
+async def test_close_leaves_no_connection(proxy: FaultProxy) -> None:
     """Closed, in the middle of a fault, every connection is gone; closing twice is fine."""
     stream = await _connect(proxy)
     await _soon(proxy.until_accepted(1))

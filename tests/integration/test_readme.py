@@ -64,7 +64,9 @@ async def _stored(connection_string: str, partition_id: str) -> list[bytes]:
         return [event.body async for event in reader]
 
 
-async def test_the_program_that_consumes(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+async def test_readme_consumer_prints_and_continues_after_a_restart(
+    eventpump_emulator: Emulator, tmp_path: Path
+) -> None:
     """It prints what was sent, ends on SIGTERM, and started again goes on after what it had processed."""
     connection_string = eventpump_emulator.connection_string
     program = tmp_path / "consume.py"
@@ -117,7 +119,9 @@ async def test_the_block_that_subscribes(eventpump_emulator: Emulator) -> None:
     assert found == [("alerts", b"after"), ("archive", b"after"), ("archive", b"before")]
 
 
-async def test_the_block_that_reads(eventpump_emulator: Emulator, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_readme_reader_prints_a_partition_and_ends(
+    eventpump_emulator: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It prints what a partition holds, and ends."""
     async with EventProducer(eventpump_emulator.connection_string, HUB) as producer:
         await producer.send(EventData(b'{"celsius": 21}'), partition_id="0")
@@ -125,7 +129,7 @@ async def test_the_block_that_reads(eventpump_emulator: Emulator, capsys: pytest
     assert "{'celsius': 21}" in capsys.readouterr().out
 
 
-async def test_the_blocks_that_produce(eventpump_emulator: Emulator) -> None:
+async def test_readme_producers_store_what_they_send(eventpump_emulator: Emulator) -> None:
     """What they send is stored."""
     connection_string = eventpump_emulator.connection_string
     names = {"connection_string": connection_string, "report": lambda *failure: pytest.fail(repr(failure))}
@@ -137,7 +141,7 @@ async def test_the_blocks_that_produce(eventpump_emulator: Emulator) -> None:
     assert sorted(body for body in sent if body != b"three") == [b"21.5", b"one", b"two"]
 
 
-async def test_the_idempotent_block(
+async def test_readme_idempotent_producer_publishes_each_order_once(
     eventpump_emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run again with more orders, it publishes those that are new, and each once."""

@@ -52,7 +52,7 @@ async def publish(transport: Transport, body: bytes) -> None:
         ("uamqp", True, "the hub holds events up to sequence number 1"),
     ],
 )
-async def test_a_silent_link_is_found(
+async def test_silent_link_is_found_and_opened_again(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, kind: str, answers_echo: bool, evidence: str
 ) -> None:
     """A link stalled by the service is found by a probe, or by management, and its event is delivered by another."""

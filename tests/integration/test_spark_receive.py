@@ -74,7 +74,7 @@ def _since(before: ReceiveCounters) -> tuple[int, int, int]:
     )
 
 
-def test_ranges_are_read_whole_and_once(connection: SparkConnection) -> None:
+def test_receive_gives_several_ranges_whole_and_once(connection: SparkConnection) -> None:
     """Several ranges in one task: each comes whole, once and in order."""
     ranges = [SequenceRange("0", 0, 1000), SequenceRange("1", 10, 20), SequenceRange("2", 500, 900)]
     found = _rows(connection, *ranges)
@@ -84,7 +84,7 @@ def test_ranges_are_read_whole_and_once(connection: SparkConnection) -> None:
     assert len(found) == 1000 + 10 + 400
 
 
-def test_every_column_is_filled(service: EmulatorThread) -> None:
+def test_receive_fills_every_column(service: EmulatorThread) -> None:
     """All columns of an event that was sent with everything an event can have."""
 
     async def send() -> None:
@@ -114,7 +114,7 @@ def test_every_column_is_filled(service: EmulatorThread) -> None:
     }
 
 
-def test_tasks_that_follow_each_other_share_a_link(connection: SparkConnection) -> None:
+def test_receive_by_tasks_in_a_row_shares_a_link(connection: SparkConnection) -> None:
     """One link serves a stream of tasks; each gets exactly its range."""
     before = counters()
     for start in range(0, 1000, 250):
@@ -123,7 +123,7 @@ def test_tasks_that_follow_each_other_share_a_link(connection: SparkConnection) 
     assert _since(before) == (0, 3, 1)
 
 
-def test_a_second_evaluation_is_served_here(connection: SparkConnection) -> None:
+def test_receive_of_the_same_range_is_served_from_the_cache(connection: SparkConnection) -> None:
     """The same range again, with other columns, is not received again; without a cache it is."""
     wanted = [SequenceRange("0", 100, 400), SequenceRange("1", 100, 200)]
     before = counters()
@@ -137,7 +137,7 @@ def test_a_second_evaluation_is_served_here(connection: SparkConnection) -> None
     assert _since(before) == (4, 0, 4)
 
 
-def test_a_small_cache_serves_from_disk(connection: SparkConnection) -> None:
+def test_receive_from_a_small_cache_is_served_from_disk(connection: SparkConnection) -> None:
     """Ranges beyond the room in memory come from the spill file, the same."""
     small = ReceiveOptions(cache_memory=10_000, cache_disk=10_000_000)
     wanted = [SequenceRange(partition, 0, 1000) for partition in "012"]
@@ -148,7 +148,7 @@ def test_a_small_cache_serves_from_disk(connection: SparkConnection) -> None:
 
 
 @pytest.mark.parametrize("action", [DropConnection(), CloseConnection(), DetachLink()])
-def test_a_link_that_breaks_costs_nothing(
+def test_receive_over_a_cut_link_loses_nothing(
     service: EmulatorThread, connection: SparkConnection, action: DropConnection | CloseConnection | DetachLink
 ) -> None:
     """A cut in mid-range is mended: nothing is lost and nothing comes twice."""
@@ -157,7 +157,7 @@ def test_a_link_that_breaks_costs_nothing(
     assert fault.fired == 1
 
 
-def test_a_partition_that_was_taken_fails_the_task(service: EmulatorThread, connection: SparkConnection) -> None:
+def test_receive_on_a_stolen_link_fails_the_task(service: EmulatorThread, connection: SparkConnection) -> None:
     """A stolen link ends the task with an error, and the next attempt reads the range whole."""
     stolen = DetachLink(condition="amqp:link:stolen", description="New receiver with higher epoch")
     service.add_fault(stolen, role=LinkRole.CONSUMER, partition="0", after=500)
@@ -166,7 +166,7 @@ def test_a_partition_that_was_taken_fails_the_task(service: EmulatorThread, conn
     assert _rows(connection, SequenceRange("0", 0, 1000)) == _expected("0", 0, 1000)
 
 
-def test_a_failure_drops_the_connection(service: EmulatorThread, connection: SparkConnection) -> None:
+def test_receive_after_a_failure_uses_another_connection(service: EmulatorThread, connection: SparkConnection) -> None:
     """After a task that failed for the service the next attempt begins on another connection."""
     before = worker.transport(connection)
     service.add_fault(
@@ -180,7 +180,7 @@ def test_a_failure_drops_the_connection(service: EmulatorThread, connection: Spa
     assert _rows(connection, SequenceRange("0", 0, 10)) == _expected("0", 0, 10)
 
 
-def test_a_reader_that_stops_early_leaves_nothing_open(connection: SparkConnection) -> None:
+def test_receive_that_stops_early_leaves_nothing_open(connection: SparkConnection) -> None:
     """Closing the iterator, as Spark does for LIMIT, ends the receiving; the range is neither kept nor cached."""
     before = counters()
     batches = read_ranges(
@@ -226,7 +226,7 @@ print(counters().from_cache, counters().from_kept_link, counters().from_new_link
 """
 
 
-def test_a_forked_child_has_connections_of_its_own(service: EmulatorThread) -> None:
+def test_receive_in_a_forked_child_has_connections_of_its_own(service: EmulatorThread) -> None:
     """A child neither uses nor disturbs what its parent opened, and begins with nothing of it."""
     result = subprocess.run(
         [sys.executable, "-c", _FORKING, service.connection_string],

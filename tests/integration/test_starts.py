@@ -78,7 +78,7 @@ async def _send(emulator: Emulator, *bodies: str) -> None:
         await producer.send([EventData(body) for body in bodies], partition_id="0")
 
 
-async def test_a_host_loses_nothing_while_its_first_link_is_cut(tmp_path: Path) -> None:
+async def test_host_at_latest_loses_nothing_while_its_first_link_is_cut(tmp_path: Path) -> None:
     """Begun at "@latest", cut off, stopped and started again before the first event: everything sent since comes."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, "before")
@@ -96,7 +96,7 @@ async def test_a_host_loses_nothing_while_its_first_link_is_cut(tmp_path: Path) 
         assert second.bodies == ["one", "two", "three"]
 
 
-async def test_a_reader_loses_nothing_while_its_first_link_is_cut() -> None:
+async def test_reader_at_latest_loses_nothing_while_its_first_link_is_cut() -> None:
     """What is sent after a reader was entered at "@latest" is read, over whichever link."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, "before")
@@ -113,7 +113,7 @@ async def test_a_reader_loses_nothing_while_its_first_link_is_cut() -> None:
             assert got == ["one", "two"]
 
 
-async def test_an_emulator_in_memory_and_old_leases(tmp_path: Path) -> None:
+async def test_emulator_in_memory_restarted_under_old_leases_is_reported(tmp_path: Path) -> None:
     """A second run of both reports that the hub is another one, and what to do; done so, the host reads the new hub."""
     leases = tmp_path / "leases.db"
     async with Emulator({HUB: 1}) as emulator:
@@ -138,7 +138,7 @@ async def test_an_emulator_in_memory_and_old_leases(tmp_path: Path) -> None:
             assert not seen.told(DataLost)
 
 
-async def test_a_hub_made_again_under_a_host(tmp_path: Path) -> None:
+async def test_host_of_a_recreated_hub_goes_on_at_its_beginning(tmp_path: Path) -> None:
     """The host goes on in the new hub at once, and at its beginning, as its settings say."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, "a", "b", "c")
@@ -152,7 +152,7 @@ async def test_a_hub_made_again_under_a_host(tmp_path: Path) -> None:
             assert not seen.told(PartitionFailed)
 
 
-async def test_a_hub_made_again_under_a_reader() -> None:
+async def test_reader_of_a_recreated_hub_raises() -> None:
     """The reader says so, and reads no event of the new hub at a position of the old one."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, "a", "b", "c")
@@ -169,7 +169,7 @@ async def test_a_hub_made_again_under_a_reader() -> None:
                 await reader.read()
 
 
-async def test_retention_that_passed_the_checkpoint(tmp_path: Path) -> None:
+async def test_retention_past_the_checkpoint_is_reported(tmp_path: Path) -> None:
     """The numbers that are gone are reported, and the host goes on with what is kept."""
     async with Emulator({HUB: 1}) as emulator:
         await _send(emulator, *map(str, range(5)))

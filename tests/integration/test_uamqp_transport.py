@@ -74,7 +74,7 @@ def reading(partition_id: str = "0", hub: str = HUB) -> ReceiveLinkSpec:
 # --------------------------------------------------------------------------------------------------- connecting
 
 
-async def test_tls_is_verified(authority: Authority) -> None:
+async def test_connect_with_an_invalid_certificate_gives_up(authority: Authority) -> None:
     """Another host's, an expired and an untrusted certificate are each one clear error to give up on."""
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     cases = [
@@ -91,7 +91,7 @@ async def test_tls_is_verified(authority: Authority) -> None:
             await transport.aclose()
 
 
-async def test_uamqp_verifies_for_itself(authority: Authority, tmp_path: Any) -> None:
+async def test_connect_verifies_again_within_uamqp(authority: Authority, tmp_path: Any) -> None:
     """A server that shows a good certificate to the first who comes, and another's to uamqp, gets nothing from it."""
     other = Authority.new(tmp_path)
     good, bad = authority.server("127.0.0.1"), other.server("127.0.0.1")
@@ -111,7 +111,7 @@ async def test_uamqp_verifies_for_itself(authority: Authority, tmp_path: Any) ->
     assert threads() == []
 
 
-async def test_a_custom_endpoint_is_dialled(authority: Authority) -> None:
+async def test_connect_to_a_custom_endpoint_verifies_its_host(authority: Authority) -> None:
     """A custom endpoint's host is dialled and verified; the open names the namespace."""
     text = (
         "Endpoint=sb://example.servicebus.windows.net/;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey="
@@ -130,7 +130,7 @@ async def test_a_custom_endpoint_is_dialled(authority: Authority) -> None:
         await transport.aclose()
 
 
-async def test_a_host_that_does_not_answer_stops_nobody_else(authority: Authority) -> None:
+async def test_connect_without_an_answer_does_not_stop_the_loop(authority: Authority) -> None:
     """While a host answers no connection the event loop goes on, though uamqp would hold up every thread."""
     ticks = 0
 
@@ -161,7 +161,7 @@ async def test_a_host_that_does_not_answer_stops_nobody_else(authority: Authorit
     assert ticks >= 10
 
 
-def test_a_loop_that_ends_takes_the_thread_along(authority: Authority) -> None:
+def test_loop_that_ends_ends_the_thread(authority: Authority) -> None:
     """A transport that nobody closed keeps no thread once its event loop is gone, though the service is there."""
     started: queue.SimpleQueue[tuple[Emulator, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
@@ -188,7 +188,7 @@ def test_a_loop_that_ends_takes_the_thread_along(authority: Authority) -> None:
         service.join()
 
 
-async def test_closed_while_it_connects_it_leaves_no_thread(authority: Authority) -> None:
+async def test_close_while_connecting_leaves_no_thread(authority: Authority) -> None:
     """Closed while the service says nothing, a transport is gone with its thread when `aclose` returns."""
     reached = asyncio.Event()
 
@@ -213,7 +213,7 @@ async def test_closed_while_it_connects_it_leaves_no_thread(authority: Authority
 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "stopped"])
-async def test_what_comes_in_is_looked_at_at_once(emulator: Emulator, authority: Authority, is_lost: bool) -> None:
+async def test_incoming_bytes_are_looked_at_at_once(emulator: Emulator, authority: Authority, is_lost: bool) -> None:
     """A connection opens, is lost, or does as it is told, though its thread looks once a minute by itself."""
     loop = asyncio.get_running_loop()
     opened, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
@@ -261,7 +261,9 @@ BODIES: dict[str, Data | AmqpValue | AmqpSequence] = {
 
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("is_sent", [True, False], ids=["sent", "received"])
-async def test_messages_are_as_they_were(emulator: Emulator, authority: Authority, kind: str, is_sent: bool) -> None:
+async def test_messages_equal_those_of_the_native_transport(
+    emulator: Emulator, authority: Authority, kind: str, is_sent: bool
+) -> None:
     """Every section and kind of body is the same to a native reader of uamqp's events, and the other way round.
 
     A body of sequences cannot be sent, and says so.
@@ -294,7 +296,7 @@ async def test_messages_are_as_they_were(emulator: Emulator, authority: Authorit
     await native.aclose()
 
 
-async def test_what_it_cannot_carry_fails_the_sender(emulator: Emulator, authority: Authority) -> None:
+async def test_send_of_a_value_unknown_to_uamqp_fails_alone(emulator: Emulator, authority: Authority) -> None:
     """A message with a value that uamqp does not know is refused to its sender alone; the link goes on."""
     transport = transport_to(emulator, authority)
     link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -311,7 +313,7 @@ async def test_what_it_cannot_carry_fails_the_sender(emulator: Emulator, authori
     await transport.aclose()
 
 
-async def test_an_event_it_cannot_decode_is_not_skipped(emulator: Emulator, authority: Authority) -> None:
+async def test_receive_of_a_value_unknown_to_uamqp_ends_the_link(emulator: Emulator, authority: Authority) -> None:
     """At an event with a value that uamqp does not know its link ends: what comes behind is not handed over."""
     native = NativeTransport(connection_settings(emulator.connection_string, HUB, ca_file=authority.file))
     link = await native.open_send_link(SendLinkSpec(HUB, "0"))
@@ -329,7 +331,7 @@ async def test_an_event_it_cannot_decode_is_not_skipped(emulator: Emulator, auth
     await transport.aclose()
 
 
-async def test_large_messages_take_one_credit_each(emulator: Emulator, authority: Authority) -> None:
+async def test_receive_of_large_messages_takes_one_credit_each(emulator: Emulator, authority: Authority) -> None:
     """Messages of many frames count as one each, whatever the credit is set to on the way."""
     native = NativeTransport(connection_settings(emulator.connection_string, HUB, ca_file=authority.file))
     link = await native.open_send_link(SendLinkSpec(HUB, "0"))
@@ -351,7 +353,7 @@ async def test_large_messages_take_one_credit_each(emulator: Emulator, authority
 # -------------------------------------------------------------------------------------------------- links and ends
 
 
-async def test_a_service_that_closes_says_why(emulator: Emulator, authority: Authority) -> None:
+async def test_close_by_the_service_reports_condition_and_words(emulator: Emulator, authority: Authority) -> None:
     """The service's close and detach come with its condition and words, to sender and reader."""
     transport = transport_to(emulator, authority)
     sink = RecordingSink()
@@ -371,7 +373,7 @@ async def test_a_service_that_closes_says_why(emulator: Emulator, authority: Aut
     await transport.aclose()
 
 
-async def test_refused_readers_use_up_a_connection_and_no_more(emulator: Emulator, authority: Authority) -> None:
+async def test_attach_refused_until_handles_are_used_up_reconnects(emulator: Emulator, authority: Authority) -> None:
     """Refused receivers keep their handles; when there are none left, another connection has them all."""
     transport = transport_to(emulator, authority)
     errors: list[type[Exception]] = []
@@ -389,7 +391,7 @@ async def test_refused_readers_use_up_a_connection_and_no_more(emulator: Emulato
     await transport.aclose()
 
 
-async def test_many_links_share_a_connection(emulator: Emulator, authority: Authority) -> None:
+async def test_links_beyond_a_session_share_one_connection(emulator: Emulator, authority: Authority) -> None:
     """More links than one session holds go over one connection, and each carries what is its own."""
     transport = transport_to(emulator, authority)
     specs = [SendLinkSpec(HUB, str(number % 2)) for number in range(HANDLES + 50)]

@@ -13,7 +13,7 @@ uvloop = pytest.importorskip("uvloop")
 EVENTS = 300
 
 
-def test_buffered_events_arrive_whose_batches_are_due_at_once() -> None:
+def test_buffered_producer_on_uvloop_loses_nothing() -> None:
     """A buffer whose batches wait for no other event, fed by several tasks without a pause, loses nothing."""
 
     async def main() -> None:

@@ -63,7 +63,7 @@ async def bodies(connection_string: str, **options: Any) -> list[bytes]:
         return [event.body async for event in reader]
 
 
-async def test_both_ports_are_one_service(emulator: Emulator) -> None:
+async def test_both_ports_serve_the_same_events(emulator: Emulator) -> None:
     """What is sent over one port is read over the other, messages of any size, and the ports differ."""
     assert emulator.ws_port not in (None, 0, emulator.port)
     large = os.urandom(900_000)
@@ -79,7 +79,7 @@ async def test_both_ports_are_one_service(emulator: Emulator) -> None:
     assert await bodies(emulator.ws_connection_string, **OVER) == [b"tcp", large]
 
 
-async def test_wss(authority: Authority) -> None:
+async def test_websocket_over_tls_has_the_same_certificate(authority: Authority) -> None:
     """With TLS on the one port there is TLS on the other, with the same certificate."""
     async with Emulator({HUB: 1}, ws_port=0, tls=authority.server("127.0.0.1")) as emulator:
         options: dict[str, Any] = {**OVER, "ca_file": authority.file}
@@ -94,7 +94,7 @@ async def test_wss(authority: Authority) -> None:
                 await producer.send(EventData(b"x"), partition_id="0")
 
 
-async def test_the_wrong_port_says_what_is_there(emulator: Emulator) -> None:
+async def test_connect_to_the_wrong_port_says_what_is_there(emulator: Emulator) -> None:
     """A client at the other kind of port gets one error, and quickly, that tells what it met."""
     async with EventProducer(emulator.ws_connection_string, HUB, retry=NO_RETRY) as producer:
         with pytest.raises(ConnectionLostError, match="another protocol"):
@@ -104,7 +104,7 @@ async def test_the_wrong_port_says_what_is_there(emulator: Emulator) -> None:
             await asyncio.wait_for(producer.send(EventData(b"x")), 10.0)
 
 
-async def test_it_stops_and_starts_again_on_both_ports() -> None:
+async def test_restart_keeps_both_ports() -> None:
     """A restart keeps both ports, and a client over WebSockets goes on by itself."""
     async with Emulator({HUB: 1}, ws_port=0) as emulator:
         ports = emulator.port, emulator.ws_port
@@ -119,7 +119,7 @@ async def test_it_stops_and_starts_again_on_both_ports() -> None:
         assert await bodies(emulator.ws_connection_string, **OVER) == [b"after", b"dropped"]
 
 
-async def test_it_stops_with_clients_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopping tells clients on WebSockets as it tells others, and waits for none that does not listen."""
     monkeypatch.setattr(stream, "CLOSE_TIMEOUT", 60.0)  # which ends a stream that stands, where `STOP_TIMEOUT` does not
     emulator = Emulator({HUB: 1}, ws_port=0)
@@ -163,7 +163,7 @@ async def test_it_stops_with_clients_on_it(monkeypatch: pytest.MonkeyPatch) -> N
         await peer.aclose()
 
 
-async def test_no_websockets_unless_asked_for() -> None:
+async def test_websocket_port_is_served_only_on_request() -> None:
     """Without a port for WebSockets there is none, and a port that is taken is named."""
     async with Emulator({HUB: 1}) as emulator:
         assert emulator.ws_port is None
@@ -188,7 +188,7 @@ def certificate(authority: Authority, tmp_path: Path) -> list[str]:
     return ["--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")]
 
 
-async def test_the_commands(authority: Authority, certificate: list[str]) -> None:
+async def test_commands_work_over_websockets(authority: Authority, certificate: list[str]) -> None:
     """The emulator's command prints a second connection string, which `send` and `tail` use over WebSockets."""
     async with EmulatorProcess(f"{HUB}:1", arguments=["--ws-port", "0", *certificate]) as service:
         await service.child.line("Endpoint=", after=1)
@@ -213,7 +213,7 @@ async def test_the_commands(authority: Authority, certificate: list[str]) -> Non
             assert sorted(json.loads(line)["body"] for line in tail.lines) == ["one", "two"]
 
 
-async def test_what_is_no_websocket_in_time_is_cut() -> None:
+async def test_connection_that_is_no_websocket_in_time_is_cut() -> None:
     """Connections that say nothing, or ask for something else, are cut; a WebSocket with a token goes on."""
 
     async def until_cut(emulator: Emulator, sent: bytes) -> None:

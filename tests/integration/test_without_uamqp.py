@@ -13,7 +13,7 @@ import pytest
     ("version", "words"),
     [((3, 13, 0), r"transport: .*install eventpump\[uamqp\]"), ((3, 14, 0), "transport: .*no release for Python 3.14")],
 )
-def test_where_it_is_not_installed(version: tuple[int, ...], words: str) -> None:
+def test_transport_option_without_uamqp_is_refused_by_name(version: tuple[int, ...], words: str) -> None:
     """Asked for where it is not installed, or cannot be, it is one error that names the option and what to do."""
     program = f"""
 import sys
@@ -30,7 +30,7 @@ except eventpump.ConfigurationError as error:
     assert re.match(words, result.stdout)
 
 
-def test_nobody_else_imports_it() -> None:
+def test_uamqp_is_imported_by_its_transport_only() -> None:
     """No module outside `transport/uamqp/` imports it, however much of the package is imported."""
     program = """
 import importlib, pkgutil, sys

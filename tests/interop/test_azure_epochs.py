@@ -54,7 +54,9 @@ async def send(emulator: Emulator, hub: str, body: str, partition: str = "0") ->
         await producer.send(EventData(body), partition_id=partition)
 
 
-async def test_its_reader_takes_over_from_ours(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reader_of_a_higher_level_takes_over_from_ours(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """Its reader of a higher or equal level, or of any where ours has none, takes the partition; ours learns of it."""
 
     async def take_over(partition: str, old: int | None, new: int) -> None:
@@ -72,7 +74,9 @@ async def test_its_reader_takes_over_from_ours(emulator: Emulator, azure: AzureP
     await asyncio.gather(take_over("0", None, 0), take_over("1", 1, 2), take_over("2", 3, 3), take_over("3", 0, 0))
 
 
-async def test_our_reader_takes_over_from_its(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_our_reader_of_a_higher_level_takes_over_from_azures(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """Our reader of a higher or equal level takes the partition; its user gets ConnectionLostError, and no more."""
 
     async def take_over(partition: str, old: int | None, new: int) -> None:
@@ -93,7 +97,7 @@ async def test_our_reader_takes_over_from_its(emulator: Emulator, azure: AzurePe
     await asyncio.gather(take_over("0", None, 0), take_over("1", 1, 2), take_over("2", 3, 3), take_over("3", 0, 0))
 
 
-async def test_its_reader_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reader_of_a_lower_level_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """While ours holds a level, its reader of a lower one, or of none, is refused, and ours reads on."""
 
     async def refuse(partition: str, held: int, level: int | None) -> None:
@@ -111,7 +115,7 @@ async def test_its_reader_is_refused(emulator: Emulator, azure: AzurePeer, hub: 
     await asyncio.gather(refuse("0", 5, 4), refuse("1", 5, None), refuse("2", 0, None))
 
 
-async def test_our_reader_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_our_reader_of_a_lower_level_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """While its reader holds a level, ours of a lower one, or of none, is refused, and its reads on."""
 
     async def refuse(partition: str, held: int, level: int | None) -> None:
@@ -129,7 +133,7 @@ async def test_our_reader_is_refused(emulator: Emulator, azure: AzurePeer, hub: 
     await asyncio.gather(refuse("0", 5, 4), refuse("1", 5, None), refuse("2", 0, None))
 
 
-async def test_levels_count_within_a_group_only(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_owner_levels_count_within_a_group_only(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """A reader of another consumer group is left alone, whatever its level."""
     await send(emulator, hub, "before")
     consumer = await theirs(azure, emulator, hub, 1, group="second")
@@ -142,7 +146,9 @@ async def test_levels_count_within_a_group_only(emulator: Emulator, azure: Azure
     assert consumer.notes.errors == []
 
 
-async def test_five_readers_share_a_partition(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_five_shared_readers_of_both_kinds_exclude_a_sixth(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """Three of its readers and two of ours share a partition; a sixth of either is refused until one leaves.
 
     Its sixth does not report the refusal: the SDK tells its user of a stolen link only, and tries the rest again.
@@ -173,7 +179,9 @@ async def test_five_readers_share_a_partition(emulator: Emulator, azure: AzurePe
     assert [consumer.notes.errors for consumer in [*consumers, waiting]] == [[], [], [], []]
 
 
-async def test_an_exclusive_reader_clears_the_partition(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_exclusive_reader_detaches_shared_ones_of_both_kinds(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """The first reader with a level detaches every shared one, of either kind."""
     await send(emulator, hub, "before")
     consumers = await asyncio.gather(*(theirs(azure, emulator, hub, None) for _ in range(2)))

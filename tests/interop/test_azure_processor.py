@@ -90,7 +90,7 @@ def has_all(consumers: Sequence[PeerConsumer], sent: dict[str, int]) -> bool:
     return seen(consumers) == {partition: set(range(count)) for partition, count in sent.items()}
 
 
-async def test_its_processors_share_a_hub_and_take_over(
+async def test_azure_processors_share_a_hub_and_take_over(
     emulator: Emulator, azure: AzurePeer, hub: str, store: tuple[str, str], stream: Stream
 ) -> None:
     """A second processor takes half of the partitions, the first leaves and it takes them all: nothing is lost."""
@@ -111,7 +111,7 @@ async def test_its_processors_share_a_hub_and_take_over(
 
 
 @pytest.mark.long  # another process, and a wait for ownership to expire
-async def test_its_processor_takes_over_from_a_killed_one(
+async def test_azure_processor_takes_over_from_a_killed_one(
     emulator: Emulator,
     azure: AzurePeer,
     hub: str,

@@ -80,7 +80,7 @@ def bodies(events: list[PeerEvent]) -> list[str]:
     return [received.data.decode() for received in events]
 
 
-async def test_every_body_is_read_as_we_sent_it(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_every_body_as_we_sent_it(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Data, values and sequences that we send, alone or together, it reads equal."""
     data: list[bytes | str] = [b"\x00\xff", "text, é", b"", b"x" * 300_000]
     async with EventProducer(emulator.connection_string, hub) as producer:
@@ -99,7 +99,7 @@ async def test_every_body_is_read_as_we_sent_it(emulator: Emulator, azure: Azure
     assert (received[-1].kind, received[-1].body) == ("sequence", [[1, b"two", [True]]])
 
 
-async def test_every_property_is_read_as_we_sent_it(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_every_property_as_we_sent_it(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Application properties of every type and all standard properties that we send, it reads equal."""
     sent = {f"{type(value).__name__}-{n}": value for n, (value, _) in enumerate(VALUES)}
     standard = {name: value for name, (value, _) in STANDARD.items()}
@@ -119,7 +119,7 @@ async def test_every_property_is_read_as_we_sent_it(emulator: Emulator, azure: A
     assert [each.properties for each in others] == [{}] * len(ids)
 
 
-async def test_both_see_the_same_facts_of_an_event(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_and_ours_read_the_same_facts_of_an_event(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Partition key, sequence number, offset and enqueued time are the same to its reader and to ours."""
     async with EventProducer(emulator.connection_string, hub) as producer:
         for key in ("MSFT", "AAPL", "key1", "schlüssel"):
@@ -155,7 +155,7 @@ def ticking() -> Callable[[], float]:
     return lambda: next(ticks) / 1000
 
 
-async def test_it_reads_from_every_position(azure: AzurePeer, ticking: Callable[[], float]) -> None:
+async def test_azure_reads_from_every_position(azure: AzurePeer, ticking: Callable[[], float]) -> None:
     """Start, offset, sequence number and enqueued time, exclusive and inclusive, give exactly what lies after."""
     async with (
         Emulator([HubSpec("telemetry", 1, ("second",))], now=ticking) as emulator,
@@ -200,7 +200,7 @@ async def test_it_reads_from_every_position(azure: AzurePeer, ticking: Callable[
             assert bodies(received) == [str(n) for n in range(first, 7)], (position, inclusive)
 
 
-async def test_it_reads_from_the_latest(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_from_the_latest(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """From "@latest", its default, it gets nothing that was there before, and everything after its first event."""
     async with EventProducer(emulator.connection_string, hub) as producer:
         await producer.send([EventData("old")] * 5, partition_id="0")
@@ -218,7 +218,7 @@ async def test_it_reads_from_the_latest(emulator: Emulator, azure: AzurePeer, hu
     assert received == expected[-len(received) :]
 
 
-async def test_it_reads_all_in_order_at_any_prefetch(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_all_in_order_at_any_prefetch(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """More events than its credit arrive, each once, in order and unharmed; large ones in several frames too."""
     sent: list[bytes] = []
     async with EventProducer(emulator.connection_string, hub) as producer:
@@ -237,7 +237,7 @@ async def test_it_reads_all_in_order_at_any_prefetch(emulator: Emulator, azure: 
         ], prefetch
 
 
-async def test_it_is_told_of_the_newest_event(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_last_enqueued_event_properties(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """With `track_last_enqueued_event_properties` every event brings facts of the partition's newest; without, none."""
     async with EventProducer(emulator.connection_string, hub) as producer:
         await producer.send([EventData("x")] * 5, partition_id="0")
@@ -259,7 +259,7 @@ async def test_it_is_told_of_the_newest_event(emulator: Emulator, azure: AzurePe
     assert not plain.notes.newest["0"]
 
 
-async def test_it_reads_the_properties_of_hub_and_partitions(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_reads_properties_of_hub_and_partitions(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """`get_eventhub_properties` and `get_partition_properties` say what is true, of empty partitions too."""
     producer = await azure.producer(emulator.connection_string, hub)
     async with EventProducer(emulator.connection_string, hub) as ours:
@@ -285,7 +285,7 @@ async def test_it_reads_the_properties_of_hub_and_partitions(emulator: Emulator,
     assert empty["last_enqueued_offset"] == "-1"
 
 
-async def test_its_close_leaves_nothing_attached(own_emulator: Emulator, azure: AzurePeer) -> None:
+async def test_azure_close_leaves_nothing_attached(own_emulator: Emulator, azure: AzurePeer) -> None:
     """A consumer and a producer of it that are closed take their connections with them, and free the reader's place."""
     string = own_emulator.connection_string
     producer = await azure.producer(string, "telemetry")

@@ -30,7 +30,9 @@ async def refusal(doing: Awaitable[object]) -> PeerError:
     return raised.value
 
 
-async def test_a_wrong_key_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_with_a_wrong_key_raises_authentication_error(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """With a wrong key, or one of no rule, everything raises AuthenticationError, and no key is in it."""
     wrong = emulator.connection_string_for("RootManageSharedAccessKey", "WRONG_KEY_VALUE")
     nobody = emulator.connection_string_for("Nobody", "SAS_KEY_VALUE")
@@ -50,7 +52,7 @@ async def test_a_wrong_key_is_refused(emulator: Emulator, azure: AzurePeer, hub:
     assert [await read_partition(emulator.connection_string, hub, partition) for partition in PARTITIONS] == [[]] * 4
 
 
-async def test_unknown_names_are_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_with_unknown_names_raises_connect_error(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """An unknown hub or partition raises ConnectError with the service's status, and hangs nothing."""
     nowhere = await azure.producer(emulator.connection_string, "nowhere", **ONCE)
     reader = await azure.consumer(emulator.connection_string, "nowhere", client=ONCE, partition_id="0")
@@ -75,7 +77,7 @@ HARM: dict[str, Callable[[Emulator], object]] = {
 }
 
 
-async def test_its_consumer_recovers(azure: AzurePeer) -> None:
+async def test_azure_consumer_recovers_from_a_lost_link(azure: AzurePeer) -> None:
     """After a lost link or connection its consumer reads on after what it gave its user: nothing lost or twice."""
 
     async def recover(harm: str) -> None:
@@ -97,7 +99,7 @@ async def test_its_consumer_recovers(azure: AzurePeer) -> None:
     await asyncio.gather(*map(recover, HARM))
 
 
-async def test_its_producer_recovers(own_emulator: Emulator, azure: AzurePeer) -> None:
+async def test_azure_producer_recovers_from_cut_connections(own_emulator: Emulator, azure: AzurePeer) -> None:
     """After all connections are cut its producer sends again on a new one."""
     producer = await azure.producer(own_emulator.connection_string, "telemetry")
     await producer.send([event("before")], "event", partition_id="0")
@@ -107,7 +109,7 @@ async def test_its_producer_recovers(own_emulator: Emulator, azure: AzurePeer) -
     assert stored == [b"before", b"after"]
 
 
-async def test_a_lost_acknowledgement_is_sent_again(own_emulator: Emulator, azure: AzurePeer) -> None:
+async def test_azure_send_whose_acknowledgement_is_lost_is_repeated(own_emulator: Emulator, azure: AzurePeer) -> None:
     """Where the connection is cut after storing and before the answer, the SDK's retry stores the event twice."""
     producer = await azure.producer(own_emulator.connection_string, "telemetry")
     await producer.send([event("before")], "event", partition_id="0")
@@ -128,7 +130,7 @@ def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, str]:
     return context, str(path)
 
 
-async def test_it_connects_over_tls(azure: AzurePeer, certificate: tuple[ssl.SSLContext, str]) -> None:
+async def test_azure_connects_over_tls(azure: AzurePeer, certificate: tuple[ssl.SSLContext, str]) -> None:
     """Over TLS, with its verification on, it sends and receives; and our reader too."""
     context, authority = certificate
     async with Emulator({"telemetry": 1}, tls=context) as emulator:

@@ -26,7 +26,7 @@ async def routed(emulator: Emulator, hub: str) -> dict[str, str]:
     return found
 
 
-async def test_the_gateway_routes_by_its_hash(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_by_key_goes_by_the_hash(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """A key lands in the partition that its hash, reduced with the service's truncating remainder, names."""
     async with EventProducer(emulator.connection_string, hub) as producer:
         await asyncio.gather(*(producer.send(EventData(key), partition_key=key) for key in KEYS))
@@ -36,7 +36,7 @@ async def test_the_gateway_routes_by_its_hash(emulator: Emulator, azure: AzurePe
     assert await routed(emulator, hub) == expected
 
 
-async def test_its_buffered_producer_agrees_where_it_is_right(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_buffered_producer_agrees_where_it_is_right(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Events that its buffered producer sends to the partition of their key join those the gateway put there.
 
     Only for keys of no negative hash: for others it picks wrong partitions, having floored the remainder.

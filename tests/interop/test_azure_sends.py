@@ -112,7 +112,7 @@ def assert_bodies(events: list[ReceivedEvent]) -> None:
                 assert exact(value) == exact(expected_value)
 
 
-async def test_every_body_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_of_every_body_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Data in one section or several, values and sequences: sent alone, in a list or in a batch, we read them equal."""
     producer = await azure.producer(emulator.connection_string, hub)
     bodies = [spec for spec, _ in BODIES]
@@ -122,7 +122,9 @@ async def test_every_body_arrives_as_it_was_sent(emulator: Emulator, azure: Azur
         assert_bodies(await read_partition(emulator.connection_string, hub, partition))
 
 
-async def test_every_property_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_of_every_property_arrives_as_it_was_sent(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """Application properties of every type keep their AMQP type and value."""
     producer = await azure.producer(emulator.connection_string, hub)
     sent = {name: value for name, (value, _) in PROPERTIES.items()}
@@ -135,7 +137,9 @@ async def test_every_property_arrives_as_it_was_sent(emulator: Emulator, azure: 
     assert without.properties == {}
 
 
-async def test_every_standard_property_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_of_standard_properties_arrives_as_they_were_sent(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """All thirteen standard properties keep their AMQP type and value, and ids of every type are taken."""
     producer = await azure.producer(emulator.connection_string, hub)
     sent = {name: value for name, (value, _) in STANDARD.items()}
@@ -151,7 +155,9 @@ async def test_every_standard_property_arrives_as_it_was_sent(emulator: Emulator
     assert [exact(received.correlation_id) for received in others] == [exact(each) for each in expected]
 
 
-async def test_every_section_arrives_as_it_was_sent(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_of_every_section_arrives_as_it_was_sent(
+    emulator: Emulator, azure: AzurePeer, hub: str
+) -> None:
     """Header, annotations of the sender's own and footer of an annotated message survive, next to the service's."""
     producer = await azure.producer(emulator.connection_string, hub)
     sent = annotated(
@@ -176,7 +182,7 @@ async def test_every_section_arrives_as_it_was_sent(emulator: Emulator, azure: A
     assert received.sequence_number == 0
 
 
-async def test_a_partition_takes_what_is_sent_to_it(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_to_a_partition_is_stored_in_order(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Events sent to a partition are stored there, in order, numbered from 0, at rising offsets and times."""
     producer = await azure.producer(emulator.connection_string, hub)
     before = datetime.now(UTC).replace(microsecond=0)
@@ -197,7 +203,7 @@ async def test_a_partition_takes_what_is_sent_to_it(emulator: Emulator, azure: A
         assert {received.partition_key for received in events} == {None}
 
 
-async def test_the_gateway_spreads_what_has_no_target(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_without_a_target_is_spread(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Without a target each message goes to a partition of the service's choice, each in turn; a batch goes to one."""
     producer = await azure.producer(emulator.connection_string, hub)
     for n in range(4):
@@ -206,7 +212,7 @@ async def test_the_gateway_spreads_what_has_no_target(emulator: Emulator, azure:
     assert sorted(stored) == [[f"{n}-a", f"{n}-b"] for n in range(4)]
 
 
-async def test_a_partition_key_keeps_events_together(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_by_key_keeps_events_together(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Events of one key, however they are sent, land in one partition, in order, and carry the key."""
     producer = await azure.producer(emulator.connection_string, hub)
     keys = ["MSFT", "AAPL", "key1", "schlüssel"]
@@ -221,7 +227,7 @@ async def test_a_partition_key_keeps_events_together(emulator: Emulator, azure: 
         assert own == [f"{key}-{how}-{which}" for how in ("event", "list", "batch") for which in "ab"]
 
 
-async def test_full_batches_are_taken_whole(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_of_full_batches_is_stored_whole(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Batches filled up to the link's limit are stored with every event in them, for every target."""
     producer = await azure.producer(emulator.connection_string, hub)
     body = bytes(range(256)) * 4
@@ -240,9 +246,7 @@ async def test_full_batches_are_taken_whole(emulator: Emulator, azure: AzurePeer
     assert len(digests) == sum(batch["count"] for batch in filled)
 
 
-async def test_what_is_too_large_is_refused_and_the_link_goes_on(
-    emulator: Emulator, azure: AzurePeer, hub: str
-) -> None:
+async def test_azure_send_of_too_large_an_event_is_refused(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """An event over the limit raises what the SDK raises for it, nothing is stored, and the next send works."""
     producer = await azure.producer(emulator.connection_string, hub)
     with pytest.raises(PeerError, match="LinkMessageSizeExceeded") as refused:
@@ -254,7 +258,7 @@ async def test_what_is_too_large_is_refused_and_the_link_goes_on(
     assert [received.body for received in await read_partition(emulator.connection_string, hub, "0")] == [b"after"]
 
 
-async def test_a_rejection_reaches_the_user(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_send_rejected_as_busy_raises(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """A send the service rejects as busy raises at once with the condition, and stores nothing; the next one works."""
     producer = await azure.producer(emulator.connection_string, hub)
     emulator.faults.add(Reject(), role=LinkRole.PRODUCER, hub=hub)
@@ -265,7 +269,7 @@ async def test_a_rejection_reaches_the_user(emulator: Emulator, azure: AzurePeer
     assert [received.body for received in await read_partition(emulator.connection_string, hub, "0")] == [b"taken"]
 
 
-async def test_the_buffered_producer_sends_all_it_was_given(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
+async def test_azure_buffered_producer_sends_everything(emulator: Emulator, azure: AzurePeer, hub: str) -> None:
     """Every event enqueued to a partition, a key or nowhere is stored once, and reported to `on_success`."""
     producer = await azure.producer(emulator.connection_string, hub, buffered=True)
     await producer.send([event(f"p{n}") for n in range(50)], "event", partition_id="3")

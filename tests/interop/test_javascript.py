@@ -43,14 +43,14 @@ def events(*names: object) -> list[dict[str, object]]:
     return [event(name.encode()) for name in named(*names)]
 
 
-async def test_it_reads_about_the_hub(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_properties_of_the_hub(service: Emulator, peer: JavaScriptPeer) -> None:
     """Name and partitions are told over $management."""
     producer = await peer.producer(service.connection_string, HUB)
     assert await producer.describe() == {"name": HUB, "partitionIds": ["0", "1"]}
     await producer.close()
 
 
-async def test_what_it_sends_we_read(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_sends_what_we_read(service: Emulator, peer: JavaScriptPeer) -> None:
     """Lists, batches and keyed events arrive with body, properties, message id, content type and key."""
     producer = await peer.producer(service.connection_string, HUB)
     full = event(
@@ -73,7 +73,7 @@ async def test_what_it_sends_we_read(service: Emulator, peer: JavaScriptPeer) ->
     assert [(each.body, each.partition_key) for each in keyed] == [(b"keyed", "key1"), (b"too", "key1")]
 
 
-async def test_what_we_send_it_reads(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_what_we_send(service: Emulator, peer: JavaScriptPeer) -> None:
     """Events of our producer come to its user whole: body, properties, ids, key, and the service's numbers."""
     ours = [
         EventData(
@@ -102,7 +102,9 @@ async def test_what_we_send_it_reads(service: Emulator, peer: JavaScriptPeer) ->
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-async def test_its_buffered_producer(service: Emulator, peer: JavaScriptPeer, idempotent: bool) -> None:
+async def test_javascript_buffered_producer_sends_once_in_order(
+    service: Emulator, peer: JavaScriptPeer, idempotent: bool
+) -> None:
     """By default settings, with and without idempotent retries: everything arrives once and in order."""
     producer = await peer.producer(service.connection_string, HUB, kind="buffered", enableIdempotentRetries=idempotent)
     for start in (0, 100):
@@ -122,7 +124,7 @@ async def test_its_buffered_producer(service: Emulator, peer: JavaScriptPeer, id
         ]
 
 
-async def test_its_plain_producer_may_duplicate(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_plain_producer_may_duplicate(service: Emulator, peer: JavaScriptPeer) -> None:
     """Without idempotent retries the same fault as in the next test stores the batch twice: the fault is a real one."""
     producer = await peer.producer(service.connection_string, HUB, kind="buffered", **QUICK)
     service.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
@@ -133,7 +135,7 @@ async def test_its_plain_producer_may_duplicate(service: Emulator, peer: JavaScr
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["after storing", "before storing"])
-async def test_idempotent_retries_survive_a_dropped_connection(
+async def test_javascript_idempotent_retry_after_a_dropped_connection(
     service: Emulator, peer: JavaScriptPeer, stored: bool
 ) -> None:
     """Its retry after a connection dropped before or after storing: each event exactly once, in order."""
@@ -152,7 +154,7 @@ async def test_idempotent_retries_survive_a_dropped_connection(
     assert await bodies(service, "0") == ["a", "b", "c", "cc", "d", "dd", "e", "ee"]
 
 
-async def test_idempotent_retries_survive_a_late_transfer(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_idempotent_retry_with_a_late_transfer(service: Emulator, peer: JavaScriptPeer) -> None:
     """A transfer held over the cut, and stored when its retry has been: still once."""
     producer = await peer.producer(
         service.connection_string, HUB, kind="buffered", enableIdempotentRetries=True, **QUICK
@@ -168,7 +170,7 @@ async def test_idempotent_retries_survive_a_late_transfer(service: Emulator, pee
     assert await bodies(service, "0") == ["a", "b", "c"]
 
 
-async def test_idempotent_retries_survive_throttling(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_idempotent_retry_after_throttling(service: Emulator, peer: JavaScriptPeer) -> None:
     """A batch rejected as server-busy is sent again with the numbers it had."""
     producer = await peer.producer(
         service.connection_string, HUB, kind="buffered", enableIdempotentRetries=True, **QUICK

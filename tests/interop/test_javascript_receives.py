@@ -66,7 +66,7 @@ def named(*names: object) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------ receiving
 
 
-async def test_start_positions(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_from_every_position(service: Emulator, peer: JavaScriptPeer) -> None:
     """It begins where it is told: by offset, sequence number, time, inclusively or not, or at the end."""
     for number in range(10):
         await publish(service, "0", number)
@@ -96,7 +96,7 @@ async def test_start_positions(service: Emulator, peer: JavaScriptPeer) -> None:
     assert await latest.receive(1) == named("new")
 
 
-async def test_it_reads_every_partition_and_group(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_every_partition_and_group(service: Emulator, peer: JavaScriptPeer) -> None:
     """Without a store one consumer reads all partitions; another group reads the same for itself."""
     for partition in PARTITIONS:
         await publish(service, partition, f"{partition}-a", f"{partition}-b")
@@ -110,7 +110,7 @@ async def test_it_reads_every_partition_and_group(service: Emulator, peer: JavaS
         await consumer.close()
 
 
-async def test_it_reads_large_events_and_many(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_large_events_and_many(service: Emulator, peer: JavaScriptPeer) -> None:
     """Events of a mebibyte, of many frames each, and thousands of small ones come whole and in order."""
     large = [bytes([number]) * 1_000_000 for number in range(3)]
     async with EventProducer(service.connection_string, HUB) as producer:
@@ -124,7 +124,7 @@ async def test_it_reads_large_events_and_many(service: Emulator, peer: JavaScrip
     assert await many.receive(4000) == named(*range(4000))
 
 
-async def test_it_tracks_the_newest_event(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_last_enqueued_event_properties(service: Emulator, peer: JavaScriptPeer) -> None:
     """Asked for, what the service says of the partition's newest event comes with each batch."""
     await publish(service, "0", "a", "b", "c")
     (*_, last) = await read_partition(service.connection_string, HUB, "0")
@@ -137,7 +137,7 @@ async def test_it_tracks_the_newest_event(service: Emulator, peer: JavaScriptPee
     assert (newest["sequenceNumber"], newest["offset"]) == (last.sequence_number, last.offset)
 
 
-async def test_it_reads_about_partitions(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_reads_properties_of_partitions(service: Emulator, peer: JavaScriptPeer) -> None:
     """A partition's first and last numbers, offset and emptiness are told over $management."""
     await publish(service, "1", "a", "b", "c")
     (*_, last) = await read_partition(service.connection_string, HUB, "1")
@@ -150,7 +150,7 @@ async def test_it_reads_about_partitions(service: Emulator, peer: JavaScriptPeer
         await consumer.describe_partition("9")
 
 
-async def test_owner_levels(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_owner_levels_decide_who_reads(service: Emulator, peer: JavaScriptPeer) -> None:
     """A higher owner level takes the partition from it, and it is refused below the one in force, saying so."""
     low = await peer.consumer(service.connection_string, HUB, "0", ownerLevel=1, client=QUICK)
     await publish(service, "0", "a")
@@ -166,7 +166,7 @@ async def test_owner_levels(service: Emulator, peer: JavaScriptPeer) -> None:
 
 
 @pytest.mark.parametrize("fault", [DropConnection(), DetachLink()], ids=["dropped", "detached"])
-async def test_it_reads_on_after_a_loss(service: Emulator, peer: JavaScriptPeer, fault: Any) -> None:
+async def test_javascript_reads_on_after_a_lost_link(service: Emulator, peer: JavaScriptPeer, fault: Any) -> None:
     """When its connection is dropped or its link detached amid reading, it goes on after the last event it has."""
     await publish(service, "0", *range(100))
     # It notices a dropped connection with its next batch, an empty one too: by default after a minute.
@@ -198,7 +198,9 @@ def owned(notes: Notes) -> set[str]:
     return set((Counter(notes.initialized) - Counter(partition for partition, _ in notes.closed)).elements())
 
 
-async def test_its_processors_share_and_resume(service: Emulator, peer: JavaScriptPeer, store: tuple[str, str]) -> None:
+async def test_javascript_processors_share_and_resume(
+    service: Emulator, peer: JavaScriptPeer, store: tuple[str, str]
+) -> None:
     """Two consumers with a store share the partitions; when one closes the other goes on from its checkpoints."""
     options: dict[str, Any] = {"client": {**QUICK, **FAST}, "store": store, "maxWaitTimeInSeconds": 1}
     one = await peer.consumer(service.connection_string, HUB, **options)
@@ -224,7 +226,7 @@ async def test_its_processors_share_and_resume(service: Emulator, peer: JavaScri
 # ---------------------------------------------------------------------------------------------- sending and errors
 
 
-async def test_full_batches(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_send_of_a_full_batch_is_stored_whole(service: Emulator, peer: JavaScriptPeer) -> None:
     """A batch filled to what the link allows is stored whole, and an event above it is refused by the package."""
     producer = await peer.producer(service.connection_string, HUB)
     told = await producer.fill_batch(event(b"x" * 10_000), partitionId="0")
@@ -236,7 +238,7 @@ async def test_full_batches(service: Emulator, peer: JavaScriptPeer) -> None:
     await producer.send([event(b"after")], partitionId="0")
 
 
-async def test_values_that_are_not_bytes(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_send_of_values_is_json(service: Emulator, peer: JavaScriptPeer) -> None:
     """Text, numbers and objects arrive as the JSON the package makes of them, and come back to its own user."""
     values: list[Any] = ["text", 17, 1.5, {"a": [1, None, True]}, [1, "two"]]
     producer = await peer.producer(service.connection_string, HUB)
@@ -246,7 +248,7 @@ async def test_values_that_are_not_bytes(service: Emulator, peer: JavaScriptPeer
     assert len(await consumer.receive(5)) == 5
 
 
-async def test_the_gateway_spreads(service: Emulator, peer: JavaScriptPeer) -> None:
+async def test_javascript_send_without_a_partition_is_spread(service: Emulator, peer: JavaScriptPeer) -> None:
     """Without a partition its batches go to partitions in turn, and every one arrives."""
     producer = await peer.producer(service.connection_string, HUB)
     for number in range(8):
@@ -269,7 +271,7 @@ WRONG: list[tuple[Callable[[Emulator], str], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("string", "hub", "partition", "kind"), WRONG, ids=["hub", "partition", "key"])
-async def test_its_users_errors(
+async def test_javascript_errors_for_unknown_names_and_wrong_keys(
     service: Emulator,
     peer: JavaScriptPeer,
     string: Callable[[Emulator], str],
@@ -290,7 +292,7 @@ async def test_its_users_errors(
 # ----------------------------------------------------------------------------------------------------- WebSockets
 
 
-async def test_over_websockets(peer: JavaScriptPeer, authority: Authority) -> None:
+async def test_javascript_works_over_websockets(peer: JavaScriptPeer, authority: Authority) -> None:
     """Over TLS and a WebSocket, a consumer and both producers do as over TCP, large events and losses included."""
     tls = authority.server("localhost", "127.0.0.1")
     async with Emulator({HUB: 4}, tls=tls, ws_port=0) as service:

@@ -85,7 +85,7 @@ async def converse(transport: Transport) -> None:
 
 
 @pytest.mark.parametrize("kind", CLIENTS, ids=str)
-async def test_our_client_and_the_emulator(
+async def test_matrix_of_our_client_and_the_emulator(
     kind: ClientKind, plain: Emulator, secure: Emulator, authority: Authority, record_property: Record
 ) -> None:
     """It connects, describes, publishes and reads."""
@@ -98,7 +98,7 @@ async def test_our_client_and_the_emulator(
 
 
 @pytest.mark.parametrize("kind", CLIENTS, ids=str)
-async def test_our_client_and_rhea(
+async def test_matrix_of_our_client_and_rhea(
     kind: ClientKind, authority: Authority, server_certificate: Path, record_property: Record
 ) -> None:
     """It does the same with a service on another engine; `test_rhea.py` has the rest."""
@@ -130,7 +130,7 @@ async def stored(service: Emulator, authority: Authority) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", PEERS[:2])
-async def test_azure_eventhub(
+async def test_matrix_of_azure_eventhub(
     name: str, plain: Emulator, secure: Emulator, authority: Authority, record_property: Record, azure: AzurePeer
 ) -> None:
     """azure-eventhub describes the hub, publishes what we read, and reads what we publish."""
@@ -158,7 +158,7 @@ async def test_azure_eventhub(
     assert [event.data for event in found] == [*BODIES, b"from us"]
 
 
-async def test_azure_eventhub_on_uamqp(
+async def test_matrix_of_azure_eventhub_on_uamqp(
     secure: Emulator, authority: Authority, record_property: Record, azure: AzurePeer
 ) -> None:
     """azure-eventhub on uamqp describes the hub and reads what we publish; its producer cannot attach anywhere."""
@@ -186,7 +186,7 @@ async def test_azure_eventhub_on_uamqp(
 
 
 @pytest.mark.parametrize("name", PEERS[3:5])
-async def test_azure_event_hubs_for_javascript(
+async def test_matrix_of_azure_event_hubs_for_javascript(
     name: str, plain: Emulator, secure: Emulator, authority: Authority, record_property: Record
 ) -> None:
     """@azure/event-hubs describes the hub, publishes what we read, and reads what we publish."""
@@ -208,7 +208,9 @@ async def test_azure_event_hubs_for_javascript(
         assert await consumer.receive(len(BODIES) + 1) == [*BODIES, b"from us"]
 
 
-async def test_uamqp_raw(secure: Emulator, authority: Authority, record_property: Record) -> None:
+async def test_matrix_of_uamqp_without_our_transport(
+    secure: Emulator, authority: Authority, record_property: Record
+) -> None:
     """uamqp by itself, without our transport around it, publishes what we read, and reads what we publish."""
     record_property(PROPERTY, cell_of(PEERS[5], EMULATOR))
     need_uamqp()

@@ -22,7 +22,7 @@ def report_of(
     )
 
 
-def test_the_table() -> None:
+def test_matrix_table_shows_each_outcome() -> None:
     """Each cell shows what came of it, a failure outlasting all else; a cell left empty says why below, a note too."""
     matrix = Matrix()
     assert list(matrix.lines()) == []

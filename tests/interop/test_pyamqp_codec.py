@@ -88,7 +88,7 @@ def seen(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("performative", FRAMES, ids=lambda each: type(each).__name__)
-def test_their_decoder_reads_our_frames(performative: Any) -> None:
+def test_pyamqp_decodes_our_frames(performative: Any) -> None:
     """Every field stands at the position where their decoder looks for it."""
     code, found = decode_frame(memoryview(performative.encode()))
     assert code == performative.CODE
@@ -103,7 +103,7 @@ def test_their_decoder_reads_our_frames(performative: Any) -> None:
     assert found == expected
 
 
-def test_their_decoder_reads_our_transfers() -> None:
+def test_pyamqp_decodes_our_transfers() -> None:
     """A transfer has exactly 11 fields before its payload, in runs and alone, whole and in several frames."""
     pair = Pair(config(max_frame_size=512), config(max_frame_size=512)).open()
     session, _ = pair.session()
@@ -126,7 +126,7 @@ def test_their_decoder_reads_our_transfers() -> None:
     assert b"".join(each[4] for each in found[2:]) == b"x" * 1000
 
 
-def test_their_decoder_reads_our_messages() -> None:
+def test_pyamqp_decodes_our_messages() -> None:
     """Their decoder finds every section and value of a message, and every annotation of an event."""
     number = uuid.uuid4()
     raw = Message(
@@ -172,7 +172,7 @@ THEIRS: list[Any] = [
 
 
 @pytest.mark.parametrize("theirs", THEIRS, ids=lambda each: type(each).__name__)
-def test_our_decoder_reads_their_frames(theirs: Any) -> None:
+def test_decode_of_frames_by_pyamqp(theirs: Any) -> None:
     """What their encoder writes, ours reads: the same values at the same fields."""
     _, data = _encode.encode_frame(theirs)
     assert data is not None
@@ -184,7 +184,7 @@ def test_our_decoder_reads_their_frames(theirs: Any) -> None:
             assert getattr(found, mine.name) == value
 
 
-def test_our_decoder_reads_their_messages() -> None:
+def test_decode_of_messages_by_pyamqp() -> None:
     """What their encoder writes as a message, ours reads."""
     theirs = PyMessage(
         data=[b"body"],
@@ -199,7 +199,7 @@ def test_our_decoder_reads_their_messages() -> None:
     assert message.application_properties == {"k": "v", "n": 5}
 
 
-def test_single_event() -> None:
+def test_pyamqp_decodes_a_single_event() -> None:
     """Their decoder reads an event as we send it."""
     raw = EventData("text", properties={"k": "v"}, message_id="m").encode("key")
     found = decode_payload(memoryview(raw))
@@ -207,7 +207,7 @@ def test_single_event() -> None:
     assert found.application_properties == {b"k": b"v"}
 
 
-def test_opening() -> None:
+def test_pyamqp_decodes_an_opening_of_the_server() -> None:
     """The frames of a whole opening by the server have the fields their client reads (2.3)."""
     pair = Pair().open()
     assert isinstance(pair.server, Connection)

@@ -39,21 +39,21 @@ Serve = Callable[..., AbstractAsyncContextManager[tuple[RheaServer, Transport]]]
 
 
 UAMQP_CANNOT = {
-    "test_a_link_to_nowhere_is_refused": "uamqp takes rhea's attach for success, and tells of the refusal later",
-    "test_unsettled_deliveries_are_settled": "uamqp settles nothing here: the service sends its events settled",
-    "test_a_message_that_is_given_back": "uamqp reports released and modified as rejected",
-    "test_links_that_are_ended_with_an_error[uamqp-end]": "uamqp tells the end of a session as that of a connection",
-    "test_it_closes_in_order": "uamqp does not wait for the answer to its close, and may cut it off",
-    "test_a_service_that_falls_silent_is_dropped": "uamqp closes a silent connection twice, which rhea takes amiss",
+    "test_attach_to_nowhere_is_refused": "uamqp takes rhea's attach for success, and tells of the refusal later",
+    "test_unsettled_deliveries_are_accepted": "uamqp settles nothing here: the service sends its events settled",
+    "test_send_released_by_rhea_may_be_repeated": "uamqp reports released and modified as rejected",
+    "test_link_ended_with_an_error_reports_it[uamqp-end]": "uamqp tells the end of a session as that of a connection",
+    "test_close_is_orderly_at_rhea": "uamqp does not wait for the answer to its close, and may cut it off",
+    "test_silent_rhea_is_a_lost_connection": "uamqp closes a silent connection twice, which rhea takes amiss",
 }
 """What the AMQP stack cannot do, each tried and seen to fail."""
 SHORT = {
-    "test_the_handshake",
-    "test_messages_of_many_frames",
-    "test_a_connection_that_is_closed_with_an_error",
-    "test_it_closes_in_order",
-    "test_idle_links_are_kept_alive_by_both",
-    "test_a_service_that_falls_silent_is_dropped",
+    "test_connect_to_rhea_passes_the_handshake",
+    "test_messages_of_many_frames_pass_rhea",
+    "test_connection_closed_with_an_error_reports_it",
+    "test_close_is_orderly_at_rhea",
+    "test_idle_links_are_kept_alive_by_heartbeats_both_ways",
+    "test_silent_rhea_is_a_lost_connection",
 }
 """What a WebSocket may change about AMQP; the rest goes over it in the long form only."""
 
@@ -129,7 +129,7 @@ async def failure(use: Any) -> ServiceError:
 # --------------------------------------------------------------------------------------------------- handshake
 
 
-async def test_the_handshake(serve: Serve) -> None:
+async def test_connect_to_rhea_passes_the_handshake(serve: Serve) -> None:
     """SASL, open, tokens and the hub's description pass, and rhea saw namespace, name and limits of our client."""
     async with serve(partitions=3, client={"idle_timeout": 30.0}) as (server, transport):
         properties = await transport.get_hub_properties(HUB)
@@ -149,7 +149,7 @@ async def test_the_handshake(serve: Serve) -> None:
         assert {name for _, name in seen["tokens"]} >= {f"sb://{host}/{HUB}/consumergroups/$Default"}
 
 
-async def test_a_link_to_nowhere_is_refused(serve: Serve) -> None:
+async def test_attach_to_nowhere_is_refused(serve: Serve) -> None:
     """A refused link is the error of its condition, whatever order rhea puts attach and detach in."""
     async with serve() as (server, transport):
         assert isinstance(await failure(transport.open_send_link(SendLinkSpec("elsewhere", "0"))), EntityNotFoundError)
@@ -166,7 +166,7 @@ async def test_a_link_to_nowhere_is_refused(serve: Serve) -> None:
 # ---------------------------------------------------------------------------------------------------- messages
 
 
-async def test_events_pass_through_the_other_codec(serve: Serve) -> None:
+async def test_send_and_receive_through_rhea_keep_every_value(serve: Serve) -> None:
     """Single events and batches, sent to rhea and encoded by it again, come back with body, properties and numbers."""
     async with serve() as (server, transport):
         properties = {"symbol": "MSFT", "price": 101.5, "live": True}
@@ -188,7 +188,7 @@ async def test_events_pass_through_the_other_codec(serve: Serve) -> None:
         await again.aclose()
 
 
-async def test_messages_of_many_frames(serve: Serve) -> None:
+async def test_messages_of_many_frames_pass_rhea(serve: Serve) -> None:
     """Messages larger than a frame go in many, of 512 bytes at rhea's wish, and come whole, in both directions."""
     sizes = [1, 511, 512, 513, 1023, 100_000, 0]
     bodies = [os.urandom(size) for size in sizes]
@@ -201,7 +201,7 @@ async def test_messages_of_many_frames(serve: Serve) -> None:
         assert await sink.received(len(bodies)) == bodies
 
 
-async def test_messages_of_many_megabytes(serve: Serve) -> None:
+async def test_messages_of_many_megabytes_pass_rhea(serve: Serve) -> None:
     """Messages larger than the frames of either side, where the link allows them, pass whole, others between them."""
     large = [os.urandom(3_000_000), b"small", os.urandom(1_100_000)]
     async with serve(max_frame_size=65_536, max_message_size=8_000_000) as (_, transport):
@@ -215,7 +215,7 @@ async def test_messages_of_many_megabytes(serve: Serve) -> None:
 # ------------------------------------------------------------------------------------------------ flow control
 
 
-async def test_it_sends_what_credit_allows(serve: Serve) -> None:
+async def test_send_to_rhea_follows_its_credit(serve: Serve) -> None:
     """Without credit nothing is sent; each grant lets so many messages go, in order, and the rest wait."""
     async with serve(credit_window=0) as (server, transport):
         link = await sender(transport)
@@ -232,7 +232,7 @@ async def test_it_sends_what_credit_allows(serve: Serve) -> None:
         assert [event.body for event in await server.events(0)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_it_gets_what_it_gives_credit_for(serve: Serve) -> None:
+async def test_receive_from_rhea_follows_our_credit(serve: Serve) -> None:
     """rhea sends no more than it was let; more credit brings more, zero stops it, and nothing is lost or sent twice."""
     async with serve() as (server, transport):
         link = await sender(transport)
@@ -260,7 +260,7 @@ async def test_it_gets_what_it_gives_credit_for(serve: Serve) -> None:
         assert len(sink.events) == 300
 
 
-async def test_unsettled_deliveries_are_settled(serve: Serve) -> None:
+async def test_unsettled_deliveries_are_accepted(serve: Serve) -> None:
     """Where a service sends unsettled, every delivery is accepted, or it would keep them for ever."""
     async with serve(is_settled=False) as (server, transport):
         link = await sender(transport)
@@ -275,7 +275,7 @@ async def test_unsettled_deliveries_are_settled(serve: Serve) -> None:
 # --------------------------------------------------------------------------------------------- outcomes and ends
 
 
-async def test_a_message_that_is_rejected(serve: Serve) -> None:
+async def test_send_rejected_by_rhea_fails_alone(serve: Serve) -> None:
     """A rejection is the error of its condition, and fails its send alone: the link serves the next."""
     async with serve() as (server, transport):
         link = await sender(transport)
@@ -290,7 +290,7 @@ async def test_a_message_that_is_rejected(serve: Serve) -> None:
         assert [event.body for event in await server.events(0)] == [b"d"]
 
 
-async def test_a_message_that_is_given_back(serve: Serve) -> None:
+async def test_send_released_by_rhea_may_be_repeated(serve: Serve) -> None:
     """Released or modified, a message was not stored, and may be sent again on the same link."""
     async with serve() as (server, transport):
         link = await sender(transport)
@@ -302,7 +302,7 @@ async def test_a_message_that_is_given_back(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("verb", ["detach", "end"])
-async def test_links_that_are_ended_with_an_error(serve: Serve, verb: str) -> None:
+async def test_link_ended_with_an_error_reports_it(serve: Serve, verb: str) -> None:
     """A detach or the end of a session tells its error to sink and sender; links anew use the same connection."""
     async with serve(credit_window=0) as (server, transport):
         _, sink = await reader(transport)
@@ -327,7 +327,7 @@ async def test_links_that_are_ended_with_an_error(serve: Serve, verb: str) -> No
         assert len((await server.seen())["opens"]) == 1
 
 
-async def test_a_connection_that_is_closed_with_an_error(serve: Serve) -> None:
+async def test_connection_closed_with_an_error_reports_it(serve: Serve) -> None:
     """A close tells its error to every link and to a send under way; the next use connects anew."""
     async with serve(credit_window=0) as (server, transport):
         _, sink = await reader(transport)
@@ -347,7 +347,7 @@ async def test_a_connection_that_is_closed_with_an_error(serve: Serve) -> None:
         assert [event.body for event in await server.events(0)] == [b"after"]
 
 
-async def test_it_closes_in_order(serve: Serve) -> None:
+async def test_close_is_orderly_at_rhea(serve: Serve) -> None:
     """Closing links and transport is a detach and a close without error to rhea, not a cut."""
     async with serve() as (server, transport):
         receiving, _ = await reader(transport)
@@ -365,7 +365,7 @@ async def test_it_closes_in_order(serve: Serve) -> None:
 # ---------------------------------------------------------------------------------------------- idle time-outs
 
 
-async def test_idle_links_are_kept_alive_by_both(serve: Serve) -> None:
+async def test_idle_links_are_kept_alive_by_heartbeats_both_ways(serve: Serve) -> None:
     """With nothing to say for several idle time-outs of either side, heartbeats both ways keep the connection."""
     async with serve(idle_time_out=1000, client={"idle_timeout": 1.0}) as (server, transport):
         _, sink = await reader(transport)
@@ -376,7 +376,7 @@ async def test_idle_links_are_kept_alive_by_both(serve: Serve) -> None:
         assert len((await server.seen())["opens"]) == 1
 
 
-async def test_a_service_that_falls_silent_is_dropped(serve: Serve) -> None:
+async def test_silent_rhea_is_a_lost_connection(serve: Serve) -> None:
     """A service that stands still for the idle time-out is a lost connection; awake again, it serves a new one."""
     async with serve(client={"idle_timeout": 0.5}) as (server, transport):
         _, sink = await reader(transport)

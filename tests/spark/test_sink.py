@@ -51,7 +51,7 @@ def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
 # ------------------------------------------------------------------------------------------------------ rows
 
 
-def test_rows_become_events_with_all_they_have(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_makes_events_of_rows_with_every_column(spark: SparkSession, sink: SinkHub) -> None:
     """Body, partition and properties of a row are the event's; a null partition leaves the choice to the row."""
     rows = spark.sql(
         "SELECT * FROM VALUES "
@@ -68,7 +68,7 @@ def test_rows_become_events_with_all_they_have(spark: SparkSession, sink: SinkHu
 
 
 @pytest.mark.long
-def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_routes_keys_as_the_service_does(spark: SparkSession, sink: SinkHub) -> None:
     """A row with a key goes to the partition that the service gives the key, and carries the key."""
     other = SinkHub(sink.service, sink.ledger.parent)
     for key in range(7):
@@ -80,7 +80,7 @@ def test_keys_go_where_the_service_puts_them(spark: SparkSession, sink: SinkHub)
     )
 
 
-def test_batches_follow_each_other_and_say_what_they_published(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_numbers_follow_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
     """Numbers go on from batch to batch and from run to run, in the order asked for; receipts tell them."""
     everything = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 2 AS INT) AS partition")
     writer = sink.writer()
@@ -105,7 +105,7 @@ def test_batches_follow_each_other_and_say_what_they_published(spark: SparkSessi
     ]
 
 
-def test_a_batch_that_is_done_is_not_published_again(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_does_not_publish_a_batch_that_is_done_again(spark: SparkSession, sink: SinkHub) -> None:
     """A repeated batch, as after a crash between the ledger and Spark's commit, sends nothing and tells its receipt."""
     sink.writer()(numbered(spark, 0, 50), 0)
     sink.writer()(numbered(spark, 0, 50), 0)
@@ -114,7 +114,7 @@ def test_a_batch_that_is_done_is_not_published_again(spark: SparkSession, sink: 
 
 
 @pytest.mark.long
-def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_of_an_empty_batch_is_done(spark: SparkSession, sink: SinkHub) -> None:
     """A batch without rows is done, and the next one goes on."""
     writer = sink.writer()
     writer(numbered(spark, 0, 0), 0)
@@ -124,7 +124,7 @@ def test_an_empty_batch_is_a_batch(spark: SparkSession, sink: SinkHub) -> None:
 
 
 @pytest.mark.long
-def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_with_fewer_tasks_publishes_several_partitions_each(spark: SparkSession, sink: SinkHub) -> None:
     """With fewer tasks than hub partitions each partition is still one task's."""
     sink.writer(max_tasks=1, max_batch_events=3)(numbered(spark, 0, 100), 0)
     sink.require_exactly(range(100))
@@ -132,7 +132,7 @@ def test_one_task_publishes_several_partitions(spark: SparkSession, sink: SinkHu
 
 
 @pytest.mark.long
-def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_orders_rows_without_an_order_given(spark: SparkSession, sink: SinkHub) -> None:
     """Without an order of the user's the same rows come in the same order, however Spark has divided them."""
     other = SinkHub(sink.service, sink.ledger.parent)
     rows = numbered(spark, 0, 200, "CAST(id % 190 AS STRING) AS body")
@@ -144,7 +144,7 @@ def test_the_order_is_that_of_the_rows_alone(spark: SparkSession, sink: SinkHub)
 
 @pytest.mark.long
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str) -> None:
+def test_sink_orders_rows_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str) -> None:
     """What orders rows comes through the shuffle as it is, staged too, in any time zone and form of Arrow."""
     names = ("moment", "day", "amount", "part", "local", "words", "span", "body")
     rows = spark.range(20).selectExpr(
@@ -171,7 +171,7 @@ def test_rows_are_ordered_by_columns_of_any_type(spark: SparkSession, sink: Sink
     assert sink.stored()["0"] == list(range(100, 120))
 
 
-def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_with_stamp_names_the_origin_of_events(spark: SparkSession, sink: SinkHub) -> None:
     """With `stamp` every event names its sink, batch, partition and place."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 7)
     stored = sink.service.read(sink.name)
@@ -184,7 +184,7 @@ def test_stamps_tell_where_an_event_comes_from(spark: SparkSession, sink: SinkHu
 # ------------------------------------------------------------------------------------------------------ streams
 
 
-def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+def test_sink_without_a_sink_id_uses_the_querys(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """In a classic session the ledger's name is the query's id, which its checkpoint keeps over restarts."""
     writer = foreach_batch_producer(sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
     run_query(numbered_stream(spark), writer, checkpoint)
@@ -195,7 +195,7 @@ def test_a_query_without_a_sink_id_goes_by_its_own(spark: SparkSession, sink: Si
 
 
 @pytest.mark.long
-def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+def test_sinks_of_one_query_are_separate(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """Several sinks share a ledger's directory and a batch, each under its name."""
     other = SinkHub(sink.service, sink.ledger.parent)
     first, second = sink.writer(sink_id="a"), other.writer(sink_id="b", ledger=sink.ledger)
@@ -210,7 +210,7 @@ def test_two_sinks_of_one_query_do_not_meet(spark: SparkSession, sink: SinkHub, 
 
 
 @pytest.mark.long
-def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+def test_sink_id_of_another_query_is_refused(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
     """Another query with the same sink id fails before it sends anything."""
     run_query(numbered_stream(spark), sink.writer(), str(tmp_path / "one"))
     with pytest.raises(Exception, match="belongs to the query"):
@@ -218,7 +218,7 @@ def test_a_sink_belongs_to_one_query(spark: SparkSession, sink: SinkHub, tmp_pat
     sink.require_exactly(range(40))
 
 
-def test_a_connect_query_publishes(
+def test_sink_under_spark_connect_publishes(
     connect: ConnectSession, sink: SinkHub, checkpoint: str, request: pytest.FixtureRequest
 ) -> None:
     """Under Spark Connect the sink runs on the server, and its name must be given."""
@@ -248,7 +248,7 @@ def test_a_connect_query_publishes(
         (("id AS m", "'' AS body"), "order_by: the DataFrame has no column n"),
     ],
 )
-def test_a_frame_without_what_it_takes_is_refused(
+def test_sink_refuses_a_frame_without_its_columns(
     spark: SparkSession, sink: SinkHub, columns: tuple[str, ...], problem: str
 ) -> None:
     """A column that is missing or of a wrong type is named before anything happens."""
@@ -257,7 +257,7 @@ def test_a_frame_without_what_it_takes_is_refused(
     assert not sink.ledger.exists()
 
 
-def test_a_row_that_cannot_be_sent_is_named_before_any_is(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_refuses_a_row_that_cannot_be_sent_before_sending(spark: SparkSession, sink: SinkHub) -> None:
     """One bad row fails the batch and nothing of it is sent; mended, the same batch is published."""
     writer = sink.writer()
     for bad, problem in (
@@ -287,14 +287,14 @@ def test_a_row_that_cannot_be_sent_is_named_before_any_is(spark: SparkSession, s
         ({"order_bye": "n"}, "order_bye"),
     ],
 )
-def test_options_that_cannot_work_are_named(sink: SinkHub, options: dict[str, Any], field: str) -> None:
+def test_sink_options_that_cannot_work_are_named(sink: SinkHub, options: dict[str, Any], field: str) -> None:
     """What cannot work is refused where the sink is made, by the name of the option."""
     with pytest.raises(ConfigurationError) as caught:
         sink.writer(**options)
     assert caught.value.field == field
 
 
-def test_no_secret_shows(spark: SparkSession, sink: SinkHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sink_shows_no_secret(spark: SparkSession, sink: SinkHub, capsys: pytest.CaptureFixture[str]) -> None:
     """The key is in no repr, in no plan that Spark explains, and in no error; a sink that was pickled still has it."""
     key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
     writer = pickle.loads(pickle.dumps(sink.writer(on_receipt=None)))
@@ -319,7 +319,7 @@ def test_no_secret_shows(spark: SparkSession, sink: SinkHub, capsys: pytest.Capt
 # ------------------------------------------------------------------------------------------------------ faults
 
 
-def test_lost_connections_cost_nothing(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_over_lost_connections_stores_rows_once(spark: SparkSession, sink: SinkHub) -> None:
     """*No duplicate and no reorder*: transfers whose answer, or which themselves, are lost."""
     faults = [
         sink.service.add_fault(DropConnection(stored=stored), role=LinkRole.PRODUCER, hub=sink.name, after=after)
@@ -330,7 +330,7 @@ def test_lost_connections_cost_nothing(spark: SparkSession, sink: SinkHub) -> No
     sink.require_exactly(range(100))
 
 
-def test_a_failing_task_is_repeated_and_its_rows_are_not(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_with_a_failing_task_stores_rows_once(spark: SparkSession, sink: SinkHub) -> None:
     """A publishing task that fails midway is tried again by Spark, and goes on where it was."""
     # More refusals in a row than an attempt bears.
     fault = sink.service.add_fault(
@@ -341,7 +341,7 @@ def test_a_failing_task_is_repeated_and_its_rows_are_not(spark: SparkSession, si
     sink.require_exactly(range(100))
 
 
-def test_a_killed_worker_is_replaced(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_with_a_killed_worker_stores_rows_once(spark: SparkSession, sink: SinkHub) -> None:
     """A Python worker killed between two sends costs no row and stores none twice."""
     hold = sink.service.add_fault(Hold(), role=LinkRole.PRODUCER, hub=sink.name, partition="1", after=2)
     killed: list[int] = []
@@ -361,7 +361,7 @@ def test_a_killed_worker_is_replaced(spark: SparkSession, sink: SinkHub) -> None
     sink.require_exactly(range(100))
 
 
-def test_a_batch_that_broke_off_is_finished_once(
+def test_sink_whose_driver_ends_amid_a_batch_finishes_it_once(
     spark: SparkSession, sink: SinkHub, record: str, moment: str, stored: int
 ) -> None:
     """A driver that ends before or after a write of the ledger is followed by one that goes on with the same batch."""
@@ -375,7 +375,7 @@ def test_a_batch_that_broke_off_is_finished_once(
 
 
 @pytest.mark.long
-def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
     """A batch that was planned is routed by the partitions of then, the next one by those of now."""
     rows = numbered(spark, 0, 100, "id AS n", "CAST(id AS STRING) AS body", "CAST(id AS STRING) AS partitionKey")
     with pytest.raises(StumbleError):
@@ -388,7 +388,7 @@ def test_a_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: Si
     assert all(sink.stored().values())
 
 
-def test_what_the_service_forgot_is_not_guessed(spark: SparkSession, sink: SinkHub, policy: str) -> None:
+def test_sink_replay_with_forgotten_producers_fails_by_default(spark: SparkSession, sink: SinkHub, policy: str) -> None:
     """A replay whose producers are gone fails; told to, it counts stamps and is exact, or sends everything again."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 0)
     with pytest.raises(StumbleError):
@@ -419,7 +419,7 @@ def varying(spark: SparkSession) -> DataFrame:
     )
 
 
-def test_a_staged_batch_may_change_when_it_is_repeated(spark: SparkSession, sink: SinkHub, staged_at: str) -> None:
+def test_sink_with_staging_publishes_the_rows_written_first(spark: SparkSession, sink: SinkHub, staged_at: str) -> None:
     """With staging the rows that were written first are published, once each, whatever the query gives later."""
     with pytest.raises(StumbleError):
         sink.writer(staging=str(sink.ledger / "staging~"), ledger=StumblingLedger(sink.ledger, staged_at, "before"))(
@@ -441,7 +441,7 @@ def test_a_staged_batch_may_change_when_it_is_repeated(spark: SparkSession, sink
     assert not list((sink.ledger / "sink").glob("*staged*"))
 
 
-def test_without_staging_a_change_is_found_where_it_shows(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_without_staging_fails_where_rows_are_missing(spark: SparkSession, sink: SinkHub) -> None:
     """A repeated batch with fewer rows than are stored already fails, and says why; nothing more is sent."""
     with pytest.raises(StumbleError):
         sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
@@ -453,7 +453,7 @@ def test_without_staging_a_change_is_found_where_it_shows(spark: SparkSession, s
 # ------------------------------------------------------------------------------------------------------ at least once
 
 
-def test_without_idempotence_rows_are_sent_at_least_once(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_without_idempotence_sends_at_least_once(spark: SparkSession, sink: SinkHub) -> None:
     """Any target, without a ledger or a shuffle: keys, partitions, or none; receipts count."""
     writer = sink.writer(idempotent=False)
     writer(numbered(spark, 0, 50), 0)
@@ -466,7 +466,7 @@ def test_without_idempotence_rows_are_sent_at_least_once(spark: SparkSession, si
 
 
 @pytest.mark.long
-def test_without_idempotence_a_lost_answer_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+def test_sink_without_idempotence_repeats_rows_after_a_lost_answer(spark: SparkSession, sink: SinkHub) -> None:
     """*At least once*: what was stored and not acknowledged comes again; nothing is missing."""
     sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
     sink.writer(idempotent=False)(numbered(spark, 0, 50), 0)

@@ -51,7 +51,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 # ----------------------------------------------------------------------------------------------------- columns
 
 
-def test_columns_are_found_in_any_case_and_others_left_alone() -> None:
+def test_columns_are_found_in_any_case() -> None:
     """The connector's columns, under both names of the partition, in any case; what else there is does not matter."""
     found = EventColumns.of(schema(Other=LongType(), BODY=BinaryType(), partitionid=IntegerType(), Properties=MAP))
     assert found == EventColumns("BODY", partition="partitionid", properties="Properties")
@@ -76,7 +76,7 @@ def test_columns_are_found_in_any_case_and_others_left_alone() -> None:
         ({"body": TEXT, "at": MAP}, ("at",), "order_by"),
     ],
 )
-def test_a_frame_that_cannot_be_published_names_the_column(
+def test_columns_that_cannot_be_published_are_named(
     columns: dict[str, DataType], order_by: tuple[str, ...], field: str
 ) -> None:
     """A missing column, a wrong type, or two that exclude each other is an error that names the column."""
@@ -99,7 +99,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.integers(0, 3))
-def test_rows_are_encoded_as_the_producers_encode_events(
+def test_encode_gives_the_bytes_of_event_data(
     rows: list[tuple[bytes, str | None, dict[str, str | None] | None]], cut: int
 ) -> None:
     """Body, properties and key of a row give the bytes that `EventData` gives, also in a slice of a batch."""
@@ -118,14 +118,14 @@ def test_rows_are_encoded_as_the_producers_encode_events(
         assert partition == (ANYWHERE if key is None else partition_for_key(key, 4))
 
 
-def test_text_bodies_are_utf8() -> None:
+def test_encode_of_a_text_body_is_utf8() -> None:
     """A string column is published as UTF-8."""
     _, events = encoder(EventColumns("body")).encode(batch(body=pa.array(["straße"])))
     assert events == [EventData("straße").encode()]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.int64(), pa.int8()])
-def test_explicit_partitions_are_kept(kind: pa.DataType) -> None:
+def test_partition_column_is_kept(kind: pa.DataType) -> None:
     """A partition is given as text or number; null leaves it open."""
     given_ids: list[Any] = ["3", None, "0"] if kind == pa.string() else [3, None, 0]
     rows = batch(body=pa.array([b"a", b"b", b"c"]), partition=pa.array(given_ids, kind))
@@ -133,7 +133,7 @@ def test_explicit_partitions_are_kept(kind: pa.DataType) -> None:
     assert partitions == [3, ANYWHERE, 0]
 
 
-def test_the_hash_spreads_and_depends_on_the_event_alone() -> None:
+def test_hash_of_an_event_spreads_and_depends_on_it_alone() -> None:
     """Equal events go to one partition, different ones to all of them, and a partition that is given stays."""
     events = [b"%d" % (number // 2) for number in range(1000)]
     found = hashed([ANYWHERE] * 1000, events, 4)
@@ -154,7 +154,7 @@ def test_the_hash_spreads_and_depends_on_the_event_alone() -> None:
         ("partition", "x" * 100, "partition is 'xxx"),
     ],
 )
-def test_a_row_that_cannot_be_an_event_is_named(column: str, value: str | None, problem: str) -> None:
+def test_encode_of_a_row_that_cannot_be_an_event_names_it(column: str, value: str | None, problem: str) -> None:
     """The error gives the number of the row, counted over the batches of its task, and what is wrong with it."""
     columns: dict[str, list[str | None]] = {"body": ["a", "b", "c"], "partition": ["0", "1", None]}
     good = batch(**{name: pa.array(values) for name, values in columns.items()})
@@ -169,7 +169,7 @@ def test_a_row_that_cannot_be_an_event_is_named(column: str, value: str | None, 
 
 
 @pytest.mark.parametrize("key", [None, "k" * 100])
-def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> None:
+def test_encode_takes_the_largest_event_that_fits_a_message(key: str | None) -> None:
     """An event passes exactly as long as a message of it alone, with its numbers, is within the limit."""
     columns = EventColumns("body", partition_key="key")
     limit = 5000
@@ -190,9 +190,7 @@ def test_the_largest_event_that_is_let_pass_fits_a_message(key: str | None) -> N
     st.text("sß", min_size=1, max_size=100),
     st.integers(0, 10**9),
 )
-def test_a_stamp_takes_no_more_than_is_reserved_for_it(
-    size: int, properties: dict[str, str], sink_id: str, row: int
-) -> None:
+def test_stamp_takes_no_more_than_is_reserved(size: int, properties: dict[str, str], sink_id: str, row: int) -> None:
     """Whatever an event is, with its stamp it is as large at most as the encoder took it to be."""
     entry = PartitionPlan(
         partition_id="31", producer_id=1, owner_level=0, next_number=0, is_fresh=True, tail=-1, nothing=0
@@ -206,7 +204,7 @@ def test_a_stamp_takes_no_more_than_is_reserved_for_it(
     assert sealed[1] - sealed[0] <= stamp_room(plan)
 
 
-def test_a_key_that_is_too_long_is_refused() -> None:
+def test_encode_of_too_long_a_key_is_refused() -> None:
     """A key of more than 128 characters is refused with its row and length."""
     columns = EventColumns("body", partition_key="key")
     encoder(columns).encode(batch(body=pa.array([b"x"]), key=pa.array(["k" * 128])))

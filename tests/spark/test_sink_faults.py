@@ -128,7 +128,7 @@ def held_midway(sink: SinkHub) -> Iterator[Fault]:
     sink.service.call(hold.remove)
 
 
-def test_a_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Drivers) -> None:
+def test_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Drivers) -> None:
     """*Driver killed between two sends*: its successor finds what is stored, and publishes the rest once."""
     with held_midway(drivers.sink):
         driver = drivers.start()
@@ -149,7 +149,7 @@ LEDGER_MOMENTS = [(record, moment) for record in ("plan", "staged", "done") for 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("staging", [False, True])
-def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: bool) -> None:
+def test_killed_drivers_at_every_write_of_the_ledger_lose_no_row(drivers: Drivers, staging: bool) -> None:
     """*Driver killed before, within and after each write*: a chain of drivers, each of which dies, loses no row."""
     deaths = [each for each in LEDGER_MOMENTS if staging or each[0] != "staged"]
     for die_at in deaths:
@@ -161,7 +161,7 @@ def test_drivers_killed_at_every_write_of_the_ledger(drivers: Drivers, staging: 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_killed_driver_whose_workers_live_on(drivers: Drivers) -> None:
+def test_killed_driver_whose_workers_live_on_adds_nothing(drivers: Drivers) -> None:
     """A driver that is frozen while its successor publishes, and wakes up after, adds and harms nothing."""
     with held_midway(drivers.sink):
         old = drivers.start()
@@ -176,7 +176,7 @@ def test_a_killed_driver_whose_workers_live_on(drivers: Drivers) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_killed_executor_is_replaced(drivers: Drivers) -> None:
+def test_killed_executor_is_replaced(drivers: Drivers) -> None:
     """*Executor killed*: the task goes to another, and the rows it had published are not published again."""
     with held_midway(drivers.sink):
         driver = drivers.start(master="local-cluster[2,1,1024]", spark=CLUSTER)
@@ -196,7 +196,7 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers) -> None:
+def test_speculative_attempts_store_rows_once(drivers: Drivers) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
     speculative = {
         "spark.speculation": "true",
@@ -216,7 +216,7 @@ def test_speculative_attempts_do_not_disturb_each_other(drivers: Drivers) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.95])
-def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float) -> None:
+def test_killed_driver_with_all_processes_is_continued(drivers: Drivers, share: float) -> None:
     """*Power cut* at any point of the sending: driver, JVM and workers end at once."""
     messages = max(1, int(share * ROWS * 3 / 7 / 5))
     hold = drivers.sink.service.add_fault(
@@ -233,7 +233,7 @@ def test_a_driver_killed_with_all_it_started(drivers: Drivers, share: float) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_spark_3_5_publishes_as_well(drivers: Drivers) -> None:
+def test_spark_3_5_publishes_and_replays_exactly(drivers: Drivers) -> None:
     """Where Spark can only spread rows by a hash, each hub partition is still one task's, and a replay is exact."""
     python = str(python_with(*OLDER_SPARK, *OURS))
     assert drivers.run(python=python, die_at=("done", "before")) == -signal.SIGKILL

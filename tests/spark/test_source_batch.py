@@ -49,7 +49,7 @@ KINDS = (
 )
 
 
-def test_every_event_comes_as_it_was_published(spark: SparkSession, service: SparkService) -> None:
+def test_load_gives_every_event_as_it_was_published(spark: SparkSession, service: SparkService) -> None:
     """Bodies, keys and properties of every kind, positions and times: each row is its event, each event one row."""
     hub = service.new_hub(1)
     service.publish(hub, KINDS)
@@ -81,7 +81,7 @@ def test_every_event_comes_as_it_was_published(spark: SparkSession, service: Spa
     assert not {"x-opt-offset", "x-opt-sequence-number", "x-opt-enqueued-time"} & system.keys()
 
 
-def test_the_schema_is_the_connectors(filled: HubReading) -> None:
+def test_load_has_the_connectors_schema(filled: HubReading) -> None:
     """All columns in the connector's order, nullable; without properties where they are not wanted."""
     schema = filled.batch(None).schema
     assert schema.fieldNames() == list(COLUMN_TYPES) == list(COLUMNS)
@@ -93,13 +93,13 @@ def test_the_schema_is_the_connectors(filled: HubReading) -> None:
     assert filled.batch(None, includeProperties="false").schema.fieldNames() == list(COLUMNS)[:-2]
 
 
-def test_any_columns_in_any_order_are_read(filled: HubReading) -> None:
+def test_load_with_a_schema_reads_its_columns(filled: HubReading) -> None:
     """A schema given by the user is the projection."""
     rows = filled.batch("sequenceNumber BIGINT, partition STRING").collect()
     assert sorted((row[1], row[0]) for row in rows) == [("0", n) for n in range(6)] + [("1", 0), ("1", 1)]
 
 
-def test_what_cannot_work_is_refused_without_secrets(filled: HubReading) -> None:
+def test_load_with_wrong_options_is_refused_without_secrets(filled: HubReading) -> None:
     """A wrong option fails `load`, a wrong column the planning; both are named, and no secret is shown."""
     with pytest.raises(AnalysisException, match="did you mean maxEventsPerTrigger") as option:
         filled.batch(None, maxEventPerTrigger=4)
@@ -109,18 +109,18 @@ def test_what_cannot_work_is_refused_without_secrets(filled: HubReading) -> None
         assert "SharedAccessKey" not in str(caught.value)
 
 
-def test_a_plan_shows_no_secret(filled: HubReading) -> None:
+def test_load_shows_no_secret_in_its_plan(filled: HubReading) -> None:
     """The connection string is in no plan."""
     plan = filled.batch(None)._jdf.queryExecution().toString()
     assert "SharedAccessKey" not in plan
 
 
-def test_an_empty_hub_is_an_empty_frame(spark: SparkSession, service: SparkService) -> None:
+def test_load_of_an_empty_hub_is_an_empty_frame(spark: SparkSession, service: SparkService) -> None:
     """A hub without events is read without waiting."""
     assert HubReading(spark, service, service.new_hub(2)).keys() == []
 
 
-def test_a_session_finds_the_format_by_itself(spark: SparkSession, service: SparkService) -> None:
+def test_load_finds_the_format_without_registration(spark: SparkSession, service: SparkService) -> None:
     """Installed beside Spark, the package needs no registration."""
     hub = service.new_hub(1)
     service.publish(hub, [b"a"])

@@ -35,7 +35,7 @@ def keys(rows: list[Row]) -> list[Key]:
 EVENTS = [("0", 0, b"a"), ("0", 1, b"b"), ("1", 0, b"c")]
 
 
-def test_a_batch(connect: ConnectSession, service: SparkService, hub: str) -> None:
+def test_connect_batch_reads_what_is_there(connect: ConnectSession, service: SparkService, hub: str) -> None:
     """A batch reads what is there; a wrong option is told to the client, without secrets."""
     frame = connect.read.format("eventpump").schema(BODIES).options(**options(service, hub)).load()
     assert keys(frame.collect()) == EVENTS
@@ -44,7 +44,9 @@ def test_a_batch(connect: ConnectSession, service: SparkService, hub: str) -> No
     assert "SharedAccessKey" not in str(caught.value)
 
 
-def test_a_query(connect: ConnectSession, service: SparkService, hub: str, checkpoint: str, tmp_path: Path) -> None:
+def test_connect_query_goes_on_from_its_checkpoint(
+    connect: ConnectSession, service: SparkService, hub: str, checkpoint: str, tmp_path: Path
+) -> None:
     """A query reads on from its checkpoint, run by run, in limited batches."""
     table = str(tmp_path / "table")
 

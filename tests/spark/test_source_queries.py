@@ -35,7 +35,7 @@ def bodies(first: int, count: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, first + count)]
 
 
-def test_a_query_goes_on_from_its_checkpoint(reading: HubReading) -> None:
+def test_query_goes_on_from_its_checkpoint(reading: HubReading) -> None:
     """From the newest event on, across restarts, with what came in between: every event once, in order."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": [b"before"], "1": [b"before"]})
@@ -56,7 +56,7 @@ def test_a_query_goes_on_from_its_checkpoint(reading: HubReading) -> None:
     assert sorted(reading.rows, key=lambda key: int(key[0])) == expected
 
 
-def test_a_checkpoint_wins_over_the_starting_position(reading: HubReading) -> None:
+def test_query_prefers_its_checkpoint_to_the_starting_position(reading: HubReading) -> None:
     """Even the first batch, failed and repeated, is what it was, whatever the position says by then."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": bodies(0, 3), "1": bodies(3, 2)})
@@ -72,7 +72,7 @@ def test_a_checkpoint_wins_over_the_starting_position(reading: HubReading) -> No
     assert reading.rows == everything
 
 
-def test_available_now_reads_what_is_there_in_limited_batches(reading: HubReading) -> None:
+def test_query_with_available_now_reads_in_limited_batches(reading: HubReading) -> None:
     """Every batch keeps to the limit, the query ends, and another run reads what came since, added partitions too."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": bodies(0, 9), "1": bodies(9, 3)})
@@ -86,7 +86,7 @@ def test_available_now_reads_what_is_there_in_limited_batches(reading: HubReadin
     assert sorted(reading.rows) == sorted([*everything, ("0", 9, b"12"), ("2", 0, b"13"), ("2", 1, b"14")])
 
 
-def test_a_running_query_reads_added_partitions(reading: HubReading) -> None:
+def test_query_reads_partitions_added_while_it_runs(reading: HubReading) -> None:
     """A partition that the hub gains meanwhile is read from its first event on, several partitions in one task."""
     service, hub = reading.service, reading.hub
     with reading.query(startingPosition="earliest", partitionsPerTask=3) as query:
@@ -124,7 +124,7 @@ def _hub_is_recreated(service: SparkService, hub: str) -> None:
         ),
     ],
 )
-def test_lost_events_fail_a_query(
+def test_query_fails_for_lost_events(
     reading: HubReading, happens: Callable[[SparkService, str], None], says: str, left: list[int]
 ) -> None:
     """A query fails for what is gone, and again when it is restarted; told to go on, it reads what there is."""
@@ -139,7 +139,7 @@ def test_lost_events_fail_a_query(
     assert reading.rows == [("0", number, body) for number, body in zip(left, bodies(5, 2), strict=True)]
 
 
-def test_several_queries_and_actions(spark: SparkSession, service: SparkService, tmp_path: Path) -> None:
+def test_queries_and_actions_at_once_get_everything(spark: SparkSession, service: SparkService, tmp_path: Path) -> None:
     """Two queries share a hub, one of them reads another hub too and looks at each batch twice: all get everything."""
     one, two = service.new_hub(2), service.new_hub(1)
     shared: dict[str, Any] = {"useExclusiveReceiver": "false", "startingPosition": "earliest"}
@@ -169,7 +169,7 @@ def test_several_queries_and_actions(spark: SparkSession, service: SparkService,
     assert sorted(both) == sorted([*everything, ("0", 0, b"two"), ("0", 1, b"two")])
 
 
-def test_killed_workers_and_failed_tasks_change_nothing(reading: HubReading, tmp_path: Path) -> None:
+def test_query_with_killed_workers_reads_everything_once(reading: HubReading, tmp_path: Path) -> None:
     """A worker killed amid its rows, and a task that fails, are followed by an attempt that reads the same again."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": bodies(0, 300), "1": bodies(300, 300)})
@@ -197,7 +197,7 @@ def test_killed_workers_and_failed_tasks_change_nothing(reading: HubReading, tmp
     assert reading.rows == everything
 
 
-def test_a_link_that_is_lost_amid_a_batch_changes_nothing(reading: HubReading) -> None:
+def test_query_over_lost_links_reads_everything_once(reading: HubReading) -> None:
     """Links cut by the service while a query reads are made again where they stood."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": bodies(0, 200), "1": bodies(200, 200)})
@@ -211,7 +211,7 @@ def test_a_link_that_is_lost_amid_a_batch_changes_nothing(reading: HubReading) -
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(600)
-def test_whatever_happens_every_event_is_read_once(reading: HubReading, tmp_path: Path, seed: int) -> None:
+def test_query_under_random_faults_reads_everything_once(reading: HubReading, tmp_path: Path, seed: int) -> None:
     """Runs with limits, lost links and connections, killed workers, failed sinks and added partitions, by chance."""
     service, hub, rng = reading.service, reading.hub, random.Random(seed)
     expected: dict[str, list[bytes]] = {"0": [], "1": []}

@@ -152,7 +152,7 @@ def position(kind: str, place: ReceivedEvent, *, inclusive: bool) -> dict[str, A
 
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("kind", ["seqNo", "offset", "enqueuedTime"])
-def test_positions_of_every_kind(filled: Hub, kind: str, inclusive: bool) -> None:
+def test_batch_between_positions_of_every_kind(filled: Hub, kind: str, inclusive: bool) -> None:
     """From a number, an offset or a time, up to one, with and without the event there: exactly what lies between."""
     events = filled.events()["0"]
     for first, last in ((0, 0), (0, 5), (1, 4), (2, 3), (5, 5)):
@@ -166,7 +166,7 @@ def test_positions_of_every_kind(filled: Hub, kind: str, inclusive: bool) -> Non
         assert found == [("0", event.sequence_number, event.body) for event in events[start:end]]
 
 
-def test_positions_of_both_ends(filled: Hub) -> None:
+def test_batch_between_positions_of_both_ends(filled: Hub) -> None:
     """Words stand for the ends; a partition's own position wins; the connector's forms are taken."""
     everything = filled.published()
     assert len(everything) == 8
@@ -178,7 +178,7 @@ def test_positions_of_both_ends(filled: Hub) -> None:
     assert filled.batch(**{"eventhubs.startingPositions": json.dumps({key: place})}) == everything[:6]
 
 
-def test_a_time_that_nothing_follows(filled: Hub) -> None:
+def test_batch_at_a_time_that_nothing_follows(filled: Hub) -> None:
     """A time behind the newest event is the end, or an error where the user wants one."""
     later = "2999-01-01T00:00:00Z"
     assert filled.batch(startingPosition=later) == []
@@ -195,19 +195,19 @@ def test_a_time_that_nothing_follows(filled: Hub) -> None:
         ({"startingPositions": '{"7": 0}'}, "startingPositions: hub .* has no partition 7"),
     ],
 )
-def test_a_position_that_cannot_be_is_refused(filled: Hub, options: dict[str, Any], says: str) -> None:
+def test_batch_at_a_position_that_does_not_exist_is_refused(filled: Hub, options: dict[str, Any], says: str) -> None:
     """A number not reached, and a partition that there is not, are errors."""
     with pytest.raises(ConfigurationError, match=says):
         filled.batch(**options)
 
 
-def test_an_offset_that_the_service_does_not_know_is_refused(filled: Hub) -> None:
+def test_batch_at_an_offset_unknown_to_the_service_is_refused(filled: Hub) -> None:
     """The service's refusal ends the planning; nothing waits for an event that never comes."""
     with pytest.raises(RequestRefusedError, match="offset"):
         filled.batch(startingPosition='{"offset": "99999"}')
 
 
-def test_a_batch_of_what_retention_has_passed(hub: Hub) -> None:
+def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
     """A starting number below the oldest event fails, unless the batch is told to go on."""
     hub.publish(b"a", b"b", b"c")
     hub.drop_before(2)
@@ -230,7 +230,7 @@ def test_a_batch_of_what_retention_has_passed(hub: Hub) -> None:
         (7, {"minPartitions": 20}),
     ],
 )
-def test_tasks_share_the_events(service: SparkService, tasks: int, options: dict[str, Any]) -> None:
+def test_batch_tasks_share_the_events(service: SparkService, tasks: int, options: dict[str, Any]) -> None:
     """One task per partition, several partitions in a task, or large ones split: every event comes once."""
     hub = Hub(service, 4)
     service.publish_all(hub.name, {"0": [b"%d" % n for n in range(50)], "1": [b"a"], "2": [b"b"]})
@@ -240,7 +240,7 @@ def test_tasks_share_the_events(service: SparkService, tasks: int, options: dict
     assert rows_of(reader, planned) == hub.published()
 
 
-def test_a_task_shows_no_secret(filled: Hub) -> None:
+def test_task_shows_no_secret(filled: Hub) -> None:
     """What Spark may log of a task says which numbers, and nothing of the connection."""
     reader = filled.batch_reader()
     assert "SharedAccessKey" not in repr(reader.partitions()) + repr(vars(reader))
@@ -249,7 +249,7 @@ def test_a_task_shows_no_secret(filled: Hub) -> None:
 # ---------------------------------------------------------------------------------------------------------- columns
 
 
-def test_columns_are_checked() -> None:
+def test_schema_of_wrong_columns_is_refused() -> None:
     """A column is one of ours, of our type and nullable, or refused with what would be right."""
     body = StructField("body", BinaryType())
     assert columns_of(StructType([body])) == ("body",)
@@ -270,7 +270,7 @@ def test_columns_are_checked() -> None:
 # ---------------------------------------------------------------------------------------------------------- queries
 
 
-def test_a_query_reads_from_where_it_began(hub: Hub) -> None:
+def test_query_begins_at_the_newest_event(hub: Hub) -> None:
     """A new query begins at the newest event, by default, and goes on batch by batch; where nothing is new, there is
     no batch."""
     hub.publish(b"before")
@@ -284,7 +284,7 @@ def test_a_query_reads_from_where_it_began(hub: Hub) -> None:
     assert engine.reader.reportLatestOffset() == json.loads(engine.log[-1])
 
 
-def test_the_start_survives_before_anything_is_read(hub: Hub) -> None:
+def test_query_start_survives_before_anything_is_read(hub: Hub) -> None:
     """What comes between the start of a query and its first event is not lost by a restart."""
     engine = Engine(hub)
     assert engine.batch() == []
@@ -293,7 +293,7 @@ def test_the_start_survives_before_anything_is_read(hub: Hub) -> None:
     assert engine.batch() == [("0", 0, b"a")]
 
 
-def test_a_first_batch_is_repeated_as_it_was(hub: Hub) -> None:
+def test_query_first_batch_is_repeated_as_it_was(hub: Hub) -> None:
     """Spark asks a restarted query for the start of its first batch again, which by then would be another."""
     hub.publish(b"before")
     engine = Engine(hub)
@@ -307,7 +307,7 @@ def test_a_first_batch_is_repeated_as_it_was(hub: Hub) -> None:
     assert engine.batch() == [("0", 2, b"b")]
 
 
-def test_spark_before_4_2_asks_without_arguments(pair: Hub) -> None:
+def test_query_before_spark_4_2_remembers_its_last_batch(pair: Hub) -> None:
     """There the reader remembers where the last batch ended; after a restart Spark tells by an empty batch."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
@@ -321,7 +321,7 @@ def test_spark_before_4_2_asks_without_arguments(pair: Hub) -> None:
     assert engine.reader.latestOffset() == second
 
 
-def test_a_limit_is_split_by_backlog(pair: Hub) -> None:
+def test_query_limit_is_split_by_backlog(pair: Hub) -> None:
     """Batches hold the limit, in proportion to what waits, until nothing does."""
     pair.publish(*[b"%d" % n for n in range(30)])
     pair.publish(*[b"%d" % n for n in range(10)], to="1")
@@ -336,7 +336,7 @@ def test_a_limit_is_split_by_backlog(pair: Hub) -> None:
     assert isinstance(engine.reader.getDefaultReadLimit(), ReadMaxRows)
 
 
-def test_a_trigger_may_ask_for_all(hub: Hub) -> None:
+def test_query_with_read_all_available_has_no_limit(hub: Hub) -> None:
     """`ReadAllAvailable`, as of a trigger that runs once, passes the limit over."""
     hub.publish(*[b"%d" % n for n in range(9)])
     engine = Engine(hub, startingPosition="earliest", maxEventsPerTrigger=2)
@@ -344,7 +344,7 @@ def test_a_trigger_may_ask_for_all(hub: Hub) -> None:
     assert isinstance(Engine(hub).reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
-def test_too_few_events_wait(hub: Hub) -> None:
+def test_query_waits_for_min_events_per_trigger(hub: Hub) -> None:
     """Below `minEventsPerTrigger` there is no batch before the delay has passed."""
     engine = Engine(hub, minEventsPerTrigger=3, maxTriggerDelay=3600)
     assert engine.batch() == []
@@ -359,7 +359,7 @@ def test_too_few_events_wait(hub: Hub) -> None:
     assert engine.batch() == [("0", 3, b"d")]
 
 
-def test_available_now_ends(pair: Hub) -> None:
+def test_query_with_available_now_ends(pair: Hub) -> None:
     """A query that is to end does, at what was there when it was told so, limit by limit."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
@@ -375,7 +375,7 @@ def test_available_now_ends(pair: Hub) -> None:
     assert engine.batch() == [("0", 3, b"later"), ("1", 0, b"later")]
 
 
-def test_partitions_that_are_added_are_read(hub: Hub) -> None:
+def test_query_reads_partitions_that_are_added(hub: Hub) -> None:
     """A partition added while a query runs, or while it does not, is read from its first event."""
     engine = Engine(hub)
     engine.batch()
@@ -400,7 +400,7 @@ def lossy(hub: Hub) -> tuple[Engine, Engine]:
     return engines
 
 
-def test_retention_that_passed_a_query(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_past_retention_fails_or_goes_on(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """A query that retention has overtaken fails, or says what is gone and goes on with what there is."""
     strict, lenient = lossy(hub)
     hub.publish(b"d", b"e", b"f")
@@ -414,7 +414,7 @@ def test_retention_that_passed_a_query(hub: Hub, caplog: pytest.LogCaptureFixtur
     assert lenient.batch() is None
 
 
-def test_retention_that_passed_a_logged_batch(hub: Hub) -> None:
+def test_query_with_a_logged_batch_past_retention_fails_or_goes_on(hub: Hub) -> None:
     """A batch that was logged and not read fails when it is repeated too late, or gives what is left."""
     strict, lenient = lossy(hub)
     hub.publish(b"d", b"e")
@@ -428,7 +428,7 @@ def test_retention_that_passed_a_logged_batch(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2, 7])
-def test_a_hub_that_was_recreated(hub: Hub, count: int) -> None:
+def test_query_of_a_recreated_hub_fails_or_goes_on(hub: Hub, count: int) -> None:
     """A query fails when its hub is another one, with fewer or with more events; or reads the new one's."""
     strict, lenient = lossy(hub)
     hub.recreate()
@@ -440,7 +440,7 @@ def test_a_hub_that_was_recreated(hub: Hub, count: int) -> None:
     assert [key[1] for key in read] == ([3, 4, 5, 6] if count == 7 else list(range(count)))
 
 
-def test_a_hub_that_was_recreated_with_fewer_partitions(pair: Hub) -> None:
+def test_query_of_a_recreated_hub_with_fewer_partitions(pair: Hub) -> None:
     """A partition that a checkpoint knows and the hub does not is a loss, or forgotten."""
     pair.publish(b"a", to="1")
     strict, lenient = Engine(pair, startingPosition="earliest"), Engine(pair, startingPosition="earliest")
@@ -458,7 +458,7 @@ def test_a_hub_that_was_recreated_with_fewer_partitions(pair: Hub) -> None:
 # ---------------------------------------------------------------------------------------------------------- service
 
 
-def test_a_service_that_is_busy_is_asked_again(hub: Hub) -> None:
+def test_query_at_a_busy_service_is_retried(hub: Hub) -> None:
     """A refusal that passes does not end a query."""
     engine = Engine(hub)
     fault = hub.service.add_fault(Reject(), role=LinkRole.MANAGEMENT, count=2)
@@ -466,7 +466,7 @@ def test_a_service_that_is_busy_is_asked_again(hub: Hub) -> None:
     assert fault.fired == 2
 
 
-def test_a_connection_that_is_lost_is_made_again(hub: Hub) -> None:
+def test_query_over_a_lost_connection_is_retried(hub: Hub) -> None:
     """A query goes on over another connection."""
     engine = Engine(hub)
     engine.batch()
@@ -475,7 +475,7 @@ def test_a_connection_that_is_lost_is_made_again(hub: Hub) -> None:
     assert engine.batch() == [("0", 0, b"a")]
 
 
-def test_what_is_known_is_not_asked_again(pair: Hub) -> None:
+def test_query_does_not_ask_again_for_what_is_known(pair: Hub) -> None:
     """Batches are planned by what was seen last; that nothing is new is said only after another look."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=1, snapshotInterval=3600)
@@ -508,7 +508,7 @@ finally:
 """
 
 
-def test_a_query_that_spark_ends_closes_its_connection(hub: Hub) -> None:
+def test_query_ended_by_spark_closes_its_connection(hub: Hub) -> None:
     """Spark ends a query's process by SIGTERM; whatever it is doing, it lets go of the service first."""
     options = {"connectionString": hub.service.connection_string, "hub": hub.name}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -522,7 +522,7 @@ def test_a_query_that_spark_ends_closes_its_connection(hub: Hub) -> None:
     assert process.returncode == 0
 
 
-def test_a_checkpoint_of_another_hub_is_refused(hub: Hub, pair: Hub) -> None:
+def test_query_with_a_checkpoint_of_another_hub_is_refused(hub: Hub, pair: Hub) -> None:
     """A query pointed at another hub is not continued at numbers that mean nothing there."""
     engine = Engine(hub)
     engine.batch()
@@ -532,7 +532,7 @@ def test_a_checkpoint_of_another_hub_is_refused(hub: Hub, pair: Hub) -> None:
         engine.batch()
 
 
-def test_a_checkpoint_of_the_connector_is_gone_on_with(pair: Hub) -> None:
+def test_query_with_a_checkpoint_of_the_connector_goes_on(pair: Hub) -> None:
     """Offsets in the connector's shape are read, and given back as they were written where nothing is new."""
     pair.publish(b"a", b"b")
     engine = Engine(pair)

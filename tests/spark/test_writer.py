@@ -40,7 +40,7 @@ def counts(sink: SinkHub) -> list[int]:
     return [found.count(number) for number in range(found[-1] + 1)]
 
 
-def test_a_batch_is_appended(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
+def test_save_appends_a_batch(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
     """Rows go by their partition, their key, or anywhere; options are the source's too, as the connector's users do."""
     options: dict[str, Any] = {
         "idempotent": idempotent,
@@ -62,7 +62,9 @@ def test_a_batch_is_appended(spark: SparkSession, sink: SinkHub, idempotent: boo
     assert set(range(50, 60)) <= set(map(int, found["0"]))
 
 
-def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink: SinkHub, idempotent: bool) -> None:
+def test_save_after_a_lost_answer_repeats_rows_unless_idempotent(
+    spark: SparkSession, sink: SinkHub, idempotent: bool
+) -> None:
     """Within one attempt of a task the service tells repeats; without that they come twice. Nothing is missing."""
     fault = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
     append(numbered(spark, 0, 50), sink, idempotent=idempotent)
@@ -71,7 +73,7 @@ def test_a_lost_answer_repeats_rows_unless_idempotent(spark: SparkSession, sink:
 
 
 @pytest.mark.long
-def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
+def test_save_by_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> None:
     """*At least once*: a task that fails is tried again by Spark, and what it had sent comes again."""
     rows = numbered(spark, 0, 2, "CAST(id AS STRING) AS body", "id AS partition").coalesce(1)
     fault = sink.service.add_fault(Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1")
@@ -80,7 +82,7 @@ def test_a_repeated_task_repeats_rows(spark: SparkSession, sink: SinkHub) -> Non
     assert counts(sink) in ([1, 1], [2, 1])
 
 
-def test_a_query_appends(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+def test_query_appends_each_micro_batch(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """Each micro-batch of a query is appended."""
     writing = numbered_stream(spark).writeStream.format("eventpump").option("checkpointLocation", checkpoint)
     writing = writing.options(connectionString=sink.service.connection_string, hub=sink.name)
@@ -99,7 +101,7 @@ def test_a_query_appends(spark: SparkSession, sink: SinkHub, checkpoint: str) ->
         (("'' AS body",), "append", {"hub": "nowhere"}, "nowhere"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_sent(
+def test_save_with_wrong_columns_or_options_is_refused(
     spark: SparkSession, sink: SinkHub, columns: tuple[str, ...], mode: str, options: dict[str, str], problem: str
 ) -> None:
     """A column, an option or a hub that is not there is named at planning."""

@@ -32,7 +32,7 @@ class Machine:
         return self.now + self.slept
 
 
-def test_only_suspension_counts() -> None:
+def test_suspended_counts_only_suspension() -> None:
     """What passed while the machine ran is no suspension, what passed while it was suspended is, earlier too."""
     machine = Machine(slept=100.0)
     suspended = SuspendedTime(machine.running, machine.counting)
@@ -46,7 +46,7 @@ def test_only_suspension_counts() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.sampled_from([0.0, 0.0, 0.0, 30.0]))))
-def test_a_thread_held_up_between_two_readings_makes_no_suspension(steps: list[tuple[float, float, float]]) -> None:
+def test_suspended_is_not_overstated_by_a_slow_reading(steps: list[tuple[float, float, float]]) -> None:
     """However long each reading takes, suspension is never overstated, never shrinks, and is 0 where there was none."""
     machine = Machine()
     delays = iter([0.0] * 100_000)
@@ -67,7 +67,7 @@ def test_a_thread_held_up_between_two_readings_makes_no_suspension(steps: list[t
         before = found
 
 
-async def test_a_suspended_machine_is_noticed(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_monotonic_includes_a_suspension(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour of suspension moves the clock by an hour, though the loop's own clock stood still."""
     machine = Machine(slept=7.0)
     monkeypatch.setattr(clock_module, "_SUSPENDED", SuspendedTime(machine.running, machine.counting))
@@ -80,7 +80,7 @@ async def test_a_suspended_machine_is_noticed(clock: VirtualClock, monkeypatch: 
     assert ours.monotonic() - before == 3610
 
 
-async def test_virtual_time_is_exact(clock: VirtualClock) -> None:
+async def test_monotonic_without_a_suspension_is_the_loops(clock: VirtualClock) -> None:
     """On a machine that is not suspended meanwhile the clock is the loop's, to the last bit."""
     ours = LoopClock()
     for _ in range(1000):
@@ -91,7 +91,7 @@ async def test_virtual_time_is_exact(clock: VirtualClock) -> None:
     assert ours.boot_time() - before == pytest.approx(3600)
 
 
-async def test_a_system_without_such_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_monotonic_without_a_suspension_clock_is_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no clock counts suspension, the loop's is used as it is, and there is no boot to name."""
     monkeypatch.setattr(clock_module, "_SUSPENDED", None)
     ours = LoopClock()
@@ -112,7 +112,7 @@ asyncio.run(show())
 
 @pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="a system without a boot-time clock")
-async def test_processes_of_a_machine_share_one_clock() -> None:
+async def test_boot_and_time_are_the_same_for_processes_of_a_machine() -> None:
     """Two processes name the same boot, and read the same time on its clock."""
     ours = LoopClock()
     assert isinstance(ours, MachineClock)

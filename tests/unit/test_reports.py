@@ -65,7 +65,9 @@ def _make(kind: type[HostReport]) -> HostReport:
 
 
 @pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
-def test_every_report_is_one_line(kind: type[HostReport], caplog: pytest.LogCaptureFixture) -> None:
+def test_report_of_each_kind_is_one_line_and_reaches_every_hook(
+    kind: type[HostReport], caplog: pytest.LogCaptureFixture
+) -> None:
     """Each kind of report makes one line of the log, with host and partition, at its level, and reaches every hook."""
     seen: list[HostReport] = []
     report = _make(kind)
@@ -91,7 +93,7 @@ def test_a_report_names_its_subscription(caplog: pytest.LogCaptureFixture) -> No
     assert [vars(record)["subscription"] for record in caplog.records] == ["default", "alerts"]
 
 
-def test_only_the_user_s_failures_carry_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_of_the_users_failure_alone_has_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """A failed link says all in its line; a failed processor shows where."""
     reporter = Reporter(logging.getLogger("test"))
     reporter.report(_make(ProcessorFailed))
@@ -101,7 +103,7 @@ def test_only_the_user_s_failures_carry_a_traceback(caplog: pytest.LogCaptureFix
     assert second.exc_info is None
 
 
-def test_a_hook_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_hook_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """What a hook raises is logged; the hooks after it are called."""
 
     def broken(report: HostReport) -> None:

@@ -46,7 +46,7 @@ class BlockingCredential:
 # ------------------------------------------------------------------------------------------- connection string
 
 
-def test_full_string() -> None:
+def test_connection_string_with_every_key_is_read() -> None:
     """Every key is read, and a value keeps its equals signs."""
     assert ConnectionString.parse(FULL) == ConnectionString(
         host=NS,
@@ -57,7 +57,7 @@ def test_full_string() -> None:
     )
 
 
-def test_emulator_string() -> None:
+def test_connection_string_of_the_emulator_is_read() -> None:
     """The official emulator's string is read."""
     parsed = ConnectionString.parse(EMULATOR)
     assert (parsed.host, parsed.port, parsed.use_development_emulator) == ("localhost", None, True)
@@ -82,7 +82,7 @@ def test_emulator_string() -> None:
         lambda text: text + ";UseDevelopmentEmulator=false",
     ],
 )
-def test_same_meaning(change: Any) -> None:
+def test_connection_string_in_any_order_and_case_is_the_same(change: Any) -> None:
     """Order, case of keys, a trailing semicolon, white space and unknown keys change nothing."""
     assert ConnectionString.parse(change(FULL)) == ConnectionString.parse(FULL)
 
@@ -98,14 +98,14 @@ def test_same_meaning(change: Any) -> None:
         ("sb://eventhubs_emulator:5672", "eventhubs_emulator", 5672),
     ],
 )
-def test_endpoints(endpoint: str, host: str, port: int | None) -> None:
+def test_connection_string_endpoint_may_be_name_or_address(endpoint: str, host: str, port: int | None) -> None:
     """An endpoint may be a name or an address, with or without a port."""
     parsed = ConnectionString.parse(f"Endpoint={endpoint};UseDevelopmentEmulator=TRUE")
     assert (parsed.host, parsed.port) == (host, port)
     assert parsed.use_development_emulator
 
 
-def test_signature_string() -> None:
+def test_connection_string_with_a_signature_has_its_expiry() -> None:
     """A ready-made signature stands in place of a key, and tells when it ends."""
     parsed = ConnectionString.parse(f"Endpoint=sb://{NS}/;SharedAccessSignature={SIGNATURE};EntityPath=telemetry")
     assert parsed.credential == SharedSignature(SecretStr(SIGNATURE))
@@ -113,7 +113,7 @@ def test_signature_string() -> None:
     assert parsed.credential.expires_at == 1_900_000_000
 
 
-def test_string_without_credential() -> None:
+def test_connection_string_without_a_credential_is_read() -> None:
     """A string with neither key nor signature is one; the credential may come from elsewhere."""
     assert ConnectionString.parse(f"Endpoint=sb://{NS}/").credential is None
 
@@ -165,7 +165,7 @@ def test_string_without_credential() -> None:
         (f"Endpoint=sb://{NS};UseDevelopmentEmulator=", "UseDevelopmentEmulator"),
     ],
 )
-def test_bad_strings(text: Any, field: str) -> None:
+def test_connection_string_of_another_form_names_the_key_at_fault(text: Any, field: str) -> None:
     """A bad string is one error that names the key at fault and shows no value."""
     with pytest.raises(ConfigurationError) as caught:
         ConnectionString.parse(text)
@@ -181,7 +181,7 @@ def assert_clean(error: ConfigurationError, field: str) -> None:
 
 
 @given(st.text())
-def test_any_text(text: str) -> None:
+def test_connection_string_of_any_text_raises_only_configuration_error(text: str) -> None:
     """Any text is a connection string or a `ConfigurationError`, and nothing else."""
     for each in (text, f"Endpoint={text}", f"Endpoint=sb://{text}", f"{FULL};{text}", f"{EMULATOR}EntityPath={text}"):
         try:
@@ -191,7 +191,7 @@ def test_any_text(text: str) -> None:
 
 
 @given(st.sampled_from([FULL, ";".join(reversed(FULL.split(";")))]), st.integers(0, len(FULL)), st.integers(0, 40))
-def test_a_damaged_string_keeps_its_key(text: str, start: int, length: int) -> None:
+def test_connection_string_error_shows_no_piece_of_the_key(text: str, start: int, length: int) -> None:
     """However a string is cut, no error shows a piece of the key."""
     shown = ""
     try:
@@ -205,7 +205,7 @@ def test_a_damaged_string_keeps_its_key(text: str, start: int, length: int) -> N
 # ---------------------------------------------------------------------------------------------------- settings
 
 
-def test_from_a_connection_string() -> None:
+def test_settings_from_a_connection_string_have_the_defaults() -> None:
     """A connection string gives TLS on the standard port, and the documented defaults."""
     made = connection_settings(FULL)
     assert made == ConnectionSettings(
@@ -233,7 +233,7 @@ def test_from_a_connection_string() -> None:
         (FULL.replace(f"{NS}/", f"{NS}:5673/"), 5673, True),
     ],
 )
-def test_ports_and_tls(text: str, port: int, *, use_tls: bool) -> None:
+def test_settings_without_tls_are_those_of_the_emulator_only(text: str, port: int, *, use_tls: bool) -> None:
     """Only the emulator's flag leaves TLS off, and a port in the endpoint holds either way."""
     made = connection_settings(text, "telemetry")
     assert (made.port, made.use_tls) == (port, use_tls)
@@ -250,7 +250,7 @@ def test_ports_and_tls(text: str, port: int, *, use_tls: bool) -> None:
         (EMULATOR.replace("localhost", "localhost:8080"), None, 8080),
     ],
 )
-def test_websocket_ports(text: str, address: str | None, port: int) -> None:
+def test_settings_of_a_websocket_have_its_ports(text: str, address: str | None, port: int) -> None:
     """A WebSocket goes to 443, or 80 without TLS, unless something names a port."""
     made = connection_settings(text, "telemetry", transport_type="websocket", custom_endpoint_address=address)
     assert (made.transport_type, made.port) == ("websocket", port)
@@ -271,7 +271,7 @@ def test_websocket_ports(text: str, address: str | None, port: int) -> None:
         ("http://me:a:b@proxy.test", ("proxy.test", 80, False, "me", "a:b")),
     ],
 )
-def test_proxies(url: str, made: tuple[str, int, bool, str | None, str]) -> None:
+def test_proxy_url_needs_only_a_host(url: str, made: tuple[str, int, bool, str | None, str]) -> None:
     """A proxy is a URL, of which all but the host may be left out; its username and password may be encoded."""
     for given_url in (url, SecretStr(url)):
         proxy = connection_settings(FULL, proxy=given_url).proxy
@@ -279,7 +279,7 @@ def test_proxies(url: str, made: tuple[str, int, bool, str | None, str]) -> None
         assert (proxy.host, proxy.port, proxy.use_tls, proxy.username, proxy.password.get_secret_value()) == made
 
 
-def test_no_password_is_shown() -> None:
+def test_repr_shows_no_password() -> None:
     """Neither the password of a proxy nor of a key is in a repr."""
     made = connection_settings(
         FULL, proxy="http://US3R:S3CRET@proxy.test", client_cert_file=__file__, client_key_password="S3CRET"
@@ -306,7 +306,7 @@ def test_no_password_is_shown() -> None:
     ],
 )
 @pytest.mark.parametrize("is_upper", [True, False])
-def test_the_environment(
+def test_proxy_is_read_from_the_environment_with_trust_env(
     monkeypatch: pytest.MonkeyPatch, https_proxy: str | None, no_proxy: str | None, host: str | None, is_upper: bool
 ) -> None:
     """With `trust_env`, `HTTPS_PROXY` names the proxy but for what `NO_PROXY` exempts, in capitals or small letters."""
@@ -324,7 +324,7 @@ def test_the_environment(
 
 
 @pytest.mark.parametrize("exempt", ["::1", "[::1]:5671"])
-def test_an_exempt_address(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
+def test_proxy_exemption_of_an_ipv6_address(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None:
     """`NO_PROXY` may hold addresses of IPv6."""
     monkeypatch.setenv("HTTPS_PROXY", "proxy.test")
     monkeypatch.setenv("NO_PROXY", exempt)
@@ -333,7 +333,7 @@ def test_an_exempt_address(monkeypatch: pytest.MonkeyPatch, exempt: str) -> None
     assert connection_settings(FULL, custom_endpoint_address="[::2]", trust_env=True).proxy is not None
 
 
-def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_in_the_environment_that_is_invalid_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy in the environment that cannot be used is an error that names the variable and shows nothing of it."""
     monkeypatch.setenv("HTTPS_PROXY", "socks5://me:SECRET@proxy.test:1080")
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -344,7 +344,7 @@ def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connection_settings(FULL).proxy is None
 
 
-def test_from_a_namespace() -> None:
+def test_settings_from_a_namespace_and_a_credential() -> None:
     """A namespace and a credential do as well as a connection string."""
     credential = AsyncCredential()
     made = connection_settings(hub="telemetry", fully_qualified_namespace=NS.upper(), credential=credential)
@@ -352,7 +352,7 @@ def test_from_a_namespace() -> None:
     assert made.credential is credential
 
 
-def test_string_and_credential() -> None:
+def test_settings_from_a_connection_string_and_a_credential() -> None:
     """A connection string without a key goes with a credential."""
     credential = AsyncCredential()
     made = connection_settings(f"Endpoint=sb://{NS}/;EntityPath=telemetry", credential=credential)
@@ -368,19 +368,19 @@ def test_string_and_credential() -> None:
         ("https://10.0.0.1", "10.0.0.1", 5671),
     ],
 )
-def test_custom_endpoint(address: str, host: str, port: int) -> None:
+def test_custom_endpoint_changes_only_where_to_connect(address: str, host: str, port: int) -> None:
     """A custom endpoint changes where to connect and nothing else."""
     made = connection_settings(FULL.replace(f"{NS}/", f"{NS}:9999/"), custom_endpoint_address=address)
     assert (made.host, made.port, made.fully_qualified_namespace, made.use_tls) == (host, port, NS, True)
 
 
 @pytest.mark.parametrize("hub", [None, "telemetry", "Telemetry"])
-def test_hub_and_entity_path(hub: str | None) -> None:
+def test_hub_given_twice_may_differ_in_case(hub: str | None) -> None:
     """A hub given twice may differ in case; the argument's spelling wins."""
     assert connection_settings(FULL, hub).hub == (hub or "telemetry")
 
 
-def test_ca_file(tmp_path: Path) -> None:
+def test_ca_file_may_be_text_or_path(tmp_path: Path) -> None:
     """A file of CA certificates may be given as text or path."""
     path = tmp_path / "ca.pem"
     path.write_text("")
@@ -474,20 +474,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "field"), BAD)
-def test_bad_values(arguments: dict[str, Any], field: str) -> None:
+def test_settings_with_a_bad_value_name_the_field(arguments: dict[str, Any], field: str) -> None:
     """Every bad value is one error that names the field and holds no secret."""
     with pytest.raises(ConfigurationError) as caught:
         connection_settings(**arguments)
     assert_clean(caught.value, field)
 
 
-def test_plain_endpoint_at_the_emulator() -> None:
+def test_custom_endpoint_at_the_emulator_may_be_without_tls() -> None:
     """With the emulator's flag, a custom endpoint may say that it is without TLS."""
     made = connection_settings(EMULATOR, "h", custom_endpoint_address="amqp://10.0.0.1")
     assert (made.host, made.port, made.use_tls) == ("10.0.0.1", 5672, False)
 
 
-def test_retry_options_take_what_they_do_not_give_from_their_option() -> None:
+def test_retry_options_default_to_those_of_their_option() -> None:
     """Without a word on the limit, links and handlers are retried without one; sends have the default of the class."""
     settings = HostSettings(hub="h", link_retry=RetryOptions(base_delay=1.0), handler_retry=RetryOptions(max_retries=5))
     assert settings.link_retry == RetryOptions(max_retries=None, base_delay=1.0, max_delay=30.0)
@@ -509,27 +509,27 @@ def test_retry_options_take_what_they_do_not_give_from_their_option() -> None:
         ({"max_delya": 5}, "max_delya"),
     ],
 )
-def test_bad_retry_options(options: dict[str, Any], field: str) -> None:
+def test_retry_options_with_a_bad_value_are_refused(options: dict[str, Any], field: str) -> None:
     """Retry options are checked as the settings are, unknown names included."""
     with pytest.raises(ConfigurationError) as caught:
         RetryOptions(**options)
     assert_clean(caught.value, field)
 
 
-def test_missing_field() -> None:
+def test_settings_with_a_missing_field_name_it() -> None:
     """Settings made by hand say what is missing."""
     with pytest.raises(ConfigurationError, match="fully_qualified_namespace: is required"):
         ConnectionSettings.model_validate({})
 
 
-def test_frozen() -> None:
+def test_settings_are_frozen() -> None:
     """Settings do not change."""
     with pytest.raises(ValidationError):
         connection_settings(FULL).port = 1  # what is tested is that this fails
 
 
 @pytest.mark.parametrize("text", [FULL, f"Endpoint=sb://{NS}/;SharedAccessSignature={SIGNATURE};EntityPath=telemetry"])
-def test_secret_in_no_repr(text: str) -> None:
+def test_repr_shows_no_key_or_signature(text: str) -> None:
     """No repr shows a key or signature."""
     made = connection_settings(text)
     shown = f"{made!r} {made} {made.credential!r} {ConnectionString.parse(text)!r} {made.model_dump()!r}"
@@ -537,7 +537,7 @@ def test_secret_in_no_repr(text: str) -> None:
     assert "sig=" not in shown
 
 
-def test_repr_leaves_the_users_credential_alone() -> None:
+def test_repr_does_not_call_the_users_credentials_repr() -> None:
     """A repr does not ask a user's credential for its own, which may show what it holds."""
 
     class Telling(AsyncCredential):
@@ -548,7 +548,7 @@ def test_repr_leaves_the_users_credential_alone() -> None:
     assert "SECRET" not in f"{made!r} {made}"
 
 
-def test_secret_given_as_plain_text() -> None:
+def test_key_given_as_plain_text_is_kept_as_a_secret() -> None:
     """A key given as plain text is kept as a secret all the same."""
     plain: Any = KEY
     assert SharedKey("Root", plain) == SharedKey("Root", SecretStr(KEY))
@@ -558,7 +558,7 @@ def test_secret_given_as_plain_text() -> None:
         SharedKey("Root", KEY.encode())  # type: ignore[arg-type]  # the point of the test
 
 
-def test_credentials_of_azure_core() -> None:
+def test_credentials_of_azure_core_are_taken_and_not_shown() -> None:
     """Its named key and its signature are taken as they are, to follow their `update`, and shown by no repr."""
     for credential in (AzureNamedKeyCredential("Root", KEY), AzureSasCredential(SIGNATURE)):
         made = connection_settings(hub="telemetry", fully_qualified_namespace=NS, credential=credential)
@@ -567,7 +567,7 @@ def test_credentials_of_azure_core() -> None:
         assert SIGNATURE not in f"{made!r} {made}"
 
 
-def test_survives_pickling() -> None:
+def test_settings_are_pickled_whole() -> None:
     """Settings reach another process whole."""
     made = connection_settings(FULL)
     assert pickle.loads(pickle.dumps(made)) == made

@@ -10,7 +10,7 @@ from eventpump.texts import MAX_EXCERPT, excerpt
 
 
 @given(st.text(max_size=600), st.integers(1, 300))
-def test_an_excerpt_is_bounded_and_on_one_line(text: str, limit: int) -> None:
+def test_excerpt_is_bounded_and_on_one_line(text: str, limit: int) -> None:
     """Whatever the text, its excerpt is printable and no longer than allowed; a short printable text is itself."""
     found = excerpt(text, limit)
     assert len(found) <= limit
@@ -30,7 +30,7 @@ def test_an_excerpt_is_bounded_and_on_one_line(text: str, limit: int) -> None:
         ("\0" * 256, ("\\x00" * 64)[:255] + "…"),
     ],
 )
-def test_what_is_not_printable_is_escaped(text: str, found: str) -> None:
+def test_excerpt_escapes_what_is_not_printable(text: str, found: str) -> None:
     """Controls are escaped as Python escapes them, and the cut is marked."""
     assert excerpt(text) == found
     assert MAX_EXCERPT == 256

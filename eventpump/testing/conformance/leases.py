@@ -50,17 +50,17 @@ class LeaseStoreContract:
 
     # ---- opening and closing
 
-    async def test_used_before_open_it_says_so(self, harness: LeaseHarness) -> None:
+    async def test_call_before_open_raises_store_error(self, harness: LeaseHarness) -> None:
         """A store that is not open fails with a StoreError."""
         store = harness.new_store()
         assert isinstance(await _error_of(store.list_leases()), StoreError)
 
-    async def test_opened_twice_it_says_so(self, harness: LeaseHarness) -> None:
+    async def test_open_twice_raises(self, harness: LeaseHarness) -> None:
         """A store serves one consumer group: opening it again is a mistake of the caller's."""
         store = await _open(harness)
         assert isinstance(await _error_of(store.open(OTHER_SCOPE)), ConfigurationError)
 
-    async def test_closing_twice_is_fine(self, harness: LeaseHarness) -> None:
+    async def test_close_twice_is_fine(self, harness: LeaseHarness) -> None:
         """A store may be closed twice, and before it was opened; used after that it raises ClosedError."""
         store = await _open(harness)
         await store.aclose()
@@ -70,7 +70,7 @@ class LeaseStoreContract:
         await never_opened.aclose()
         assert isinstance(await _error_of(never_opened.open(SCOPE)), ClosedError)
 
-    async def test_closing_leaves_leases_as_they_are(self, harness: LeaseHarness) -> None:
+    async def test_close_leaves_leases_as_they_are(self, harness: LeaseHarness) -> None:
         """Closing gives nothing up: the lease stays held until it is released or expires."""
         store, other = await _open(harness, "0"), await _open(harness)
         await _acquire(store, "0", "a")
@@ -80,14 +80,14 @@ class LeaseStoreContract:
 
     # ---- creating and listing
 
-    async def test_new_leases_belong_to_nobody(self, harness: LeaseHarness) -> None:
+    async def test_ensure_leases_creates_leases_without_an_owner(self, harness: LeaseHarness) -> None:
         """Leases just created are listed in the order of partition ids, unheld and unowned."""
         store = await _open(harness, "10", "0", "2")
         leases = await store.list_leases()
         assert [lease.partition_id for lease in leases] == ["0", "2", "10"]
         assert [(lease.owner, lease.is_held) for lease in leases] == [(None, False)] * 3
 
-    async def test_ensuring_leaves_existing_leases_alone(self, harness: LeaseHarness) -> None:
+    async def test_ensure_leases_leaves_existing_ones_alone(self, harness: LeaseHarness) -> None:
         """Creating what exists changes neither owner, nor epoch, nor checkpoint."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -98,14 +98,14 @@ class LeaseStoreContract:
         assert await other.read_checkpoint("0") == Checkpoint("0", "100", 5)
         assert await store.renew_lease(lease) is not None
 
-    async def test_hosts_may_create_leases_at_once(self, harness: LeaseHarness) -> None:
+    async def test_ensure_leases_by_several_hosts_at_once_succeeds(self, harness: LeaseHarness) -> None:
         """Several hosts that create the same leases at the same time all succeed, and there is one of each."""
         stores = [await _open(harness) for _ in range(4)]
         partitions = [str(number) for number in range(8)]
         await asyncio.gather(*(store.ensure_leases(partitions) for store in stores))
         assert [snapshot.partition_id for snapshot in await stores[0].list_leases()] == partitions
 
-    async def test_consumer_groups_are_apart(self, harness: LeaseHarness) -> None:
+    async def test_leases_of_consumer_groups_are_separate(self, harness: LeaseHarness) -> None:
         """A lease and a checkpoint of one consumer group are nothing to another."""
         store, other = await _open(harness, "0"), await _open(harness, "0", scope=OTHER_SCOPE)
         lease = await _acquire(store, "0", "a")
@@ -115,7 +115,7 @@ class LeaseStoreContract:
 
     # ---- acquiring
 
-    async def test_acquiring_makes_the_owner_known(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_makes_the_owner_known(self, harness: LeaseHarness) -> None:
         """An acquired lease has the first epoch, expires one duration after the call, and every host sees its owner."""
         store, other = await _open(harness, "0"), await _open(harness)
         before = harness.clock.monotonic()
@@ -126,7 +126,7 @@ class LeaseStoreContract:
         seen = await _snapshot(other, "0")
         assert (seen.owner, seen.is_held) == ("a", True)
 
-    async def test_a_held_lease_is_not_acquired(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_that_is_held_fails(self, harness: LeaseHarness) -> None:
         """A lease that somebody holds is acquired by nobody, not even by a second host of the same name."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -135,14 +135,14 @@ class LeaseStoreContract:
         assert await store.acquire_lease("0", "a") is None
         assert await store.renew_lease(lease) is not None
 
-    async def test_a_lease_that_was_never_created_is_an_error(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_that_was_never_created_raises(self, harness: LeaseHarness) -> None:
         """Acquiring a partition without a lease is no lost race: it raises StoreError with the partition's id."""
         store = await _open(harness, "0")
         error = await _error_of(store.acquire_lease("7", "a"))
         assert isinstance(error, StoreError)
         assert error.partition_id == "7"
 
-    async def test_one_of_many_acquires(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_by_many_at_once_succeeds_once(self, harness: LeaseHarness) -> None:
         """Of hosts that acquire the same leases at once, exactly one gets each."""
         partitions = [str(number) for number in range(6)]
         stores = [await _open(harness, *partitions) for _ in range(4)]
@@ -157,7 +157,7 @@ class LeaseStoreContract:
         owners = {snapshot.partition_id: snapshot.owner for snapshot in await stores[0].list_leases()}
         assert owners == {lease.partition_id: lease.owner for lease in won}
 
-    async def test_epochs_grow_with_every_acquisition(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_raises_the_epoch_each_time(self, harness: LeaseHarness) -> None:
         """Each acquisition, by whatever host and way, has the next epoch; renewals and checkpoints keep it."""
         store, other = await _open(harness, "0"), await _open(harness)
         first = await _acquire(store, "0", "a")
@@ -171,7 +171,7 @@ class LeaseStoreContract:
         assert [lease.epoch for lease in (first, second, renewed, third, fourth)] == [1, 2, 2, 3, 4]
         assert len({lease.token for lease in (first, second, third, fourth)}) == 4
 
-    async def test_a_cancelled_acquisition_leaves_the_lease_free(self, harness: LeaseHarness) -> None:
+    async def test_acquire_lease_that_is_cancelled_leaves_it_free(self, harness: LeaseHarness) -> None:
         """Wherever an acquisition is cancelled, once its store is closed the lease is free, or was returned."""
         other = await _open(harness, *(str(turns) for turns in range(12)))
         for turns in range(12):
@@ -189,7 +189,7 @@ class LeaseStoreContract:
 
     # ---- stealing
 
-    async def test_stealing_ends_the_former_ownership(self, harness: LeaseHarness) -> None:
+    async def test_steal_lease_ends_the_former_ownership(self, harness: LeaseHarness) -> None:
         """After a steal the thief holds the lease, and nothing the victim does has any effect."""
         store, thief = await _open(harness, "0"), await _open(harness)
         lost = await _acquire(store, "0", "a")
@@ -206,7 +206,7 @@ class LeaseStoreContract:
         assert await thief.read_checkpoint("0") is None
         assert await thief.renew_lease(stolen) is not None
 
-    async def test_a_snapshot_of_an_earlier_owner_steals_nothing(self, harness: LeaseHarness) -> None:
+    async def test_steal_lease_by_a_snapshot_of_an_earlier_owner_fails(self, harness: LeaseHarness) -> None:
         """A steal planned against one owner takes nothing from the next one."""
         store, other, third = await _open(harness, "0"), await _open(harness), await _open(harness)
         await _acquire(store, "0", "a")
@@ -216,7 +216,7 @@ class LeaseStoreContract:
         assert (await _snapshot(third, "0")).owner == "b"
         assert await other.renew_lease(current) is not None
 
-    async def test_a_checkpoint_in_between_does_not_foil_a_steal(self, harness: LeaseHarness) -> None:
+    async def test_steal_lease_after_a_checkpoint_in_between_succeeds(self, harness: LeaseHarness) -> None:
         """A steal needs the same owner, not the same checkpoint; and it keeps the checkpoint."""
         store, thief = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -226,7 +226,7 @@ class LeaseStoreContract:
         assert await thief.steal_lease(seen, "b") is not None
         assert await thief.read_checkpoint("0") == Checkpoint("0", "100", 5)
 
-    async def test_there_is_nothing_to_steal_from_nobody(self, harness: LeaseHarness) -> None:
+    async def test_steal_lease_without_an_owner_fails(self, harness: LeaseHarness) -> None:
         """A lease never taken, or released since the listing, is not stolen."""
         store, thief = await _open(harness, "0", "1"), await _open(harness)
         assert await thief.steal_lease(await _snapshot(thief, "0"), "b") is None
@@ -236,7 +236,7 @@ class LeaseStoreContract:
         assert await thief.steal_lease(seen, "b") is None
         assert [snapshot.is_held for snapshot in await thief.list_leases()] == [False, False]
 
-    async def test_one_of_many_steals(self, harness: LeaseHarness) -> None:
+    async def test_steal_lease_by_many_at_once_succeeds_once(self, harness: LeaseHarness) -> None:
         """Of hosts that steal on the same snapshot at once, exactly one succeeds, with the next epoch."""
         partitions = [str(number) for number in range(4)]
         store = await _open(harness, *partitions)
@@ -255,7 +255,7 @@ class LeaseStoreContract:
 
     # ---- renewing and releasing
 
-    async def test_renewing_extends_the_same_lease(self, harness: LeaseHarness) -> None:
+    async def test_renew_lease_extends_the_same_lease(self, harness: LeaseHarness) -> None:
         """A renewed lease is the same one, and expires one duration after the call that renewed it."""
         store = await _open(harness, "0")
         lease = await _acquire(store, "0", "a")
@@ -266,7 +266,7 @@ class LeaseStoreContract:
         assert (renewed.owner, renewed.epoch, renewed.token) == (lease.owner, lease.epoch, lease.token)
         assert before + store.lease_duration <= renewed.expires_at <= after + store.lease_duration
 
-    async def test_released_leases_are_free_at_once(self, harness: LeaseHarness) -> None:
+    async def test_release_lease_makes_it_free_at_once(self, harness: LeaseHarness) -> None:
         """A released lease has no owner, can be acquired at once, and is not renewed by who released it."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -281,7 +281,7 @@ class LeaseStoreContract:
         assert await other.renew_lease(taken) is not None
         assert await other.read_checkpoint("0") == Checkpoint("0", "100", 5)
 
-    async def test_partitions_do_not_wait_for_each_other(self, harness: LeaseHarness) -> None:
+    async def test_calls_for_many_partitions_at_once_keep_them_apart(self, harness: LeaseHarness) -> None:
         """One store serves many partitions at the same time, and mixes none of them up."""
         partitions = [str(number) for number in range(32)]
         store = await _open(harness, *partitions)
@@ -302,7 +302,7 @@ class LeaseStoreContract:
 
     # ---- checkpoints
 
-    async def test_a_checkpoint_is_read_by_the_next_owner(self, harness: LeaseHarness) -> None:
+    async def test_read_checkpoint_by_the_next_owner_gives_the_stored_one(self, harness: LeaseHarness) -> None:
         """A stored checkpoint is what every host reads, whoever holds the lease; before the first there is none."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -312,14 +312,14 @@ class LeaseStoreContract:
         await _steal(other, "0", "b")
         assert await store.read_checkpoint("0") == Checkpoint("0", "4294968112", 1201)
 
-    async def test_sequence_number_0_is_a_checkpoint(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_at_sequence_number_0_is_stored(self, harness: LeaseHarness) -> None:
         """The first event of a partition has sequence number 0 and offset 0, and can be checkpointed."""
         store = await _open(harness, "0")
         lease = await _acquire(store, "0", "a")
         assert await store.write_checkpoint(lease, Checkpoint("0", "0", 0))
         assert await store.read_checkpoint("0") == Checkpoint("0", "0", 0)
 
-    async def test_offsets_are_opaque(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_keeps_offset_and_number_unchanged(self, harness: LeaseHarness) -> None:
         """An offset is any text, a sequence number any 64-bit one; neither is changed on its way."""
         store = await _open(harness, "0")
         lease = await _acquire(store, "0", "a")
@@ -328,7 +328,7 @@ class LeaseStoreContract:
             assert await store.write_checkpoint(lease, checkpoint, subscription)
             assert await store.read_checkpoint("0", subscription) == checkpoint
 
-    async def test_checkpoints_never_go_backwards(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_never_goes_backwards(self, harness: LeaseHarness) -> None:
         """A lower sequence number is not stored, by its own host or a later owner, and that is no loss of the lease."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -343,7 +343,7 @@ class LeaseStoreContract:
             assert await other.write_checkpoint(stolen, Checkpoint("0", "300", 30), subscription)
             assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "300", 30)
 
-    async def test_the_latest_of_concurrent_checkpoints_stays(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_by_many_at_once_stores_the_latest(self, harness: LeaseHarness) -> None:
         """Of checkpoints written at the same time, in whatever order, the one with the highest number is stored."""
         store = await _open(harness, "0")
         lease = await _acquire(store, "0", "a")
@@ -353,7 +353,7 @@ class LeaseStoreContract:
             assert all(await asyncio.gather(*writes))
             assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "90", 9)
 
-    async def test_a_former_owner_stores_no_checkpoint(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_by_a_former_owner_is_refused(self, harness: LeaseHarness) -> None:
         """After a release or a claim by the next owner, a write by the former one returns False and changes nothing."""
         store, other = await _open(harness, "0", "1"), await _open(harness)
         released = await _acquire(store, "0", "a")
@@ -375,7 +375,7 @@ class LeaseStoreContract:
                 expected = Checkpoint(lease.partition_id, "200", 20)
                 assert await other.read_checkpoint(lease.partition_id, subscription) == expected
 
-    async def test_a_checkpoint_leaves_the_owner_in_place(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_leaves_the_owner_in_place(self, harness: LeaseHarness) -> None:
         """Writing checkpoints changes nothing about who is seen to own the lease."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -384,7 +384,7 @@ class LeaseStoreContract:
             seen = await _snapshot(other, "0")
             assert (seen.owner, seen.is_held) == ("a", True)
 
-    async def test_subscriptions_are_apart(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_of_each_subscription_is_separate(self, harness: LeaseHarness) -> None:
         """Each subscription of a partition has its own checkpoint, whatever its name, and none of them is a lease."""
         store, other = await _open(harness, "0", "1"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -397,7 +397,7 @@ class LeaseStoreContract:
             assert await other.read_checkpoint("1", name) is None
         assert [snapshot.partition_id for snapshot in await other.list_leases()] == ["0", "1"]
 
-    async def test_a_pinned_start_is_a_checkpoint(self, harness: LeaseHarness) -> None:
+    async def test_write_checkpoint_of_an_unused_partition_is_stored(self, harness: LeaseHarness) -> None:
         """The start of a never-used partition, offset "-1" and number -1, is stored as such, and goes on from there."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -410,7 +410,7 @@ class LeaseStoreContract:
 
     # ---- checkpoints that go backwards
 
-    async def test_a_reset_goes_backwards(self, harness: LeaseHarness) -> None:
+    async def test_reset_checkpoint_goes_backwards(self, harness: LeaseHarness) -> None:
         """A reset stores a lower number than the stored one, for every subscription; from there numbers grow again."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -424,7 +424,7 @@ class LeaseStoreContract:
             assert await store.write_checkpoint(lease, Checkpoint("0", "60", 6), subscription)
             assert await other.read_checkpoint("0", subscription) == Checkpoint("0", "60", 6)
 
-    async def test_a_reset_may_be_the_first_checkpoint(self, harness: LeaseHarness) -> None:
+    async def test_reset_checkpoint_may_be_the_first_checkpoint(self, harness: LeaseHarness) -> None:
         """Where there is no checkpoint a reset stores one; other partitions and subscriptions keep theirs."""
         store = await _open(harness, "0", "1")
         lease, beside = await _acquire(store, "0", "a"), await _acquire(store, "1", "a")
@@ -435,7 +435,7 @@ class LeaseStoreContract:
         assert await store.read_checkpoint("0", "third") is None
         assert await store.read_checkpoint("1") == Checkpoint("1", "9", 9)
 
-    async def test_a_former_owner_resets_nothing(self, harness: LeaseHarness) -> None:
+    async def test_reset_checkpoint_by_a_former_owner_is_refused(self, harness: LeaseHarness) -> None:
         """After a release or a claim by the next owner, a reset by the former one returns False and changes nothing."""
         store, other = await _open(harness, "0", "1"), await _open(harness)
         released, stolen = await _acquire(store, "0", "a"), await _acquire(store, "1", "a")
@@ -456,7 +456,7 @@ class LeaseStoreContract:
             assert await other.reset_checkpoint(thief, Checkpoint("1", "10", 1), subscription)
             assert await store.read_checkpoint("1", subscription) == Checkpoint("1", "10", 1)
 
-    async def test_a_reset_leaves_the_lease_in_place(self, harness: LeaseHarness) -> None:
+    async def test_reset_checkpoint_leaves_the_lease_in_place(self, harness: LeaseHarness) -> None:
         """A reset changes nothing about who owns the lease, and its epoch grows on."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
@@ -467,7 +467,7 @@ class LeaseStoreContract:
         assert await store.renew_lease(lease) is not None
         assert (await _steal(other, "0", "b")).epoch == 2
 
-    async def test_a_cancelled_reset_undoes_nothing_newer(self, harness: LeaseHarness) -> None:
+    async def test_reset_checkpoint_that_is_cancelled_undoes_nothing_newer(self, harness: LeaseHarness) -> None:
         """Wherever a reset is cancelled, a checkpoint written after it stays."""
         store = await _open(harness, "0")
         lease = await _acquire(store, "0", "a")
@@ -627,7 +627,7 @@ class LeaseStoreContract:
 
     # ---- the consumer group's record
 
-    async def test_a_scope_record_is_read_by_every_host(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_is_read_by_every_host(self, harness: LeaseHarness) -> None:
         """Before the first there is no record; what one host stored every host reads, member by member, and itself."""
         store, other = await _open(harness), await _open(harness)
         assert await store.read_scope_record() is None
@@ -644,7 +644,7 @@ class LeaseStoreContract:
         assert await other.read_scope_record() == stored
         assert await store.read_scope_record() == stored
 
-    async def test_one_of_many_writes_the_first_scope_record(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_first_stored_by_many_at_once_is_one(self, harness: LeaseHarness) -> None:
         """Of hosts that store the first record at once one succeeds, and every host reads that one's."""
         stores = [await _open(harness) for _ in range(4)]
         records = [replace(RECORD, partition_count=count) for count in range(4)]
@@ -658,7 +658,7 @@ class LeaseStoreContract:
             assert await store.write_scope_record(RECORD, None) is None
         assert await stores[0].read_scope_record() == won
 
-    async def test_one_of_many_replaces_a_scope_record(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_replaced_by_many_at_once_is_one(self, harness: LeaseHarness) -> None:
         """Of hosts that replace the record they read at once one succeeds, and the others store nothing."""
         stores = [await _open(harness) for _ in range(4)]
         first = await _record(stores[0], RECORD, None)
@@ -672,7 +672,7 @@ class LeaseStoreContract:
         for store in stores:
             assert await store.read_scope_record() == won
 
-    async def test_a_stale_scope_record_replaces_nothing(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_that_is_stale_replaces_nothing(self, harness: LeaseHarness) -> None:
         """A record is replaced only where it is as it was read: an earlier state of the same content does not do."""
         store, other = await _open(harness), await _open(harness)
         first = await _record(store, RECORD, None)
@@ -684,14 +684,14 @@ class LeaseStoreContract:
         assert await other.read_scope_record() == third
         assert await _record(other, RECORD, third) != third
 
-    async def test_a_scope_record_never_stored_is_not_replaced(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_never_stored_is_not_replaced(self, harness: LeaseHarness) -> None:
         """Replacing a record where there is none stores nothing."""
         store, other = await _open(harness), await _open(harness, scope=OTHER_SCOPE)
         elsewhere = await _record(other, RECORD, None)
         assert await store.write_scope_record(RECORD, elsewhere) is None
         assert await store.read_scope_record() is None
 
-    async def test_a_scope_record_outlives_its_store(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_outlives_its_store(self, harness: LeaseHarness) -> None:
         """The record is there after its writer closed, and a store opened later may replace it."""
         store = await _open(harness, "0")
         written = await _record(store, RECORD, None)
@@ -702,7 +702,7 @@ class LeaseStoreContract:
         newer = await _record(later, replace(RECORD, reset_for=datetime(2026, 4, 1, tzinfo=UTC)), found)
         assert await later.read_scope_record() == newer
 
-    async def test_scope_records_of_consumer_groups_are_apart(self, harness: LeaseHarness) -> None:
+    async def test_scope_records_of_consumer_groups_are_separate(self, harness: LeaseHarness) -> None:
         """Each consumer group has a record of its own."""
         store, other = await _open(harness), await _open(harness, scope=OTHER_SCOPE)
         mine = await _record(store, RECORD, None)
@@ -711,7 +711,7 @@ class LeaseStoreContract:
         assert await store.read_scope_record() == mine
         assert await other.read_scope_record() == theirs
 
-    async def test_a_scope_record_is_no_lease(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_is_no_lease(self, harness: LeaseHarness) -> None:
         """The record is in no listing, and creating leases, owning them and checkpointing leave it as it is."""
         store = await _open(harness)
         written = await _record(store, RECORD, None)
@@ -723,7 +723,7 @@ class LeaseStoreContract:
         assert [snapshot.partition_id for snapshot in await store.list_leases()] == ["0"]
         assert await store.read_scope_record() == written
 
-    async def test_a_cancelled_scope_record_is_stored_or_not(self, harness: LeaseHarness) -> None:
+    async def test_scope_record_whose_write_is_cancelled_is_whole(self, harness: LeaseHarness) -> None:
         """Wherever a write is cancelled, the record is the old or the new one, whole, and is never stored later."""
         store, other = await _open(harness), await _open(harness)
         current = await _record(store, RECORD, None)
@@ -749,7 +749,7 @@ class LeaseStoreContract:
 
     # ---- expiry
 
-    async def test_expired_leases(self, harness: LeaseHarness) -> None:
+    async def test_expired_lease_can_be_acquired_or_renewed(self, harness: LeaseHarness) -> None:
         """An expired lease keeps its last owner's name, is anybody's to take, and its owner's to renew until then."""
         names = ["taken", "renewed", "written", "released", "stolen", "raced"]
         partitions = {name: str(number) for number, name in enumerate(names)}

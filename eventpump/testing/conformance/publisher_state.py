@@ -45,14 +45,14 @@ class PublisherStateStoreContract:
 
     # ---- opening and closing
 
-    async def test_used_before_open_it_says_so(self, new_store: NewStore) -> None:
+    async def test_call_before_open_raises_store_error(self, new_store: NewStore) -> None:
         """A store that is not open fails with a StoreError."""
         store = new_store()
         assert isinstance(await _error_of(store.read_state(NAME, "0")), StoreError)
         assert isinstance(await _error_of(store.write_state(NAME, "0", FIRST, None)), StoreError)
         assert isinstance(await _error_of(store.reset_state(NAME, "0")), StoreError)
 
-    async def test_opening_and_closing_twice_is_fine(self, new_store: NewStore) -> None:
+    async def test_open_and_close_twice_are_fine(self, new_store: NewStore) -> None:
         """A store may be opened twice and closed twice, and closed before it was opened; then it raises ClosedError."""
         store = await _open(new_store)
         await store.open()
@@ -65,7 +65,7 @@ class PublisherStateStoreContract:
         await never_opened.aclose()
         assert isinstance(await _error_of(never_opened.open()), ClosedError)
 
-    async def test_stores_may_open_at_once(self, new_store: NewStore) -> None:
+    async def test_open_by_several_stores_at_once_succeeds(self, new_store: NewStore) -> None:
         """Several publishers that make the same container or file at the same time all succeed."""
         stores = [new_store() for _ in range(6)]
         await asyncio.gather(*(store.open() for store in stores))
@@ -74,14 +74,14 @@ class PublisherStateStoreContract:
 
     # ---- reading and writing
 
-    async def test_what_was_never_written_is_none(self, new_store: NewStore) -> None:
+    async def test_read_state_that_was_never_written_is_none(self, new_store: NewStore) -> None:
         """A name or a partition without a state has None."""
         store = await _open(new_store)
         await _stored(store, "0", FIRST)
         assert await store.read_state(NAME, "1") is None
         assert await store.read_state("others", "0") is None
 
-    async def test_a_state_outlives_its_store(self, new_store: NewStore) -> None:
+    async def test_read_state_returns_what_any_store_wrote(self, new_store: NewStore) -> None:
         """What was written is read again, whole, by this store and by the next."""
         store = await _open(new_store)
         every = (FIRST, SECOND, LARGEST, SMALLEST, BEGUN)
@@ -92,7 +92,7 @@ class PublisherStateStoreContract:
         after = await _open(new_store)
         assert [await after.read_state(NAME, str(number)) for number in range(5)] == written
 
-    async def test_a_state_takes_the_place_of_the_one_given(self, new_store: NewStore) -> None:
+    async def test_write_state_replaces_the_state_that_is_given(self, new_store: NewStore) -> None:
         """A state is swapped for another, by this store and by the next, whatever the values; and for itself."""
         store = await _open(new_store)
         stored: StoredPublisherState | None = None
@@ -103,7 +103,7 @@ class PublisherStateStoreContract:
         stored = await _stored(after, "0", SECOND, await after.read_state(NAME, "0"))
         assert await store.read_state(NAME, "0") == stored
 
-    async def test_names_and_partitions_are_apart(self, new_store: NewStore) -> None:
+    async def test_states_of_names_and_partitions_are_separate(self, new_store: NewStore) -> None:
         """No two names or partitions share a state, however alike they look."""
         store = await _open(new_store)
         names = ["a", "A", "a.", ".", "..", "a/0", "a%2F0", "a\\0", "é", "e\u0301", "a b", "a?b#c", "n" * 256]
@@ -114,7 +114,7 @@ class PublisherStateStoreContract:
         found = {key: await after.read_state(*key) for key in keys}
         assert {key: each and each.state for key, each in found.items()} == states
 
-    async def test_what_cannot_be_kept_is_refused(self, new_store: NewStore) -> None:
+    async def test_write_state_that_cannot_be_kept_is_refused(self, new_store: NewStore) -> None:
         """A name that cannot be one, and a state outside the service's ranges, are the caller's mistakes."""
         store = await _open(new_store)
         for name in ("", "n" * 257, "a\0b", "a\n", "\ud800"):
@@ -138,7 +138,7 @@ class PublisherStateStoreContract:
 
     # ---- two publishers of one name
 
-    async def test_what_another_changed_is_not_overwritten(self, new_store: NewStore) -> None:
+    async def test_write_state_after_a_change_by_another_is_refused(self, new_store: NewStore) -> None:
         """A publisher that does not know of a change cannot undo it, at the second try either; reading, it learns."""
         store, other = await _open(new_store), await _open(new_store)
         mine = await _stored(store, "0", FIRST)
@@ -151,7 +151,7 @@ class PublisherStateStoreContract:
         await _stored(store, "0", LARGEST, theirs)
         assert await _state_of(other) == LARGEST
 
-    async def test_what_is_there_is_not_overwritten_by_a_first_state(self, new_store: NewStore) -> None:
+    async def test_write_state_of_a_first_state_overwrites_nothing(self, new_store: NewStore) -> None:
         """A first state is stored only where nothing is; where it is itself there already, it counts as stored."""
         store, other = await _open(new_store), await _open(new_store)
         mine = await _stored(store, "0", FIRST)
@@ -159,14 +159,14 @@ class PublisherStateStoreContract:
         assert await store.read_state(NAME, "0") == mine
         assert await other.write_state(NAME, "0", FIRST, None) == mine
 
-    async def test_a_state_that_was_written_and_not_answered_counts_as_stored(self, new_store: NewStore) -> None:
+    async def test_write_state_repeated_after_it_was_stored_succeeds(self, new_store: NewStore) -> None:
         """The same swap again, after it was stored, succeeds: its first answer may have been lost."""
         store = await _open(new_store)
         first = await _stored(store, "0", FIRST)
         second = await _stored(store, "0", SECOND, first)
         assert await store.write_state(NAME, "0", SECOND, first) == second
 
-    async def test_one_of_many_writes(self, new_store: NewStore) -> None:
+    async def test_write_state_by_many_at_once_succeeds_once(self, new_store: NewStore) -> None:
         """Of publishers of one name that swap one state at once, one succeeds, and the others are told."""
         stores = [await _open(new_store) for _ in range(5)]
         former: StoredPublisherState | None = None
@@ -180,7 +180,7 @@ class PublisherStateStoreContract:
 
     # ---- resetting
 
-    async def test_a_reset_state_is_gone(self, new_store: NewStore) -> None:
+    async def test_reset_state_removes_the_state(self, new_store: NewStore) -> None:
         """After a reset there is no state, for any store; the next is stored as a first one. Other states stay."""
         store, other = await _open(new_store), await _open(new_store)
         for partition_id in ("0", "1"):
@@ -193,7 +193,7 @@ class PublisherStateStoreContract:
         assert found.state == FIRST
         await store.reset_state(NAME, "2")
 
-    async def test_who_knew_a_state_from_before_a_reset_does_not_write(self, new_store: NewStore) -> None:
+    async def test_write_state_after_a_reset_is_refused(self, new_store: NewStore) -> None:
         """A reset makes every swap of the former state fail, also where an equal one was stored since."""
         store, other = await _open(new_store), await _open(new_store)
         former = await _stored(store, "0", FIRST)
@@ -205,7 +205,7 @@ class PublisherStateStoreContract:
 
     # ---- cancellation
 
-    async def test_a_cancelled_write_does_not_stand_in_the_way(self, new_store: NewStore) -> None:
+    async def test_write_state_that_is_cancelled_can_be_repeated(self, new_store: NewStore) -> None:
         """Wherever a write is cancelled, it is stored or not; the next one is stored, and is not undone later."""
         for turns in range(12):
             store = await _open(new_store)

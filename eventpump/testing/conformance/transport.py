@@ -67,7 +67,7 @@ class TransportContract:
 
     # ---- receive links
 
-    async def test_a_link_starts_with_no_credit(self, harness: TransportHarness) -> None:
+    async def test_link_starts_without_credit(self, harness: TransportHarness) -> None:
         """Nothing arrives before credit is given."""
         transport = harness.new_transport()
         await _publish(transport, "0", b"a", b"b")
@@ -75,7 +75,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert silent.batches == []
 
-    async def test_as_many_come_as_credit_was_given_for(self, harness: TransportHarness) -> None:
+    async def test_set_credit_bounds_what_comes(self, harness: TransportHarness) -> None:
         """Credit is what the service may send from now on: not one more comes, and new credit replaces the old."""
         transport = harness.new_transport()
         await _publish(transport, "0", *(b"%d" % number for number in range(9)))
@@ -89,7 +89,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert sink.bodies == [b"%d" % number for number in range(6)]
 
-    async def test_credit_of_none_stops_the_service(self, harness: TransportHarness) -> None:
+    async def test_set_credit_to_zero_stops_the_service(self, harness: TransportHarness) -> None:
         """Set back to 0, the service sends nothing that was not on its way; later credit goes on where it stopped."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0")
@@ -105,7 +105,7 @@ class TransportContract:
         link.set_credit(1)
         assert await sink.received(2) == [b"first", b"second"]
 
-    async def test_events_come_in_order_and_once(self, harness: TransportHarness) -> None:
+    async def test_receive_gives_events_once_in_order(self, harness: TransportHarness) -> None:
         """A partition's events arrive in the order of their sequence numbers, each once, whatever the credit steps."""
         transport = harness.new_transport()
         bodies = [b"%d" % number for number in range(300)]
@@ -117,7 +117,7 @@ class TransportContract:
         assert sink.bodies == bodies
         assert [event.sequence_number for event in sink.events] == list(range(300))
 
-    async def test_a_batch_belongs_to_the_sink(self, harness: TransportHarness) -> None:
+    async def test_receive_gives_the_sink_a_list_of_its_own(self, harness: TransportHarness) -> None:
         """The list handed over is used by nobody else: emptied by the sink, nothing is missing later."""
         transport = harness.new_transport()
         sink = RecordingSink()
@@ -140,7 +140,7 @@ class TransportContract:
         _, other = await _open(transport, "0", credit=100)
         assert await other.received(20) == sink.bodies == [ReceivedEvent(raw).body for raw in taken]
 
-    async def test_every_kind_of_position(self, harness: TransportHarness) -> None:
+    async def test_receive_begins_at_every_kind_of_position(self, harness: TransportHarness) -> None:
         """A link begins at its position: either end of the stream, an offset, a sequence number or a time."""
         transport = harness.new_transport()
         await _publish(transport, "0", b"0", b"1", b"2")
@@ -168,7 +168,7 @@ class TransportContract:
         await _publish(transport, "0", b"3")
         assert await sink.received(1) == [b"3"]
 
-    async def test_the_newest_event_is_told_where_asked(self, harness: TransportHarness) -> None:
+    async def test_receive_with_track_last_enqueued_has_the_newest_event(self, harness: TransportHarness) -> None:
         """With `track_last_enqueued` every event tells of its partition's newest; without, none does."""
         transport = harness.new_transport()
         await _publish(transport, "0", b"0", b"1", b"2")
@@ -182,7 +182,7 @@ class TransportContract:
             assert event.last_enqueued.sequence_number == 2
             assert event.last_enqueued.offset == tracking.events[-1].offset
 
-    async def test_a_closed_link_hands_over_nothing(self, harness: TransportHarness) -> None:
+    async def test_close_of_a_receive_link_ends_its_sink(self, harness: TransportHarness) -> None:
         """After `aclose` began the sink gets nothing, not even its end; closing twice and setting credit are fine."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=1000)
@@ -198,7 +198,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert (sink.bodies, sink.errors) == ([b"before"], [])
 
-    async def test_a_link_closed_by_its_sink_hands_over_nothing_more(self, harness: TransportHarness) -> None:
+    async def test_close_of_a_receive_link_by_its_sink_ends_it(self, harness: TransportHarness) -> None:
         """A sink that closes its link over the first batch gets no other, though more was on its way."""
         transport = harness.new_transport()
         await _publish(transport, "0", *(b"%d" % number for number in range(600)))
@@ -223,7 +223,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert len(seen) == after
 
-    async def test_a_cancelled_close_closes(self, harness: TransportHarness) -> None:
+    async def test_close_of_a_receive_link_that_is_cancelled_closes(self, harness: TransportHarness) -> None:
         """`aclose` cancelled at once still ends the link: its place is free, and its sink hears no more."""
         transport = harness.new_transport()
         links = [await _open(transport, "0", credit=10) for _ in range(5)]
@@ -237,7 +237,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert all((sink.batches, sink.errors) == ([], []) for _, sink in links)
 
-    async def test_a_cancelled_open_leaves_no_link(self, harness: TransportHarness) -> None:
+    async def test_open_of_a_receive_link_that_is_cancelled_leaves_none(self, harness: TransportHarness) -> None:
         """Opening that is cancelled while the service has not answered takes no reader's place."""
         transport = harness.new_transport()
         await transport.get_hub_properties(HUB)
@@ -257,7 +257,7 @@ class TransportContract:
         await _barrier(transport, "0")
         assert all((sink.batches, sink.errors) == ([], []) for sink in sinks)
 
-    async def test_a_higher_owner_level_takes_over(self, harness: TransportHarness) -> None:
+    async def test_open_with_a_higher_owner_level_takes_over(self, harness: TransportHarness) -> None:
         """A reader with an owner level ends those below and beside it, on other connections too; each is told once."""
         one, other = harness.new_transport(), harness.new_transport()
         _, shared = await _open(one, "0", credit=10)
@@ -271,7 +271,7 @@ class TransportContract:
         assert await second.received(1) == [b"x"]
         assert (shared.late, first.late, first.batches) == (0, 0, [])
 
-    async def test_a_lower_owner_level_is_refused(self, harness: TransportHarness) -> None:
+    async def test_open_with_a_lower_owner_level_is_refused(self, harness: TransportHarness) -> None:
         """Below the reader there is, a link is not opened, its sink is told nothing, and the reader goes on."""
         transport = harness.new_transport()
         _, sink = await _open(transport, "0", credit=10, owner_level=5)
@@ -284,7 +284,7 @@ class TransportContract:
         await _publish(transport, "0", b"x")
         assert await sink.received(1) == [b"x"]
 
-    async def test_receiver_names_are_shown_to_the_sixth(self, harness: TransportHarness) -> None:
+    async def test_open_of_a_sixth_shared_reader_names_the_others(self, harness: TransportHarness) -> None:
         """Five share a partition; the next is refused, with the names of those that are there."""
         transport = harness.new_transport()
         for number in range(5):
@@ -293,7 +293,7 @@ class TransportContract:
         assert isinstance(error, QuotaExceededError)
         assert all(f"reader-{number}" in error.description for number in range(5))
 
-    async def test_what_does_not_exist_cannot_be_read(self, harness: TransportHarness) -> None:
+    async def test_open_of_a_receive_link_to_nowhere_is_refused(self, harness: TransportHarness) -> None:
         """Unknown hubs, consumer groups and partitions are errors to give up on, which name what is missing."""
         transport = harness.new_transport()
         specs = {
@@ -307,7 +307,7 @@ class TransportContract:
             assert error.recovery is Recovery.GIVE_UP
             assert error.entity is not None
 
-    async def test_names_have_no_case(self, harness: TransportHarness) -> None:
+    async def test_open_takes_names_in_any_case(self, harness: TransportHarness) -> None:
         """Hubs and consumer groups are found however their names are written."""
         transport = harness.new_transport()
         await _publish(transport, "0", b"x")
@@ -316,7 +316,7 @@ class TransportContract:
         (await transport.open_receive_link(spec, sink)).set_credit(1)
         assert await sink.received(1) == [b"x"]
 
-    async def test_links_are_apart(self, harness: TransportHarness) -> None:
+    async def test_receive_links_are_separate(self, harness: TransportHarness) -> None:
         """Links of one transport carry what is theirs; the end of one is nothing to the others."""
         transport = harness.new_transport()
         opened = [await _open(transport, partition, credit=100) for partition in PARTITIONS]
@@ -327,7 +327,7 @@ class TransportContract:
         await _publish(transport, "1", b"more")
         assert await opened[1][1].received(2) == [b"1", b"more"]
 
-    async def test_a_probe_is_answered(self, harness: TransportHarness) -> None:
+    async def test_probe_is_answered_on_a_link_that_is_alive(self, harness: TransportHarness) -> None:
         """A link that is alive answers a probe, with credit or without; credit stays, and it ends with the link."""
         transport = harness.new_transport()
         expected = True if harness.can_probe else None
@@ -345,7 +345,7 @@ class TransportContract:
         await link.aclose()
         assert await link.probe(PATIENCE) is None
 
-    async def test_what_was_sent_before_the_answer_has_arrived(self, harness: TransportHarness) -> None:
+    async def test_probe_is_answered_after_what_was_sent_before(self, harness: TransportHarness) -> None:
         """When a probe is answered, every event that was stored before it was sent is there."""
         if not harness.can_probe:
             return
@@ -358,7 +358,7 @@ class TransportContract:
             assert await link.probe(PATIENCE) is True
             assert len(sink.bodies) == (number + 1) * 20
 
-    async def test_a_probe_without_an_answer(self, harness: TransportHarness) -> None:
+    async def test_probe_without_an_answer_ends_in_time(self, harness: TransportHarness) -> None:
         """A silent link answers none in time; cancelled or given up, a probe harms nothing, the next is answered."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
@@ -375,7 +375,7 @@ class TransportContract:
         assert await sink.received(1) == [b"x"]
         assert await link.probe(PATIENCE) is (True if harness.can_probe else None)
 
-    async def test_a_probe_ends_with_its_link(self, harness: TransportHarness) -> None:
+    async def test_probe_ends_with_its_link(self, harness: TransportHarness) -> None:
         """A probe under way ends at once where its link does: it says nothing of the service."""
         transport = harness.new_transport()
         for end in ("closed", "lost"):
@@ -394,7 +394,7 @@ class TransportContract:
             if closing is not None:
                 await closing
 
-    async def test_a_connection_can_be_dropped_by_a_link(self, harness: TransportHarness) -> None:
+    async def test_drop_connection_ends_all_links_of_it(self, harness: TransportHarness) -> None:
         """`drop_connection` ends all links there, to reconnect, and none of the connection that comes after."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
@@ -411,7 +411,7 @@ class TransportContract:
 
     # ---- send links
 
-    async def test_what_is_sent_is_stored(self, harness: TransportHarness) -> None:
+    async def test_send_returns_when_the_event_is_stored(self, harness: TransportHarness) -> None:
         """When `send` returns, the event is stored: the partition's properties count it."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "2"))
@@ -421,7 +421,7 @@ class TransportContract:
             assert properties.last_enqueued_sequence_number == number
         await link.aclose()
 
-    async def test_sends_overlap_and_keep_their_order(self, harness: TransportHarness) -> None:
+    async def test_sends_that_overlap_keep_their_order(self, harness: TransportHarness) -> None:
         """Sends begun together are stored in the order of the calls, more of them than there ever is credit."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -430,7 +430,7 @@ class TransportContract:
         _, sink = await _open(transport, "0", credit=2000)
         assert await sink.received(1500) == bodies
 
-    async def test_an_envelope_is_taken_apart(self, harness: TransportHarness) -> None:
+    async def test_send_of_an_envelope_stores_its_events(self, harness: TransportHarness) -> None:
         """A message of the batch format is stored as the events it holds."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -440,7 +440,9 @@ class TransportContract:
         _, sink = await _open(transport, "0", credit=10)
         assert await sink.received(2) == [b"a", b"b"]
 
-    async def test_the_largest_message_passes_and_one_byte_more_does_not(self, harness: TransportHarness) -> None:
+    async def test_send_of_the_largest_message_succeeds_and_a_byte_more_does_not(
+        self, harness: TransportHarness
+    ) -> None:
         """The limit is exact: a message of that size goes through, both ways; above it nothing is sent."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -455,7 +457,7 @@ class TransportContract:
         assert await sink.received(1) == [body]
         assert reader.max_message_size > 0
 
-    async def test_a_closed_link_fails_what_waits(self, harness: TransportHarness) -> None:
+    async def test_close_of_a_send_link_fails_waiting_sends(self, harness: TransportHarness) -> None:
         """`aclose` fails the sends that wait, and later ones, with `LinkDetachedError`; closing twice is fine."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -471,7 +473,7 @@ class TransportContract:
         other = await transport.open_send_link(SendLinkSpec(HUB, "0"))
         await other.send(EventData(b"y").encode())
 
-    async def test_a_cancelled_send_holds_up_nobody(self, harness: TransportHarness) -> None:
+    async def test_send_that_is_cancelled_affects_no_other(self, harness: TransportHarness) -> None:
         """Of sends that wait, one is cancelled; those before and behind it are stored, in their order."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -486,7 +488,7 @@ class TransportContract:
         bodies = await sink.received(4)
         assert [body for body in bodies if body != b"2"] == [b"0", b"1", b"3", b"4"]
 
-    async def test_a_send_cancelled_before_it_began_is_not_sent(self, harness: TransportHarness) -> None:
+    async def test_send_cancelled_before_it_began_is_not_stored(self, harness: TransportHarness) -> None:
         """Cancelled before its first byte was handed over, a message is never stored."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -496,7 +498,7 @@ class TransportContract:
         await link.send(EventData(b"then").encode())
         assert (await transport.get_partition_properties(HUB, "0")).last_enqueued_sequence_number == 0
 
-    async def test_the_first_byte_is_told(self, harness: TransportHarness) -> None:
+    async def test_on_sent_is_called_once_at_the_first_byte(self, harness: TransportHarness) -> None:
         """`on_sent` is called once, when the message is handed over, be it answered or not; never where it is not."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -518,7 +520,7 @@ class TransportContract:
         await _error_of(link.send(EventData(b"d").encode(), on_sent=lambda: told.append("d")))
         assert told == ["a", "c"]
 
-    async def test_a_send_link_tells_whether_it_is_attached(self, harness: TransportHarness) -> None:
+    async def test_is_attached_holds_until_the_send_link_ends(self, harness: TransportHarness) -> None:
         """`is_attached` holds from the attach to the end: closed here, or lost with the connection, at once."""
         transport = harness.new_transport()
         closed = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -534,7 +536,7 @@ class TransportContract:
         assert not lost.is_attached
         release()
 
-    async def test_the_gateway_spreads_and_keeps_keys_together(self, harness: TransportHarness) -> None:
+    async def test_send_by_gateway_spreads_and_keeps_keys_together(self, harness: TransportHarness) -> None:
         """Without a partition, messages go to all of them; those with a key go where the service's hash says."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB))
@@ -548,7 +550,7 @@ class TransportContract:
             await link.send(message, message_format=BATCH_MESSAGE_FORMAT)
             assert await _count(transport, target) == before + 1
 
-    async def test_a_send_link_to_nowhere_is_refused(self, harness: TransportHarness) -> None:
+    async def test_open_of_a_send_link_to_nowhere_is_refused(self, harness: TransportHarness) -> None:
         """An unknown hub and an unknown partition are errors to give up on."""
         transport = harness.new_transport()
         for spec, kind in (
@@ -559,7 +561,7 @@ class TransportContract:
             assert isinstance(error, kind)
             assert error.recovery is Recovery.GIVE_UP
 
-    async def test_a_cancelled_open_of_a_send_link_harms_nothing(self, harness: TransportHarness) -> None:
+    async def test_open_of_a_send_link_that_is_cancelled_leaves_none(self, harness: TransportHarness) -> None:
         """Opening that is cancelled while the service has not answered leaves a transport that works."""
         transport = harness.new_transport()
         await transport.get_hub_properties(HUB)
@@ -571,7 +573,7 @@ class TransportContract:
         release()
         await _publish(transport, "0", b"x")
 
-    async def test_properties_are_a_mapping(self, harness: TransportHarness) -> None:
+    async def test_properties_of_a_send_link_are_a_mapping(self, harness: TransportHarness) -> None:
         """A send link tells what the service answered, under text."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -579,14 +581,14 @@ class TransportContract:
 
     # ---- the directory
 
-    async def test_the_hub_is_described(self, harness: TransportHarness) -> None:
+    async def test_hub_properties_describe_the_hub(self, harness: TransportHarness) -> None:
         """A hub's properties are its name, its time of creation, with a time zone, and its partitions."""
         transport = harness.new_transport()
         properties = await transport.get_hub_properties(HUB)
         assert (properties.name, properties.partition_ids) == (HUB, PARTITIONS)
         assert properties.created_at.tzinfo is not None
 
-    async def test_partitions_are_described(self, harness: TransportHarness) -> None:
+    async def test_partition_properties_follow_the_events(self, harness: TransportHarness) -> None:
         """A partition's properties follow its events; an empty one says so."""
         transport = harness.new_transport()
         empty = await transport.get_partition_properties(HUB, "3")
@@ -601,7 +603,7 @@ class TransportContract:
         assert filled.last_enqueued_offset == sink.events[1].offset
         assert filled.last_enqueued_time == sink.events[1].enqueued_time
 
-    async def test_what_does_not_exist_is_not_described(self, harness: TransportHarness) -> None:
+    async def test_properties_of_what_does_not_exist_raise(self, harness: TransportHarness) -> None:
         """Unknown hubs and partitions are errors to give up on."""
         transport = harness.new_transport()
         for reading, kind in (
@@ -613,7 +615,7 @@ class TransportContract:
             assert isinstance(error, kind)
             assert error.recovery is Recovery.GIVE_UP
 
-    async def test_reads_overlap(self, harness: TransportHarness) -> None:
+    async def test_properties_read_at_once_get_their_own_answers(self, harness: TransportHarness) -> None:
         """Many reads at once each get their own answer."""
         transport = harness.new_transport()
         await _publish(transport, "1", b"x")
@@ -624,12 +626,12 @@ class TransportContract:
 
     # ---- the transport
 
-    async def test_it_names_its_namespace(self, harness: TransportHarness) -> None:
+    async def test_namespace_is_known_before_connecting(self, harness: TransportHarness) -> None:
         """The namespace's host name is known before anything is connected, and the same for every transport to it."""
         one, other = harness.new_transport(), harness.new_transport()
         assert one.fully_qualified_namespace == other.fully_qualified_namespace != ""
 
-    async def test_a_lost_connection_is_told_once_and_made_again(self, harness: TransportHarness) -> None:
+    async def test_lost_connection_is_reported_once_and_replaced(self, harness: TransportHarness) -> None:
         """Every sink and sender learns of a lost connection, once; opened anew, links go on without loss."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
@@ -655,7 +657,7 @@ class TransportContract:
         assert [body for body in again.bodies if body != b"during"] == [b"after"]
         assert (sink.late, other.late, sink.bodies) == (0, 0, [b"before"])
 
-    async def test_a_connection_lost_while_opening_is_an_error(self, harness: TransportHarness) -> None:
+    async def test_lost_connection_while_opening_raises(self, harness: TransportHarness) -> None:
         """Links that are being opened fail, and their sinks are told nothing; the next attempt connects again."""
         transport = harness.new_transport()
         await transport.get_hub_properties(HUB)
@@ -673,7 +675,7 @@ class TransportContract:
         assert all((sink.batches, sink.errors) == ([], []) for sink in sinks)
         await _open(transport, "0")
 
-    async def test_closing_ends_everything(self, harness: TransportHarness) -> None:
+    async def test_close_ends_links_and_waits(self, harness: TransportHarness) -> None:
         """Closed, its links end, and what waits fails, each once and to give up on; later use raises `ClosedError`."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
@@ -698,14 +700,14 @@ class TransportContract:
         await transport.aclose()
         assert sink.late == 0
 
-    async def test_closed_before_use(self, harness: TransportHarness) -> None:
+    async def test_close_before_use_is_fine(self, harness: TransportHarness) -> None:
         """A transport that never connected may be closed, twice."""
         transport = harness.new_transport()
         await transport.aclose()
         await transport.aclose()
         assert isinstance(await _error_of(transport.get_hub_properties(HUB)), ClosedError)
 
-    async def test_closed_while_opening(self, harness: TransportHarness) -> None:
+    async def test_close_while_opening_raises_to_all_who_wait(self, harness: TransportHarness) -> None:
         """Closing fails those who are opening links or connecting; it cancels nobody."""
         for is_connected in (False, True):
             transport = harness.new_transport()

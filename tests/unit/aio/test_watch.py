@@ -14,7 +14,7 @@ def _watched(work: object, clock: VirtualClock, blocked: list[float]) -> Watched
     return Watched(work, clock.monotonic, 1.0, blocked.append, lambda _: None)  # type: ignore[arg-type]  # coroutines of any kind
 
 
-async def test_results_and_errors_pass(clock: VirtualClock) -> None:
+async def test_watched_returns_and_raises_what_the_coroutine_does(clock: VirtualClock) -> None:
     """What is watched returns and raises as it would by itself."""
 
     async def fine() -> str:
@@ -30,7 +30,7 @@ async def test_results_and_errors_pass(clock: VirtualClock) -> None:
         await _watched(faulty(), clock, [])
 
 
-async def test_only_a_step_that_blocks_is_told(clock: VirtualClock) -> None:
+async def test_watched_reports_only_a_step_that_blocks_beyond_the_threshold(clock: VirtualClock) -> None:
     """Waiting long is fine; keeping the loop from turning for longer than the threshold is told, with its length."""
     blocked: list[float] = []
 
@@ -45,7 +45,7 @@ async def test_only_a_step_that_blocks_is_told(clock: VirtualClock) -> None:
     assert blocked == [pytest.approx(7)]
 
 
-async def test_cancellation_reaches_it_and_its_answer_comes_back(clock: VirtualClock) -> None:
+async def test_watched_passes_a_cancellation_in_and_its_result_back(clock: VirtualClock) -> None:
     """A cancellation is thrown in where the code waits, which may clean up, and may even refuse."""
     seen: list[str] = []
 

@@ -47,32 +47,32 @@ def assert_round_trip(value: Any) -> None:
 
 @given(st.data())
 @pytest.mark.parametrize("name", sorted(SCALARS))
-def test_scalar(name: str, data: st.DataObject) -> None:
+def test_decode_returns_every_scalar_that_was_encoded(name: str, data: st.DataObject) -> None:
     """Every primitive type decodes to what was encoded, type included."""
     assert_round_trip(data.draw(SCALARS[name]))
 
 
 @given(st.data())
 @pytest.mark.parametrize("name", sorted(SCALARS))
-def test_array_of(name: str, data: st.DataObject) -> None:
+def test_decode_returns_arrays_of_every_primitive_type(name: str, data: st.DataObject) -> None:
     """An array of every primitive type decodes to what was encoded."""
     assert_round_trip(data.draw(arrays_of(SCALARS[name])))
 
 
 @given(arrays)
-def test_array(value: Array) -> None:
+def test_decode_returns_arrays_of_described_and_compound_values(value: Array) -> None:
     """Arrays of described values, arrays, lists and maps decode to what was encoded."""
     assert_round_trip(value)
 
 
 @given(values)
-def test_nested(value: Any) -> None:
+def test_decode_returns_nested_compounds(value: Any) -> None:
     """Compounds nest in each other, described or not."""
     assert_round_trip(value)
 
 
 @given(values, st.binary(max_size=5), st.binary(max_size=5))
-def test_in_the_middle(value: Any, before: bytes, behind: bytes) -> None:
+def test_decode_finds_a_value_between_other_bytes(value: Any, before: bytes, behind: bytes) -> None:
     """A value is found where it stands, whatever is around it."""
     raw = before + encode(value) + behind
     found, end = decode(raw, len(before))
@@ -113,7 +113,7 @@ def test_in_the_middle(value: Any, before: bytes, behind: bytes) -> None:
         (uuid.UUID(int=1), "98" + "00" * 15 + "01"),
     ],
 )
-def test_wire_form(value: Any, wire: str) -> None:
+def test_encode_chooses_the_most_compact_form(value: Any, wire: str) -> None:
     """The most compact form is chosen, up to its very limit."""
     assert encode(value).hex() == wire
     assert plain(decode(bytes.fromhex(wire))[0]) == plain(value)
@@ -136,12 +136,12 @@ def test_wire_form(value: Any, wire: str) -> None:
         ("0080" + "0000000000000075" + "a000", Described(ULong(0x75), b"")),
     ],
 )
-def test_other_forms(wire: str, value: Any) -> None:
+def test_decode_takes_wider_forms_of_other_peers(wire: str, value: Any) -> None:
     """What other peers may write in a wider or odder form is understood."""
     assert plain(decode(bytes.fromhex(wire))[0]) == plain(value)
 
 
-def test_moments() -> None:
+def test_encode_and_decode_timestamps_in_milliseconds() -> None:
     """An aware datetime goes as a timestamp in milliseconds; moments that no datetime holds still decode."""
     moment = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_999, tzinfo=datetime.UTC)
     found = decode(encode(moment))[0]
@@ -169,7 +169,7 @@ def test_moments() -> None:
         [object()],
     ],
 )
-def test_what_has_no_form(value: Any) -> None:
+def test_encode_refuses_a_value_without_an_amqp_form(value: Any) -> None:
     """A value without an AMQP form is refused by `EncodeError`."""
     with pytest.raises(EncodeError):
         encode(value)
@@ -178,13 +178,13 @@ def test_what_has_no_form(value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [(UByte, 256), (UByte, -1), (UInt, 2**32), (Int, 2**31), (ULong, -1), (Timestamp, 2**63)]
 )
-def test_widths(kind: Any, value: int) -> None:
+def test_sized_number_too_large_for_its_type_is_refused(kind: Any, value: int) -> None:
     """A number too large for its type is refused when it is made."""
     with pytest.raises(ValueError, match="does not fit"):
         kind(value)
 
 
-def test_odd_values() -> None:
+def test_char_and_decimal_of_a_wrong_width_are_refused() -> None:
     """Chars hold one scalar value, decimals their exact width."""
     for bad in ("", "ab", "\ud800"):
         with pytest.raises(ValueError, match="scalar"):
@@ -197,7 +197,7 @@ def test_odd_values() -> None:
 @example(b"\x00" * 100)
 @example(b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40")
 @example(b"\xe0\x04\x01\x00\x45\x45")
-def test_random_bytes(raw: bytes) -> None:
+def test_decode_of_random_bytes_raises_only_decode_error(raw: bytes) -> None:
     """Random bytes decode, or raise `DecodeError`; nothing else."""
     for call in (lambda: decode(raw), lambda: skip(raw, 0, len(raw))):
         try:
@@ -207,7 +207,7 @@ def test_random_bytes(raw: bytes) -> None:
 
 
 @given(values, st.data())
-def test_truncated(value: Any, data: st.DataObject) -> None:
+def test_decode_of_a_truncated_value_raises_decode_error(value: Any, data: st.DataObject) -> None:
     """A value that is cut short is never taken for whole."""
     raw = encode(value)
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
@@ -218,7 +218,7 @@ def test_truncated(value: Any, data: st.DataObject) -> None:
 
 
 @given(values, st.data())
-def test_mutated(value: Any, data: st.DataObject) -> None:
+def test_decode_of_mutated_bytes_raises_only_decode_error(value: Any, data: st.DataObject) -> None:
     """A value with bytes changed decodes, or raises `DecodeError`; what decodes can be encoded again."""
     raw = bytearray(encode(value))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -243,7 +243,7 @@ def test_mutated(value: Any, data: st.DataObject) -> None:
         "f00000000affffffff8100000000",
     ],
 )
-def test_sizes_are_checked_first(wire: str) -> None:
+def test_decode_checks_counts_and_sizes_before_it_allocates(wire: str) -> None:
     """A count or size beyond the bytes that are there is refused before anything is made."""
     tracemalloc.start()
     with pytest.raises(DecodeError):
@@ -253,7 +253,7 @@ def test_sizes_are_checked_first(wire: str) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"\xc0\xff\x01", b"\xe0\xff\x01", b"\x00", b"\xd0\0\0\x40\0\0\0\0\x01"])
-def test_depth(opening: bytes) -> None:
+def test_decode_and_encode_bound_the_depth_of_nesting(opening: bytes) -> None:
     """Nesting is bounded in decoding and encoding alike."""
     with pytest.raises(DecodeError):
         decode(opening * 1000)
@@ -265,7 +265,7 @@ def test_depth(opening: bytes) -> None:
         encode([nested])
 
 
-def test_colliding_keys() -> None:
+def test_decode_refuses_a_map_whose_keys_collide() -> None:
     """A map whose keys could all be made to collide is refused; such maps of a fair size are not."""
     few = {uuid.UUID(int=number): None for number in range(MAX_WEAK_KEYS)}
     assert plain(decode(encode(few))[0]) == plain(few)
@@ -290,7 +290,7 @@ def test_colliding_keys() -> None:
         "c003014040",
     ],
 )
-def test_bad_values(wire: str) -> None:
+def test_decode_refuses_values_that_break_a_rule_of_their_type(wire: str) -> None:
     """Values that break a rule of their type are refused."""
     with pytest.raises(DecodeError):
         decode(bytes.fromhex(wire))
@@ -308,7 +308,7 @@ def _described(*descriptors: bytes, value: bytes = b"\x45") -> bytes:
         _described(b"\x00" * 10 + b"\xa3\x01a" + b"\x54\x01" * 10, value=b"\x54\x03"),
     ],
 )
-def test_a_descriptor_may_be_described(raw: bytes) -> None:
+def test_decode_and_skip_agree_on_a_described_descriptor(raw: bytes) -> None:
     """Of a described descriptor (1.2) decoding and skipping agree on where the value ends."""
     value, end = decode(raw)
     assert end == len(raw) == skip(raw, 0, len(raw))
@@ -316,7 +316,7 @@ def test_a_descriptor_may_be_described(raw: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from([b"\x00", b"\xa3\x01a", b"\x54\x03", b"\x45"]), max_size=80).map(b"".join))
-def test_skip_agrees_with_decode_on_descriptions(raw: bytes) -> None:
+def test_decode_and_skip_agree_on_nested_descriptions(raw: bytes) -> None:
     """However descriptions nest, what can be decoded is skipped to the same end, and what is too deep is neither."""
     try:
         _, end = decode(raw)
@@ -328,7 +328,7 @@ def test_skip_agrees_with_decode_on_descriptions(raw: bytes) -> None:
     assert skip(raw, 0, len(raw)) == end
 
 
-def test_values_of_an_array_are_described_a_few_times_over_at_most() -> None:
+def test_decode_bounds_the_descriptors_of_an_arrays_values() -> None:
     """A byte of an array does not make an object per descriptor of its constructor, of which there may be thirty."""
     value: Any = 1
     for _ in range(MAX_DESCRIPTIONS):

@@ -38,7 +38,7 @@ MECHANISMS = [("ANONYMOUS", b""), ("PLAIN", b"\0name\0key"), ("MSSBCBS", b""), (
 
 
 @pytest.mark.parametrize(("mechanism", "response"), MECHANISMS)
-def test_opening(mechanism: str, response: bytes) -> None:
+def test_connection_opens_with_every_sasl_mechanism(mechanism: str, response: bytes) -> None:
     """Every SASL mechanism opens the connection, and the server sees what the client said."""
     pair = Pair(config(mechanism=mechanism, initial_response=response, container_id="me"), config(container_id="you"))
     pair.open()
@@ -48,7 +48,7 @@ def test_opening(mechanism: str, response: bytes) -> None:
     assert only(pair.client_events, Opened).open.container_id == "you"
 
 
-def test_the_offer() -> None:
+def test_server_offers_its_mechanisms_in_order() -> None:
     """The server offers its mechanisms in order, as an array of symbols (protocol.md 2.2)."""
     pair = opened()
     offered = b"MSSBCBS", b"PLAIN", b"ANONYMOUS", b"EXTERNAL"
@@ -57,7 +57,7 @@ def test_the_offer() -> None:
     assert pair.to_client[0].startswith(SASL_HEADER)
 
 
-def test_refused_credential() -> None:
+def test_connection_reports_a_refused_credential_at_both_ends() -> None:
     """A refused credential is told at both ends, and nothing more is sent."""
     pair = Pair(is_welcome=False)
     pair.client.start()
@@ -70,7 +70,7 @@ def test_refused_credential() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"), [(1, "amqp:unauthorized-access"), (2, "amqp:internal-error"), (4, "amqp:internal-error")]
 )
-def test_outcome_codes(code: int, expected: str) -> None:
+def test_sasl_outcome_code_1_alone_is_an_authentication_error(code: int, expected: str) -> None:
     """Only code 1 speaks of the credential (5.3.3.6)."""
     client = Connection(config(), Role.CLIENT)
     client.start()
@@ -78,7 +78,7 @@ def test_outcome_codes(code: int, expected: str) -> None:
     assert condition(client.receive(frame(0, SaslOutcome(code), kind=1))) == expected
 
 
-def test_mechanism_not_offered() -> None:
+def test_connection_ends_when_the_mechanism_is_not_offered() -> None:
     """A client that cannot use what is offered gives up; a server refuses what it does not offer."""
     pair = Pair(config(mechanism="PLAIN"), config(mechanisms=("ANONYMOUS",)))
     pair.client.start()
@@ -89,7 +89,7 @@ def test_mechanism_not_offered() -> None:
     assert server.data_to_send().endswith(frame(0, SaslOutcome(1), kind=1))
 
 
-def test_pipelining_client() -> None:
+def test_connection_holds_pipelined_bytes_until_the_sasl_outcome() -> None:
     """A client may send everything at once: what came after its SASL choice waits for the answer (2.4.1)."""
     server = Connection(config(), Role.SERVER)
     pipelined = (
@@ -107,7 +107,7 @@ def test_pipelining_client() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 500, 65_536, 65_600, 100_000, 150_000])
-def test_pipelining_however_it_is_cut(first: int) -> None:
+def test_connection_takes_pipelined_frames_however_they_are_cut(first: int) -> None:
     """More than a frame's worth of valid frames behind the SASL choice is served, wherever the stream is cut.
 
     The engine says that it is behind until it may go on: then nothing more should be read.
@@ -132,7 +132,7 @@ def test_pipelining_however_it_is_cut(first: int) -> None:
     assert only(events, Closed) == Closed(None)
 
 
-def test_a_turn() -> None:
+def test_receive_ends_its_turn_after_a_number_of_frames() -> None:
     """A turn ends after so many frames; what is left waits, and the engine says so until it is done."""
     pair = opened()
     data = b"".join(frame(channel, Begin(None, 0, 10, 10)) for channel in range(10))
@@ -144,7 +144,7 @@ def test_a_turn() -> None:
     assert not pair.server.is_behind
 
 
-def test_a_turn_of_plain_transfers() -> None:
+def test_receive_counts_plain_transfers_as_frames_of_a_turn() -> None:
     """A plain transfer counts one, in runs and between other frames, and a run ends with its turn."""
     pair = opened()
     session, theirs = pair.session()
@@ -167,7 +167,7 @@ def test_a_turn_of_plain_transfers() -> None:
     assert not pair.server.is_behind
 
 
-def test_too_much_before_the_answer() -> None:
+def test_receive_bounds_what_waits_for_the_sasl_outcome() -> None:
     """A caller that reads on, though the engine is behind, is stopped: what waits for the SASL outcome is bounded."""
     server = Connection(config(max_frame_size=1000), Role.SERVER)
     server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + b"x" * 900)
@@ -175,7 +175,7 @@ def test_too_much_before_the_answer() -> None:
 
 
 @pytest.mark.parametrize("header", [AMQP_HEADER, b"AMQP\x00\x00\x09\x01", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"B"])
-def test_another_header_at_the_server(header: bytes) -> None:
+def test_server_answers_another_protocol_header_with_its_own(header: bytes) -> None:
     """A client that begins in another way is told what is spoken here (2.2)."""
     server = Connection(config(), Role.SERVER)
     assert condition(server.receive(header)) == "amqp:connection:framing-error"
@@ -183,7 +183,7 @@ def test_another_header_at_the_server(header: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", [AMQP_HEADER, b"AMQP\x00\x00\x09\x01", b"HTTP/1.1", b"x"])
-def test_another_header_at_the_client(header: bytes) -> None:
+def test_client_raises_on_a_server_of_another_protocol(header: bytes) -> None:
     """A server of another protocol is an error that says so."""
     client = Connection(config(), Role.CLIENT)
     client.start()
@@ -192,7 +192,7 @@ def test_another_header_at_the_client(header: bytes) -> None:
 
 @pytest.mark.parametrize("closer", ["client", "server"])
 @pytest.mark.parametrize("error", [None, AmqpError("amqp:connection:forced", "bye", {Symbol("why"): 1})])
-def test_close(closer: str, error: AmqpError | None) -> None:
+def test_close_is_reported_once_at_both_ends(closer: str, error: AmqpError | None) -> None:
     """Either end closes, with or without an error, and both are told once."""
     pair = opened()
     getattr(pair, closer).close(error)
@@ -204,7 +204,7 @@ def test_close(closer: str, error: AmqpError | None) -> None:
     assert pair.client.receive_eof() == pair.server.receive_eof() == []
 
 
-def test_closes_that_cross() -> None:
+def test_close_that_crosses_the_peers_needs_no_answer() -> None:
     """Closes that cross need no answer."""
     pair = opened()
     pair.client.close()
@@ -213,7 +213,7 @@ def test_closes_that_cross() -> None:
     assert only(client, Closed) == only(server, Closed) == Closed(None)
 
 
-def test_close_in_the_middle_of_a_frame() -> None:
+def test_close_in_the_middle_of_a_frame_keeps_the_place_in_the_stream() -> None:
     """A close while half a frame has arrived loses no place in the stream."""
     pair = opened()
     half = frame(0, Begin(None, 0, 10, 10))
@@ -222,7 +222,7 @@ def test_close_in_the_middle_of_a_frame() -> None:
     assert pair.client.receive(half[20:] + frame(0, Close())) == [Closed(None)]
 
 
-def test_close_before_open() -> None:
+def test_close_before_open_ends_the_connection() -> None:
     """A connection that never opened is simply over."""
     client = Connection(config(), Role.CLIENT)
     client.start()
@@ -232,7 +232,7 @@ def test_close_before_open() -> None:
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_eof(closing: bool) -> None:
+def test_eof_is_an_error_unless_the_connection_was_closing(closing: bool) -> None:
     """The end of the stream is an error, unless the connection was closing."""
     pair = opened()
     if closing:
@@ -244,7 +244,7 @@ def test_eof(closing: bool) -> None:
     assert pair.client.receive_eof() == []
 
 
-def test_deadlines() -> None:
+def test_deadlines_are_half_of_each_idle_time_out() -> None:
     """Half of the own idle time-out is advertised, and heartbeats come at half of the peer's (2.4.5)."""
     pair = opened(config(idle_timeout=60.0), config(idle_timeout=480.0))
     assert only(pair.server_events, Opened).open.idle_time_out == 30_000
@@ -256,7 +256,7 @@ def test_deadlines() -> None:
     assert silent.client.heartbeat_interval is None
 
 
-def test_heartbeat() -> None:
+def test_heartbeat_is_an_empty_frame_without_an_event() -> None:
     """A heartbeat is an empty frame, and says nothing to who gets it."""
     pair = opened()
     pair.client.heartbeat()
@@ -268,7 +268,7 @@ def test_heartbeat() -> None:
     assert pair.client.data_to_send() == b""
 
 
-def test_time_out() -> None:
+def test_silent_peer_is_closed_once_at_the_idle_time_out() -> None:
     """A peer silent for too long is closed, once."""
     pair = opened()
     assert condition(pair.client.time_out()) == "amqp:resource-limit-exceeded"
@@ -277,7 +277,7 @@ def test_time_out() -> None:
 
 
 @pytest.mark.parametrize("idle", [1, 999, 1000, 0, None])
-def test_the_least_idle_time_out(idle: int | None) -> None:
+def test_open_with_too_short_an_idle_time_out_is_refused(idle: int | None) -> None:
     """An idle time-out below the least that is supported is refused at the open, in words that state both."""
     server = Connection(config(min_idle_time_out=1000), Role.SERVER)
     server.receive(SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1))
@@ -291,13 +291,13 @@ def test_the_least_idle_time_out(idle: int | None) -> None:
 
 
 @pytest.mark.parametrize(("own", "advertised"), [(60.0, 30_000), (2.0, 1000), (1.5, 1000), (1.0, 1000), (0.5, 500)])
-def test_the_idle_time_out_that_is_advertised(own: float, advertised: int) -> None:
+def test_open_advertises_half_of_the_idle_time_out(own: float, advertised: int) -> None:
     """Half of the own one is advertised (2.4.5), but not less than a second of what there is: peers refuse less."""
     pair = opened(config(idle_timeout=own))
     assert only(pair.server_events, Opened).open.idle_time_out == advertised
 
 
-def test_heartbeats_are_bounded() -> None:
+def test_heartbeats_are_bounded_whatever_the_peer_asks_for() -> None:
     """Whatever a service asks for, a client sends a hundred heartbeats a second at most, or closes the connection."""
     pair = opened(server=config(idle_timeout=0.02))
     assert pair.client.heartbeat_interval == 0.01
@@ -308,7 +308,7 @@ def test_heartbeats_are_bounded() -> None:
 
 @pytest.mark.parametrize("bad", [Open("x", max_frame_size=511), Open("x", idle_time_out=1)])
 @pytest.mark.parametrize("role", list(Role))
-def test_bad_open(bad: Open, role: Role) -> None:
+def test_invalid_open_closes_the_connection_with_an_open_of_its_own(bad: Open, role: Role) -> None:
     """An open that cannot be kept to closes the connection with an open of its own."""
     engine = Connection(config(), role)
     if role is Role.CLIENT:
@@ -348,7 +348,7 @@ def test_bad_open(bad: Open, role: Role) -> None:
         (frame(0, Begin(None, 0, 1, 1)) + frame(0, Open("again")), "amqp:illegal-state"),
     ],
 )
-def test_broken_rules(data: bytes, expected: str) -> None:
+def test_broken_rule_closes_the_connection_with_its_condition(data: bytes, expected: str) -> None:
     """A broken rule closes the connection with its condition, which the peer is told; the rest is not read."""
     pair = opened()
     assert condition(pair.server.receive(data + data)) == expected
@@ -356,7 +356,7 @@ def test_broken_rules(data: bytes, expected: str) -> None:
     assert expected.encode() in pair.server.data_to_send()
 
 
-def test_sessions_fill_the_channels() -> None:
+def test_begin_uses_channels_up_to_the_lower_channel_max() -> None:
     """Channels are used up to the lower channel-max of the two, and again when a session has ended."""
     pair = opened(config(channel_max=9), config(channel_max=1))
     first, _ = pair.session()
@@ -370,7 +370,7 @@ def test_sessions_fill_the_channels() -> None:
 
 @pytest.mark.parametrize("ender", [0, 1])
 @pytest.mark.parametrize("error", [None, AmqpError("amqp:session:window-violation", "too much")])
-def test_session_end(ender: int, error: AmqpError | None) -> None:
+def test_session_end_is_reported_once_at_both_ends(ender: int, error: AmqpError | None) -> None:
     """Either end ends a session, with or without an error, and both are told once, with the links."""
     pair = opened()
     sessions = pair.session()
@@ -388,13 +388,13 @@ def test_session_end(ender: int, error: AmqpError | None) -> None:
         sessions[0].attach("late", is_receiver=True, source=None, target=None)  # type: ignore[arg-type]  # not read
 
 
-def test_begin_needs_an_open_connection() -> None:
+def test_begin_on_a_connection_that_is_not_open_is_refused() -> None:
     """A session on a connection that is not open is refused."""
     with pytest.raises(ClosedError):
         Connection(config(), Role.CLIENT).begin()
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_of_config_and_events_shows_no_credential() -> None:
     """Neither the config nor the events show a credential: a message may be a request with a token."""
     assert "key" not in repr(config(initial_response=b"\0name\0key")) + repr(SaslRequested("PLAIN", b"key", None))
     pair = opened()
@@ -406,7 +406,7 @@ def test_secrets_are_not_shown() -> None:
     assert "token" not in repr(told)
 
 
-def test_large_frame_in_many_pieces() -> None:
+def test_receive_of_a_large_frame_in_pieces_copies_little() -> None:
     """A frame of the largest size comes whole from any number of pieces, without each copying all before it."""
     pair = opened(server=config(max_frame_size=1 << 20))
     mine, _ = pair.session()

@@ -54,7 +54,7 @@ def messages(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(messages(), min_size=2, max_size=8), st.data())
-def test_memory_changes_nothing(events: list[bytes], data: st.DataObject) -> None:
+def test_scan_with_memory_equals_scan_without(events: list[bytes], data: st.DataObject) -> None:
     """Whatever was scanned before, a message, sound or damaged, is read as by a scan that remembers nothing."""
     remembering = make_fields()
     for raw in [*events, *events]:
@@ -76,7 +76,7 @@ def event(number: int, offset: str = "4294967296", body: bytes = b"b" * 300, key
 
 
 @pytest.mark.parametrize("key", [None, "symbol"])
-def test_usual_layout_is_walked_once(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_of_a_known_layout_needs_no_walk(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second event of a layout is read without a walk, whatever its values are."""
     fields = make_fields()
     scan_event(event(1, key=key), fields)
@@ -94,7 +94,7 @@ def test_usual_layout_is_walked_once(key: str | None, monkeypatch: pytest.Monkey
         (Message(body=Data((b"small",))), b"small"),
     ],
 )
-def test_what_follows_the_annotations_may_change(rest: Message, body: bytes | None) -> None:
+def test_scan_of_a_known_layout_reads_other_sections_after_annotations(rest: Message, body: bytes | None) -> None:
     """A message whose annotations are of a known layout, but not the rest, is read for what it is."""
     fields = make_fields()
     scan_event(event(1), fields)
@@ -105,7 +105,7 @@ def test_what_follows_the_annotations_may_change(rest: Message, body: bytes | No
         assert scan_event(rest.encode(), fields)[3] == body
 
 
-def test_memory_is_bounded() -> None:
+def test_scan_memory_is_bounded() -> None:
     """However many layouts a peer writes, few are kept, and later ones are read all the same."""
     fields = make_fields()
     for size in range(700):

@@ -58,7 +58,7 @@ def attached(pair: Pair, name: str, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("length", range(250, 500, 5))
-def test_names_up_to_what_fits(length: int) -> None:
+def test_attach_with_a_name_too_long_to_answer_is_refused(length: int) -> None:
     """An attach is answered where its answer fits; a name too long for that is refused, by link or by session."""
     pair = small()
     data = attached(pair, "n" * length)
@@ -74,7 +74,7 @@ def test_names_up_to_what_fits(length: int) -> None:
     assert [each.error.condition for each in detach if each.error] == [TOO_SMALL] * len(detach)
 
 
-def test_a_name_that_cannot_be_answered_ends_the_session() -> None:
+def test_attach_whose_refusal_does_not_fit_ends_the_session() -> None:
     """Not even the refusal of such an attach fits: its session ends, with its links, and the connection goes on."""
     pair = small()
     data = attached(pair, "n" * 2000)
@@ -87,7 +87,7 @@ def test_a_name_that_cannot_be_answered_ends_the_session() -> None:
     assert pair.server.links == {}
 
 
-def test_an_answer_that_does_not_fit_refuses_the_link() -> None:
+def test_attach_whose_answer_does_not_fit_is_refused() -> None:
     """An attach whose answer is too large is refused: null termini, then a detach that says why."""
     pair = small()
     data = attached(pair, "link", source=Source("a" * 600))
@@ -101,7 +101,7 @@ def test_an_answer_that_does_not_fit_refuses_the_link() -> None:
 @pytest.mark.parametrize("end", ["detach", "end", "close", "reject"])
 @pytest.mark.parametrize("text", ["x" * 100, "x" * 395, "x" * 5000, "€" * 5000, ""])
 @pytest.mark.parametrize("info", [None, {Symbol("why"): "y" * 5000}])
-def test_errors_are_shortened(end: str, text: str, info: dict[Any, Any] | None) -> None:
+def test_error_description_too_long_for_a_frame_is_shortened(end: str, text: str, info: dict[Any, Any] | None) -> None:
     """An error whose description is too long arrives shortened, with its condition; the info goes first."""
     pair = small()
     session, theirs = pair.session()
@@ -128,7 +128,7 @@ def test_errors_are_shortened(end: str, text: str, info: dict[Any, Any] | None) 
 
 
 @pytest.mark.parametrize("length", range(380, 480))
-def test_no_error_is_shortened_without_need(length: int) -> None:
+def test_error_that_fits_exactly_is_not_shortened(length: int) -> None:
     """What fits exactly is sent as it is."""
     pair = small()
     error = AmqpError("amqp:internal-error", "x" * length)
@@ -139,7 +139,7 @@ def test_no_error_is_shortened_without_need(length: int) -> None:
     assert is_fitting or size > LIMIT - 8
 
 
-def test_a_condition_that_does_not_fit() -> None:
+def test_close_with_a_condition_too_long_for_a_frame_is_sent() -> None:
     """Whatever an error is, a close is sent."""
     pair = small()
     pair.server.close(AmqpError("x" * 1000, "y"))
@@ -147,7 +147,7 @@ def test_a_condition_that_does_not_fit() -> None:
     assert close.error == AmqpError("amqp:internal-error")
 
 
-def test_a_state_is_not_echoed_at_any_length() -> None:
+def test_settlement_echo_leaves_out_annotations_that_do_not_fit() -> None:
     """The state that a receiver settles with is echoed to it (2.6.12) without the annotations it cannot take back."""
     pair = small()
     session, _ = pair.session()
@@ -165,7 +165,7 @@ def test_a_state_is_not_echoed_at_any_length() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 440, 448, 460, 470, 480, 512, 1000, 5000])
 @pytest.mark.parametrize("is_run", [True, False])
-def test_transfers_fit(size: int, is_run: bool) -> None:
+def test_send_splits_a_message_into_as_many_frames_as_it_needs(size: int, is_run: bool) -> None:
     """A message of any size takes as many frames as it needs."""
     pair = small()
     session, _ = pair.session()
@@ -179,7 +179,7 @@ def test_transfers_fit(size: int, is_run: bool) -> None:
     assert payloads(pair.client.receive(told_by(pair.server))) == [b"x" * size]
 
 
-def test_an_own_attach_that_does_not_fit() -> None:
+def test_attach_that_does_not_fit_frees_its_handle() -> None:
     """A link whose attach the peer would not take is not made; its handle is free again."""
     pair = opened(server=config(max_frame_size=LIMIT))
     session, _ = pair.session()
@@ -192,7 +192,7 @@ def test_an_own_attach_that_does_not_fit() -> None:
     pair.link(session, is_receiver=True)
 
 
-def test_an_open_fits_into_what_every_peer_takes() -> None:
+def test_open_leaves_out_properties_that_do_not_fit_into_512_bytes() -> None:
     """Before the peer's open its limit is 512 bytes: properties that make the own one larger are left out."""
     pair = Pair(config(properties={"user-agent": "x" * 200}))
     pair.open()
@@ -203,7 +203,7 @@ def test_an_open_fits_into_what_every_peer_takes() -> None:
 
 
 @pytest.mark.parametrize("options", [{"initial_response": b"x" * 512}, {"container_id": "x" * 600}])
-def test_what_cannot_be_said_to_anybody(options: dict[str, Any]) -> None:
+def test_connect_with_a_credential_that_fits_no_frame_is_refused(options: dict[str, Any]) -> None:
     """A SASL response or a name that no frame of 512 bytes holds ends the attempt, before it is sent."""
     pair = Pair(config(**options))
     pair.client.start()
@@ -212,7 +212,7 @@ def test_what_cannot_be_said_to_anybody(options: dict[str, Any]) -> None:
     assert all(size <= LIMIT for data in pair.to_server for _, size in frames(data))
 
 
-def test_the_offer_of_mechanisms_fits() -> None:
+def test_server_mechanisms_that_fit_no_frame_are_refused() -> None:
     """SASL frames of a server have the same limit."""
     server = Connection(config(mechanisms=tuple(f"MECHANISM-{number}" for number in range(100))), Role.SERVER)
     assert condition(server.receive(b"AMQP\x03\x01\x00\x00")) == TOO_SMALL

@@ -54,7 +54,7 @@ def number_of(value: Any) -> int:
 
 
 @given(st.lists(values, max_size=4))
-def test_values_are_counted(several: list[Any]) -> None:
+def test_count_of_values_is_that_of_the_decoded_objects(several: list[Any]) -> None:
     """The count is that of the objects that decoding makes; one fewer allowed is refused."""
     raw = b"".join(map(encode, several))
     count = count_items(raw, 0, len(raw), 1 << 40)
@@ -65,7 +65,7 @@ def test_values_are_counted(several: list[Any]) -> None:
 
 
 @given(values, st.randoms(use_true_random=False))
-def test_what_can_be_decoded_can_be_counted(value: Any, rng: Any) -> None:
+def test_count_of_values_covers_all_that_decodes(value: Any, rng: Any) -> None:
     """Damaged bytes that still decode are counted, too, and never at less than they hold; no other error comes."""
     raw = bytearray(encode(value))
     for _ in range(2):
@@ -101,7 +101,7 @@ def described_often(count: int, layers: int) -> bytes:
     ],
     ids=["flat", "described", "described often", "nested"],
 )
-def test_too_many_values(raw: bytes) -> None:
+def test_decode_refuses_too_many_values_before_they_are_made(raw: bytes) -> None:
     """A value that would make more objects than one may is refused before they are made."""
     tracemalloc.start()
     try:
@@ -112,7 +112,7 @@ def test_too_many_values(raw: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_a_large_event_is_decoded() -> None:
+def test_decode_takes_a_large_event_however_it_is_divided() -> None:
     """What fits into an event of 1 MiB is decoded, however it is divided."""
     count = MIB - 20
     assert decode(empty_lists(count))[0] == [[]] * count
@@ -121,7 +121,7 @@ def test_a_large_event_is_decoded() -> None:
 
 @ROLES
 @pytest.mark.parametrize("value", [[[]] * MAX_PERFORMATIVE_ITEMS, Array([UByte(1)]) * 1000])
-def test_a_performative_of_too_many_values(is_client: bool, value: Any) -> None:
+def test_performative_of_too_many_values_closes_the_connection(is_client: bool, value: Any) -> None:
     """A frame of many small values closes the connection."""
     pair = opened()
     pair.session()
@@ -169,7 +169,7 @@ class Receiving:
 
 
 @ROLES
-def test_unfinished_messages_are_bounded(is_client: bool) -> None:
+def test_unfinished_messages_beyond_the_bound_detach_their_link(is_client: bool) -> None:
     """Over all links and sessions: the link that would exceed the bound is detached, and the others go on."""
     receiving = Receiving(is_client=is_client, unfinished=1000)
     for channel, handle in ((0, 0), (0, 1), (1, 0)):
@@ -190,7 +190,7 @@ def test_unfinished_messages_are_bounded(is_client: bool) -> None:
 
 @ROLES
 @pytest.mark.parametrize("how", ["whole", "aborted", "too large", "detached", "detached here", "ended", "ended here"])
-def test_room_is_given_back(is_client: bool, how: str) -> None:
+def test_unfinished_bytes_are_released_when_a_delivery_ends(is_client: bool, how: str) -> None:
     """However a delivery ends, its bytes count no more, and are held no more."""
     receiving = Receiving(is_client=is_client, unfinished=1000)
     engine, link = receiving.engine, receiving.links[0, 0]
@@ -216,7 +216,7 @@ def test_room_is_given_back(is_client: bool, how: str) -> None:
     assert link.incoming.buffer is None
 
 
-def test_a_client_is_bound_by_what_it_granted() -> None:
+def test_unfinished_messages_are_bounded_by_credit_and_size() -> None:
     """Without a bound over all links, a peer can have no more under way than the max-message-sizes and credit allow."""
     pair = opened()
     session, _ = pair.session()
@@ -249,7 +249,7 @@ def attaching(engine: Connection, start: int = 0) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("detaches", [True, False])
-def test_attaches_are_bounded(detaches: bool) -> None:
+def test_attaches_beyond_the_bound_close_the_connection(detaches: bool) -> None:
     """Links that stay take room until there is none, then the connection is closed; refused ones count as well."""
     server = opened(server=config(limits=ConnectionLimits(kept=MIB))).server
     number, events = 0, list[Any]()
@@ -264,7 +264,7 @@ def test_attaches_are_bounded(detaches: bool) -> None:
     assert MIB / (LINK_COST + 2000 + 50 * ITEM_COST) < number < MIB / (LINK_COST + 2000)
 
 
-def test_sessions_and_the_open_are_bounded() -> None:
+def test_begins_and_open_count_towards_the_bound() -> None:
     """Begins count as attaches do, and so does the open."""
     server = opened(server=config(limits=ConnectionLimits(kept=20 * SESSION_COST))).server
     events = list[Any]()
@@ -281,7 +281,7 @@ def test_sessions_and_the_open_are_bounded() -> None:
     assert pair.client.is_closed
 
 
-def test_links_and_sessions_that_end_take_nothing() -> None:
+def test_ended_links_and_sessions_do_not_count_towards_the_bound() -> None:
     """A client that attaches and detaches for ever, or begins and ends, never meets the bound."""
     server = opened(server=config(limits=ConnectionLimits(kept=100_000))).server
     before = server.kept
@@ -301,7 +301,7 @@ def test_links_and_sessions_that_end_take_nothing() -> None:
     assert server.kept == before
 
 
-def test_a_client_bounds_what_a_service_attaches() -> None:
+def test_attaches_of_a_service_beyond_the_bound_end_the_connection() -> None:
     """A service that answers attaches with more than the bound loses the connection."""
     pair = opened(client=config(limits=ConnectionLimits(kept=50_000)))
     session, _ = pair.session()
@@ -359,7 +359,7 @@ ENDINGS: dict[str, Callable[[Connection], object]] = {
 
 @ROLES
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-def test_a_dead_connection_holds_nothing(
+def test_ended_connection_holds_nothing(
     is_client: bool, ending: Callable[[Connection], object], no_collector: None
 ) -> None:
     """When a connection ends, what it held goes at once, though connection, session and link refer to each other."""
@@ -374,7 +374,7 @@ def test_a_dead_connection_holds_nothing(
 
 
 @ROLES
-def test_a_closing_connection_holds_nothing(is_client: bool, no_collector: None) -> None:
+def test_closing_connection_drops_what_waited(is_client: bool, no_collector: None) -> None:
     """From our own close on nothing more is sent or taken: what waited goes, and only the peer's close is read."""
     before = in_use()
     engine = loaded(is_client=is_client)
@@ -386,7 +386,7 @@ def test_a_closing_connection_holds_nothing(is_client: bool, no_collector: None)
     assert in_use() - before < 200_000
 
 
-def test_output_that_nobody_takes_goes_with_the_stream() -> None:
+def test_end_of_stream_drops_queued_output() -> None:
     """What was queued when the stream ended is dropped: there is nowhere to send it."""
     pair = opened()
     pair.session()
@@ -414,7 +414,7 @@ class _Stream(asyncio.Transport):
 
 
 @ROLES
-async def test_nothing_is_left_to_the_collector(is_client: bool, no_collector: None) -> None:
+async def test_ended_connection_is_freed_without_the_collector(is_client: bool, no_collector: None) -> None:
     """Once the stream is gone and its owner was told, sessions and links are freed, with what their attaches held."""
     pair = opened()
     engine = pair.client if is_client else pair.server

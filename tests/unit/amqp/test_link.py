@@ -70,7 +70,7 @@ BOTH_WAYS = pytest.mark.parametrize("client_sends", [True, False])
 @BOTH_WAYS
 @pytest.mark.parametrize("size", [0, 1, 447, 448, 449, 5000])
 @pytest.mark.parametrize("settled", [True, False])
-def test_transfer(client_sends: bool, size: int, settled: bool) -> None:
+def test_transfer_of_any_size_arrives_whole(client_sends: bool, size: int, settled: bool) -> None:
     """A message arrives whole, whatever its size beside the smallest frame, with its format and id."""
     pair, sender, receiver = linked(
         client_sends=client_sends, client=config(max_frame_size=512), server=config(max_frame_size=512)
@@ -99,7 +99,7 @@ def frames(flight: bytes) -> list[bytes]:
 
 
 @BOTH_WAYS
-def test_run(client_sends: bool) -> None:
+def test_send_run_sends_what_credit_allows_as_one_event(client_sends: bool) -> None:
     """A run sends what credit allows, arrives as one event, and counts as single messages do."""
     pair, sender, receiver = linked(client_sends=client_sends)
     receiver.set_credit(10)
@@ -112,7 +112,7 @@ def test_run(client_sends: bool) -> None:
     assert receiver.delivery_count == sender.delivery_count == 10
 
 
-def test_run_keeps_to_bytes_and_frames() -> None:
+def test_send_run_stops_at_its_bytes_and_frames() -> None:
     """A run ends with the message that reaches the bytes; one too large for a frame goes in several."""
     pair, sender, receiver = linked(client_sends=True, server=config(max_frame_size=600))
     receiver.set_credit(100)
@@ -126,7 +126,7 @@ def test_run_keeps_to_bytes_and_frames() -> None:
 
 
 @pytest.mark.parametrize("call", ["send", "run"])
-def test_max_message_size(call: str) -> None:
+def test_send_of_a_message_above_the_peers_max_size_is_refused(call: str) -> None:
     """A message larger than the peer takes is refused before it is sent."""
     pair, sender, receiver = linked(client_sends=True, limit=1000)
     receiver.set_credit(10)
@@ -140,7 +140,7 @@ def test_max_message_size(call: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
-def test_peer_ignores_max_message_size(size: int) -> None:
+def test_receive_of_a_message_above_the_max_size_detaches_the_link(size: int) -> None:
     """A peer that sends more than was advertised is detached, before the whole of it is held."""
     pair, sender, receiver = linked(client_sends=True, limit=999, server=config(max_frame_size=2000))
     receiver.set_credit(10)
@@ -157,7 +157,7 @@ def test_peer_ignores_max_message_size(size: int) -> None:
     assert receiver.incoming.buffer is None
 
 
-def test_window() -> None:
+def test_send_beyond_the_session_window_waits_in_order() -> None:
     """What the session window holds back goes out when it opens, in order; runs stop at it and are told."""
     pair, sender, receiver = linked(client_sends=True, server=config(incoming_window=10))
     receiver.set_credit(1000)
@@ -174,7 +174,7 @@ def test_window() -> None:
     assert any(isinstance(event, CreditChanged) for event in client)
 
 
-def test_large_messages_through_a_small_window() -> None:
+def test_large_messages_pass_a_small_window_both_ways() -> None:
     """Messages of more frames than the window go through, both ways at once."""
     small = config(incoming_window=3, max_frame_size=512)
     pair = opened(small, small)
@@ -192,7 +192,7 @@ def test_large_messages_through_a_small_window() -> None:
     assert payloads(client) == [bytes([number + 10]) * 10_000 for number in range(5)]
 
 
-def test_credit_is_enforced() -> None:
+def test_transfers_beyond_credit_detach_the_sender() -> None:
     """A sender that exceeds its credit is detached; what it had credit for arrives."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(2)
@@ -206,7 +206,7 @@ def test_credit_is_enforced() -> None:
         assert event.error.condition == "amqp:link:transfer-limit-exceeded"
 
 
-def test_credit_is_not_enforced_where_peers_need_leniency() -> None:
+def test_transfers_beyond_credit_are_taken_with_leniency() -> None:
     """With leniency, transfers without credit are taken (protocol.md 7.5)."""
     pair, sender, receiver = linked(client_sends=True, server=config(enforce_credit=False))
     sender.send(b"a", settled=True)
@@ -215,7 +215,7 @@ def test_credit_is_not_enforced_where_peers_need_leniency() -> None:
     assert receiver.delivery_count == 2
 
 
-def test_lowered_credit() -> None:
+def test_transfers_on_their_way_when_credit_is_lowered_are_taken() -> None:
     """Messages that were on their way when credit was lowered are taken; no more than was ever allowed are."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(3)
@@ -231,7 +231,7 @@ def test_lowered_credit() -> None:
 
 
 @pytest.mark.parametrize("start", [MAX - 3, MAX, 0x7FFF_FFFF])
-def test_wrap_around(start: int) -> None:
+def test_counts_and_ids_wrap_around_at_2_32(start: int) -> None:
     """Delivery counts, delivery ids and transfer ids wrap around at 2^32 (RFC 1982)."""
     pair, sender, receiver = linked(client_sends=True, server=config(incoming_window=4))
     sender.delivery_count = receiver.delivery_count = start
@@ -252,7 +252,7 @@ def test_wrap_around(start: int) -> None:
 
 
 @pytest.mark.parametrize("start", [MAX - 3, 0x7FFF_FFFF, 5])
-def test_credit_that_crosses_messages(start: int) -> None:
+def test_flow_that_crosses_messages_counts_from_its_senders_state(start: int) -> None:
     """Credit counts from what its giver had received; a drain from what was sent; around 2^32 too (2.6.7)."""
     pair, sender, receiver = linked(client_sends=True)
     sender.delivery_count = receiver.delivery_count = start
@@ -270,7 +270,7 @@ def test_credit_that_crosses_messages(start: int) -> None:
 
 
 @BOTH_WAYS
-def test_drain(client_sends: bool) -> None:
+def test_drain_uses_up_the_credit(client_sends: bool) -> None:
     """A drain uses up the credit: messages if there are any, the rest without (2.6.7)."""
     pair, sender, receiver = linked(client_sends=client_sends)
     receiver.set_credit(10, drain=True)
@@ -289,7 +289,7 @@ def test_drain(client_sends: bool) -> None:
     assert sender.credit == 1
 
 
-def test_drain_behind_the_window() -> None:
+def test_drain_is_answered_after_what_the_window_held_back() -> None:
     """A drain is answered when what the window holds back is out, not before."""
     pair, sender, receiver = linked(client_sends=True, server=config(incoming_window=2))
     receiver.set_credit(10)
@@ -307,7 +307,7 @@ def test_drain_behind_the_window() -> None:
     assert receiver.credit == 0
 
 
-def test_a_probe_is_told_once() -> None:
+def test_probe_is_answered_once_behind_what_was_sent() -> None:
     """A receiver gets the flow it asked for, once per probe, behind what was sent before; credit stays."""
     pair = opened()
     receiver, sender = pair.link(pair.session()[0], is_receiver=True)
@@ -331,7 +331,7 @@ def test_a_probe_is_told_once() -> None:
     assert not receiver.probe()
 
 
-def test_echo() -> None:
+def test_echo_is_answered_with_the_state_of_link_or_session() -> None:
     """A flow that asks for an echo gets the state of the link, or of the session."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(7)
@@ -347,7 +347,7 @@ def test_echo() -> None:
     assert sender.credit == 7
 
 
-def test_sender_without_messages_for_its_credit() -> None:
+def test_flow_of_a_sender_advances_the_delivery_count_only() -> None:
     """A receiver ignores the credit a sender claims, and follows a delivery count that it advances."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(5)
@@ -371,7 +371,7 @@ OUTCOMES: list[Any] = [
 
 @BOTH_WAYS
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_outcomes(client_sends: bool, outcome: Any) -> None:
+def test_settle_reports_every_outcome_once_for_its_delivery(client_sends: bool, outcome: Any) -> None:
     """Every outcome arrives as it was given, once, for its own delivery."""
     pair, sender, receiver = linked(client_sends=client_sends)
     receiver.set_credit(3)
@@ -385,7 +385,7 @@ def test_outcomes(client_sends: bool, outcome: Any) -> None:
     assert sender.session.unsettled == {}
 
 
-def test_disposition_over_several_links() -> None:
+def test_disposition_settles_deliveries_of_several_links() -> None:
     """One disposition may tell of several links of a session."""
     pair = opened()
     mine, _ = pair.session()
@@ -404,7 +404,7 @@ def test_disposition_over_several_links() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 0x7FFF_FFFF), (0xC000_0000, 0x3FFF_FFFF), (0, None), (5, 9)])
-def test_hostile_ranges(first: int, last: int | None) -> None:
+def test_disposition_over_a_huge_range_costs_what_is_unsettled(first: int, last: int | None) -> None:
     """A disposition over 2^31 deliveries costs what is unsettled, not its range."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(3)
@@ -417,14 +417,14 @@ def test_hostile_ranges(first: int, last: int | None) -> None:
     assert found == ([[(each, Accepted()) for each in covered]] if covered else [])
 
 
-def test_a_range_that_ends_before_it_begins() -> None:
+def test_disposition_whose_range_is_reversed_is_refused() -> None:
     """A range of more than 2^31 has its end before its beginning, which is refused."""
     pair, _, receiver = linked(client_sends=True)
     receiver.session.send(Disposition(True, 5, 4, True, Accepted()))
     assert condition(pair.run()[0]) == "amqp:invalid-field"
 
 
-def test_second_mode() -> None:
+def test_settle_in_mode_second_confirms_the_outcome_once() -> None:
     """A receiver that settles second gets its outcome confirmed, for what was sent and no more (2.6.12)."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(2)
@@ -439,7 +439,7 @@ def test_second_mode() -> None:
     assert pair.run() == ([], [])
 
 
-def test_received_is_no_outcome() -> None:
+def test_disposition_with_a_state_not_terminal_is_no_outcome() -> None:
     """A state that is not terminal tells nothing; settled without one, the delivery was not taken."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(1)
@@ -453,7 +453,7 @@ def test_received_is_no_outcome() -> None:
 
 
 @BOTH_WAYS
-def test_mixed_settlement(client_sends: bool) -> None:
+def test_settled_and_unsettled_messages_keep_their_order(client_sends: bool) -> None:
     """Settled and unsettled messages of one link keep their order, and an id settles only its own."""
     pair, sender, receiver = linked(client_sends=client_sends)
     receiver.set_credit(9)
@@ -466,7 +466,7 @@ def test_mixed_settlement(client_sends: bool) -> None:
     assert [each for event in events for each in event.delivery_ids] == [ids[2], ids[3], ids[6]]
 
 
-def test_one_event_per_link() -> None:
+def test_receive_gives_one_event_per_link() -> None:
     """Links that take turns get one event each."""
     pair = opened()
     mine, _ = pair.session()
@@ -494,7 +494,7 @@ def receiving(**changes: Any) -> tuple[Pair, Link]:
     return pair, receiver
 
 
-def test_aborted() -> None:
+def test_aborted_delivery_is_dropped() -> None:
     """An aborted delivery leaves nothing behind."""
     pair, receiver = receiving()
     data = frame(0, Transfer(0, 0, b"t", 0, True, True), b"part") + frame(0, Transfer(0, aborted=True))
@@ -503,7 +503,7 @@ def test_aborted() -> None:
     assert payloads(pair.server.receive(frame(0, Transfer(0, 1, b"t", 0, True), b"whole"))) == [b"whole"]
 
 
-def test_settled_by_a_later_frame() -> None:
+def test_delivery_settled_by_a_later_frame_is_settled() -> None:
     """A delivery is settled when any of its frames says so (2.7.5); later frames need no id."""
     pair, _ = receiving()
     data = frame(0, Transfer(0, 0, b"t", 0, None, True), b"a") + frame(0, Transfer(0, settled=True), b"b")
@@ -520,13 +520,13 @@ def test_settled_by_a_later_frame() -> None:
         (frame(0, Attach("other", 2000, False)), "amqp:connection:framing-error"),
     ],
 )
-def test_broken_link_rules(data: bytes, expected: str) -> None:
+def test_broken_link_rule_closes_the_connection_with_its_condition(data: bytes, expected: str) -> None:
     """What breaks a rule of links closes the connection with its condition."""
     pair, _ = receiving()
     assert condition(pair.server.receive(data)) == expected
 
 
-def test_transfer_to_a_sender() -> None:
+def test_transfer_to_a_sender_is_refused() -> None:
     """A transfer against the direction of its link is refused."""
     pair, _, receiver = linked(client_sends=False)
     assert receiver.remote_handle == 0
@@ -534,7 +534,7 @@ def test_transfer_to_a_sender() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[10, 10, 1001], [1001], [10] * 5 + [1000, 1000, 1001]])
-def test_too_large_in_a_run(sizes: list[int]) -> None:
+def test_receive_of_a_run_checks_the_size_of_each_message(sizes: list[int]) -> None:
     """Each message of a run is held to the advertised size; what came before a larger one arrives."""
     pair, receiver = receiving()
     data = b"".join(frame(0, Transfer(0, at, b"t", 0, True), b"x" * size) for at, size in enumerate(sizes))
@@ -546,7 +546,7 @@ def test_too_large_in_a_run(sizes: list[int]) -> None:
     assert not receiver.is_attached
 
 
-def test_endless_delivery() -> None:
+def test_delivery_without_an_end_is_bounded() -> None:
     """Frames without content do not add up, and content adds up to the advertised size at most."""
     pair, receiver = receiving()
     pair.server.receive(frame(0, Transfer(0, 0, b"t", more=True)) * 5000)
@@ -564,7 +564,7 @@ ERRORS = pytest.mark.parametrize("error", [None, AmqpError("amqp:link:stolen", "
 @BOTH_WAYS
 @ERRORS
 @pytest.mark.parametrize("sender_ends", [True, False])
-def test_detach(client_sends: bool, sender_ends: bool, error: AmqpError | None) -> None:
+def test_detach_is_reported_once_at_both_ends(client_sends: bool, sender_ends: bool, error: AmqpError | None) -> None:
     """Either end detaches, with or without an error, and both are told once."""
     pair, sender, receiver = linked(client_sends=client_sends)
     ender, other = (sender, receiver) if sender_ends else (receiver, sender)
@@ -585,7 +585,7 @@ def test_detach(client_sends: bool, sender_ends: bool, error: AmqpError | None) 
     assert pair.run() == ([], [])
 
 
-def test_detaches_that_cross() -> None:
+def test_detach_that_crosses_the_peers_needs_no_answer() -> None:
     """Detaches that cross need no answer."""
     pair, sender, receiver = linked(client_sends=True)
     sender.detach()
@@ -595,7 +595,7 @@ def test_detaches_that_cross() -> None:
     assert only(server, LinkDetached).error is None
 
 
-def test_refuse() -> None:
+def test_refuse_sends_an_attach_without_termini_and_a_detach() -> None:
     """A refusal is an attach without termini and a detach with the error (2.6.3), told as a detach only."""
     pair = opened()
     mine, theirs = pair.session()
@@ -614,7 +614,7 @@ def test_refuse() -> None:
 
 
 @pytest.mark.parametrize("answer", ["accept", "refuse", "detach"])
-def test_peer_gives_up_before_the_answer(answer: str) -> None:
+def test_attach_detached_by_the_peer_before_its_answer(answer: str) -> None:
     """An attach that is detached before it was answered is answered by null termini and a detach; then by nothing."""
     pair = opened()
     mine, _ = pair.session()
@@ -631,7 +631,7 @@ def test_peer_gives_up_before_the_answer(answer: str) -> None:
     assert pair.run() == ([], [])
 
 
-def test_detach_instead_of_an_answer() -> None:
+def test_detach_instead_of_an_answer_refuses_the_link() -> None:
     """Detaching a link that waits for its answer refuses it."""
     pair = opened()
     mine, _ = pair.session()
@@ -641,7 +641,7 @@ def test_detach_instead_of_an_answer() -> None:
     assert only(pair.run()[0], LinkDetached) == LinkDetached(link, AmqpError("amqp:not-found"), True)
 
 
-def test_unattached_link() -> None:
+def test_send_and_flow_on_an_unattached_link_are_refused() -> None:
     """A link that is not attached yet takes neither messages nor credit."""
     pair = opened()
     mine, _ = pair.session()
@@ -652,7 +652,7 @@ def test_unattached_link() -> None:
         link.send(b"x")
 
 
-def test_stolen_in_the_middle() -> None:
+def test_attach_that_steals_in_the_middle_of_a_message_drops_it() -> None:
     """A link stolen in the middle of a message loses that message only; the next link gets none of it."""
     pair, sender, receiver = linked(
         client_sends=False, client=config(incoming_window=8, max_frame_size=512), server=config(max_frame_size=512)
@@ -674,7 +674,7 @@ def test_stolen_in_the_middle() -> None:
     assert payloads(pair.run()[0]) == [b"c"]
 
 
-def test_peer_detaches_what_waits() -> None:
+def test_detach_by_the_peer_drops_what_waits_for_the_window() -> None:
     """What waits for the window is dropped when the peer detaches: its handle may be another link's by then."""
     pair, sender, receiver = linked(client_sends=True, server=config(incoming_window=1, handle_max=0))
     receiver.set_credit(10)
@@ -691,7 +691,7 @@ def test_peer_detaches_what_waits() -> None:
     assert pair.server.is_open
 
 
-def test_transfers_on_their_way_to_a_detached_link() -> None:
+def test_transfers_to_a_detached_link_are_dropped() -> None:
     """What arrives after the own detach is dropped (2.6.6), for a run as for the rest; so after the own end."""
     for end in (False, True):
         pair, sender, receiver = linked(client_sends=False)
@@ -709,7 +709,7 @@ def test_transfers_on_their_way_to_a_detached_link() -> None:
         assert [type(event) for event in client] == [SessionEnded if end else LinkDetached]
 
 
-def test_handles_are_used_again() -> None:
+def test_handles_are_used_again_after_a_detach() -> None:
     """Any number of links one after the other fit the peer's handle-max, and only so many at once."""
     pair = opened(server=config(handle_max=2))
     mine, theirs = pair.session()
@@ -729,14 +729,14 @@ def test_handles_are_used_again() -> None:
         mine.attach("too many", is_receiver=True, source=Source(), target=Target())
 
 
-def test_peer_attaches_too_many() -> None:
+def test_attach_beyond_the_handle_max_is_refused() -> None:
     """A peer that attaches more links than it takes itself is refused."""
     pair = opened()
     pair.server.receive(frame(0, Begin(None, 0, 1, 1, handle_max=0)) + frame(0, Attach("a", 0, True)))
     assert condition(pair.server.receive(frame(0, Attach("b", 1, True)))) == "amqp:resource-limit-exceeded"
 
 
-def test_same_name_both_ways() -> None:
+def test_attach_takes_a_name_once_per_direction_and_session() -> None:
     """A name may be used once in each direction, and again in another session (2.6.1)."""
     pair = opened()
     for _ in range(2):
@@ -747,7 +747,7 @@ def test_same_name_both_ways() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "end", "eof"])
-def test_nothing_after_the_end(how: str) -> None:
+def test_calls_after_the_end_send_nothing(how: str) -> None:
     """After a close, an end or the end of the stream no verb sends anything, and no sender has credit."""
     pair, sender, receiver = linked(client_sends=True)
     back, _ = pair.link(pair.client.sessions[0], is_receiver=True, name="back")
@@ -773,7 +773,7 @@ def test_nothing_after_the_end(how: str) -> None:
     assert pair.client.data_to_send() == b""
 
 
-def test_unsolicited_frames_for_a_link_that_ends() -> None:
+def test_frames_for_an_ending_link_are_harmless_or_refused() -> None:
     """Flows, outcomes and a second detach that cross the own detach are harmless, or a broken rule."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(1)

@@ -60,13 +60,13 @@ messages = st.builds(
 
 
 @given(messages)
-def test_round_trip(message: Message) -> None:
+def test_message_decodes_to_what_was_encoded(message: Message) -> None:
     """A message decodes to what was encoded, every section and type."""
     assert repr(Message.decode(message.encode())) == repr(message)
 
 
 @given(messages, st.data())
-def test_sections_in_any_order(message: Message, data: st.DataObject) -> None:
+def test_decode_takes_sections_in_any_order(message: Message, data: st.DataObject) -> None:
     """Sections are found wherever they stand; those of the body keep their own order."""
     raw = message.encode()
     spans = section_spans(raw)
@@ -78,27 +78,27 @@ def test_sections_in_any_order(message: Message, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 255, 256, 70_000])
-def test_data(size: int) -> None:
+def test_data_section_overhead_is_5_or_8_bytes(size: int) -> None:
     """A data section takes 5 bytes beside its payload up to 255 bytes, 8 above (protocol.md 7.3)."""
     payload = b"x" * size
     assert len(encode_data(payload)) == size + (5 if size < 256 else 8)
     assert encode_data(payload) == section(0x75, payload)
 
 
-def test_no_body_is_no_section() -> None:
+def test_encode_without_a_body_writes_no_body_section() -> None:
     """A message without a body has no body section, and an empty one no section at all."""
     assert Message().encode() == b""
     assert Message.decode(b"") == Message()
 
 
-def test_symbolic_and_wide_descriptors() -> None:
+def test_decode_takes_symbolic_and_wide_descriptors() -> None:
     """Descriptors may be symbols or eight bytes wide."""
     symbolic = encode(Described(Symbol("amqp:data:binary"), b"a"))
     wide = b"\x00\x80" + (0x75).to_bytes(8, "big") + encode(b"b")
     assert Message.decode(symbolic + wide) == Message(Data((b"a", b"b")))
 
 
-def test_ids_take_their_types() -> None:
+def test_encode_gives_ids_their_amqp_types() -> None:
     """A plain number as an id goes as a ulong; a user id must be bytes."""
     found = Message.decode(Message(properties=Properties(message_id=5, correlation_id=300)).encode()).properties
     assert found is not None
@@ -132,14 +132,16 @@ def test_ids_take_their_types() -> None:
         section(0x70, []) * 2,
     ],
 )
-def test_bad_messages(raw: bytes) -> None:
+def test_decode_of_what_is_no_message_raises_decode_error(raw: bytes) -> None:
     """What is no message is refused by `DecodeError`."""
     with pytest.raises(DecodeError):
         Message.decode(raw)
 
 
 @given(st.binary(max_size=60), st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), max_size=3), messages)
-def test_hostile_messages(noise: bytes, changes: list[tuple[int, int]], message: Message) -> None:
+def test_decode_of_hostile_bytes_raises_only_decode_error(
+    noise: bytes, changes: list[tuple[int, int]], message: Message
+) -> None:
     """Random and damaged bytes decode, or raise `DecodeError`."""
     raw = bytearray(message.encode() + noise)
     for at, value in changes if raw else ():
@@ -151,7 +153,7 @@ def test_hostile_messages(noise: bytes, changes: list[tuple[int, int]], message:
             assert error.condition == "amqp:decode-error"  # noqa: PT017 - either way is fine
 
 
-def test_cut_anywhere() -> None:
+def test_decode_of_a_message_cut_within_a_section_is_refused() -> None:
     """A message cut within a section is refused; between sections it is a shorter message."""
     message: Any = Message(Data((b"body",)), Properties(message_id="m"), {"k": 1}, {Symbol("a"): 1}, None, Header(True))
     raw = message.encode()
@@ -165,7 +167,7 @@ def test_cut_anywhere() -> None:
 
 
 @given(st.lists(values, max_size=5), st.lists(values, max_size=13), values, symbol_maps)
-def test_a_decoded_message_encodes_or_raises_the_one_error(
+def test_encode_of_a_decoded_message_raises_only_encode_error(
     header: list[Any], fields: list[Any], body: Any, annotations: dict[Any, Any]
 ) -> None:
     """Whatever types a sender gave the fields, encoding what was decoded raises nothing but EncodeError."""
@@ -186,7 +188,7 @@ def test_a_decoded_message_encodes_or_raises_the_one_error(
     ],
     ids=["user id", "subject", "content type", "expiry", "group sequence"],
 )
-def test_a_field_of_another_type_is_named(fields: list[Any]) -> None:
+def test_decode_names_a_field_of_a_wrong_type(fields: list[Any]) -> None:
     """A field of a type it may not have is named by the error."""
     with pytest.raises(EncodeError, match=r"the field [a-z_]+ cannot be encoded"):
         Message.decode(section(0x73, fields) + section(0x75, b"x")).encode()
@@ -210,7 +212,7 @@ def test_a_field_of_another_type_is_named(fields: list[Any]) -> None:
         (b"x", False),
     ],
 )
-def test_sections_are_checked_without_their_values(raw: bytes, is_sound: bool) -> None:
+def test_check_of_sections_refuses_only_what_decode_refuses(raw: bytes, is_sound: bool) -> None:
     """What the check of sections refuses, the decoder refuses too, by the kinds and numbers of sections alone."""
     for check in (check_sections, Message.decode):
         if is_sound:

@@ -83,7 +83,7 @@ INSTANCES = {cls: instances(cls) for cls in CLASSES}
 
 @given(st.data())
 @pytest.mark.parametrize("cls", CLASSES)
-def test_round_trip(cls: type[Any], data: st.DataObject) -> None:
+def test_performative_decodes_to_what_was_encoded(cls: type[Any], data: st.DataObject) -> None:
     """Every composite decodes to what was encoded.
 
     All its fields are on the wire, nulls included, under a one-byte descriptor (protocol.md 13); a peer may leave
@@ -109,19 +109,19 @@ def test_round_trip(cls: type[Any], data: st.DataObject) -> None:
     ("cls", "count"),
     [(Open, 10), (Begin, 8), (Attach, 14), (Flow, 11), (Transfer, 11), (Disposition, 6), (Detach, 3), (AmqpError, 3)],
 )
-def test_field_counts(cls: type[Composite], count: int) -> None:
+def test_performative_field_counts_are_those_of_the_official_client(cls: type[Composite], count: int) -> None:
     """The counts are those the official client indexes by position."""
     assert len(cls().described().value) == count
 
 
 @pytest.mark.parametrize("cls", [End, Close])
-def test_never_list0(cls: type[Composite]) -> None:
+def test_close_and_end_are_never_encoded_as_list0(cls: type[Composite]) -> None:
     """Close and end hold an explicit null."""
     assert cls().encode() == bytes([0, 0x53, cls.CODE, 0xC0, 2, 1, 0x40])
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_mandatory_fields(cls: type[Any]) -> None:
+def test_decode_without_a_mandatory_field_is_refused(cls: type[Any]) -> None:
     """A mandatory field that is missing is refused."""
     mandatory = [each.name for each in fields(cls) if each.metadata["mandatory"]]
     if mandatory:
@@ -154,7 +154,7 @@ def test_mandatory_fields(cls: type[Any]) -> None:
         (AmqpError, 0, "ä"),
     ],
 )
-def test_fields_of_another_kind(cls: type[Any], at: int, value: Any) -> None:
+def test_decode_with_a_field_of_a_wrong_type_or_range_is_refused(cls: type[Any], at: int, value: Any) -> None:
     """A field of another type or out of its range is refused: it could be neither used nor sent back."""
     items = cls(**{each.name: "x" for each in fields(cls) if each.name in ("name", "container_id")}).described().value
     items[at] = value
@@ -166,24 +166,24 @@ def test_fields_of_another_kind(cls: type[Any], at: int, value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [Described(ULong(0x99), []), Described(16.0, ["x"]), Described("amqp:open:list", ["x"]), [], None]
 )
-def test_unknown_performatives(value: Any) -> None:
+def test_decode_of_an_unknown_performative_is_refused(value: Any) -> None:
     """What is described by nothing known is refused."""
     raw = encode(value)
     with pytest.raises(DecodeError):
         decode_performative(raw, 0, len(raw))
 
 
-def test_too_many_fields() -> None:
+def test_decode_with_too_many_fields_is_refused() -> None:
     """More fields than the specification knows are refused."""
     with pytest.raises(DecodeError, match="too many"):
         composite(Described(ULong(0x16), [None] * 4))
 
 
-def test_one_symbol_stands_for_several() -> None:
+def test_decode_takes_one_symbol_for_an_array_of_them() -> None:
     """A field of several symbols may hold one without an array (1.4)."""
     assert composite(Described(ULong(0x40), [Symbol("PLAIN")])) == SaslMechanisms([Symbol("PLAIN")])
 
 
-def test_secrets_are_not_shown() -> None:
+def test_repr_of_sasl_performatives_shows_no_secret() -> None:
     """The text of a SASL response shows no key."""
     assert "secret" not in repr(SaslInit("PLAIN", b"\0name\0secret")) + repr(SaslResponse(b"secret"))

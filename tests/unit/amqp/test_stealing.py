@@ -32,7 +32,7 @@ def attach(pair: Pair, session: Session, *, is_receiver: bool, accepts: bool = T
 @pytest.mark.parametrize("is_receiver", [True, False])
 @pytest.mark.parametrize("is_same_session", [True, False])
 @pytest.mark.parametrize("is_waiting", [True, False])
-def test_a_second_attach_steals(is_receiver: bool, is_same_session: bool, is_waiting: bool) -> None:
+def test_attach_of_a_name_in_use_steals_the_link(is_receiver: bool, is_same_session: bool, is_waiting: bool) -> None:
     """The second attach of a name succeeds, and the first link is detached as stolen: in any session, either direction.
 
     That holds for a first link whose attach still waits for its answer too.
@@ -59,7 +59,7 @@ def test_a_second_attach_steals(is_receiver: bool, is_same_session: bool, is_wai
     assert payloads([event for events in pair.run() for event in events]) == [b"x"]
 
 
-def test_the_thief_can_be_robbed() -> None:
+def test_attach_of_a_stolen_name_steals_again() -> None:
     """Each further attach steals from the one before it, once."""
     pair = opened()
     links = [attach(pair, pair.session()[0], is_receiver=True)[1] for _ in range(5)]
@@ -68,7 +68,7 @@ def test_the_thief_can_be_robbed() -> None:
     assert list(pair.server.links.values()) == links[-1:]
 
 
-def test_names_are_free_again() -> None:
+def test_attach_of_a_name_no_longer_in_use_steals_nothing() -> None:
     """A link that is detached, or whose session is over, is not stolen; nor is one of the other direction."""
     pair = opened()
     session, _ = pair.session()
@@ -84,7 +84,7 @@ def test_names_are_free_again() -> None:
     assert all(event.error is None for event in pair.server_events if isinstance(event, LinkDetached))
 
 
-def test_a_server_that_steals_from_its_client() -> None:
+def test_attach_by_the_server_steals_from_its_client() -> None:
     """The rule holds in both roles: a client's link that the server attaches anew is stolen, and both know."""
     pair = opened()
     mine, theirs = pair.link(pair.session()[0], is_receiver=True, name="x")
@@ -111,7 +111,7 @@ def pipelined() -> bytes:
     )
 
 
-def test_transfers_in_one_read_with_their_attach_are_told() -> None:
+def test_transfers_read_with_their_attach_are_reported_without_credit() -> None:
     """Where credit is not enforced, they come as messages behind the attach, to be settled."""
     pair = opened(server=config(enforce_credit=False))
     events = pair.server.receive(pipelined())
@@ -125,7 +125,7 @@ def test_transfers_in_one_read_with_their_attach_are_told() -> None:
     assert sent(pair.server.data_to_send(), Attach)[0].target == Target("b")
 
 
-def test_transfers_in_one_read_with_their_attach_are_refused() -> None:
+def test_transfers_read_with_their_attach_are_refused_where_enforced() -> None:
     """Where credit is enforced, the link is detached for them, once: the attach is told before, for nothing."""
     pair = opened()
     events = pair.server.receive(pipelined())
@@ -142,7 +142,7 @@ def test_transfers_in_one_read_with_their_attach_are_refused() -> None:
     assert pair.server.receive(frame(0, Detach(3, closed=True))) == []
 
 
-def test_transfers_to_a_link_that_was_refused_are_dropped() -> None:
+def test_transfers_to_a_refused_link_are_dropped() -> None:
     """What was on its way to a link that is refused by now is dropped, and breaks no rule (2.6.6)."""
     pair = opened(server=config(enforce_credit=False))
     data = pipelined()

@@ -201,7 +201,7 @@ BOTH = pytest.mark.parametrize("recording", RECORDINGS, ids=["server", "client"]
 
 
 @BOTH
-def test_the_recording(recording: Recording) -> None:
+def test_recording_has_every_kind_of_message(recording: Recording) -> None:
     """The recording is long, ends in order, and has settled, unsettled and large messages."""
     data = [step for step in recording.steps if isinstance(step, bytes)]
     assert sum(map(len, data)) > 20_000
@@ -216,7 +216,7 @@ def test_the_recording(recording: Recording) -> None:
 
 @BOTH
 @given(seed=st.integers(0, 2**32), longest=st.sampled_from([3, 30, 300, 3000]))
-def test_splits(recording: Recording, seed: int, longest: int) -> None:
+def test_receive_of_split_bytes_gives_the_same_events(recording: Recording, seed: int, longest: int) -> None:
     """However the bytes are split, the events are the same."""
     generator = random.Random(seed)
 
@@ -231,14 +231,14 @@ def test_splits(recording: Recording, seed: int, longest: int) -> None:
 
 
 @BOTH
-def test_byte_by_byte(recording: Recording) -> None:
+def test_receive_of_single_bytes_gives_the_same_events(recording: Recording) -> None:
     """Single bytes mean the same as all at once."""
     _, events = recording.replay(lambda flight: (flight[at : at + 1] for at in range(len(flight))))
     assert story(events) == story(recording.replay(whole)[1])
 
 
 @BOTH
-def test_turns(recording: Recording) -> None:
+def test_receive_in_turns_gives_the_same_events(recording: Recording) -> None:
     """However little is read in one turn, the events are the same, and what is left behind is too."""
     whole_turn, expected = recording.replay(whole)
     in_turns, events = recording.replay(whole, InTurns)
@@ -248,7 +248,7 @@ def test_turns(recording: Recording) -> None:
 
 
 @BOTH
-def test_both_ways_of_reading(recording: Recording) -> None:
+def test_receive_of_runs_equals_the_general_decoder(recording: Recording) -> None:
     """The way for runs and the general one give the same events, and leave the same behind."""
     fast, events = recording.replay(whole)
     general, expected = recording.replay(whole, General)
@@ -319,7 +319,9 @@ def read(make: type[Connection], stream: bytes, *, enforce: bool = True) -> Any:
 
 
 @given(st.lists(transfers(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=20), st.booleans())
-def test_odd_transfers(kinds: list[bytes], order: list[int], enforce: bool) -> None:
+def test_receive_of_odd_transfers_equals_the_general_decoder(
+    kinds: list[bytes], order: list[int], enforce: bool
+) -> None:
     """Whatever transfers a peer writes, the way for runs reads them as the general decoder does."""
     stream = b"".join(kinds[at % len(kinds)] for at in order)
     assert read(Connection, stream, enforce=enforce) == read(General, stream, enforce=enforce)
@@ -329,7 +331,7 @@ PLAIN = frame(0, Transfer(0, 70_000, b"tag", 0, True), b"payload")
 
 
 @pytest.mark.parametrize("at", range(len(PLAIN)))
-def test_one_byte_differs(at: int) -> None:
+def test_receive_of_a_changed_byte_equals_the_general_decoder(at: int) -> None:
     """A transfer that differs from those before it in any one byte is read as the general decoder reads it."""
     plain = PLAIN
     for value in {0, 1, 2, 4, 10, 0x40, 0x41, 0x42, 0x43, 0x52, 0x70, 0xA0, 0xB0, 0xFF, plain[at] ^ 1, plain[at] + 1}:
@@ -402,7 +404,9 @@ def mutate(raw: bytearray, generator: random.Random) -> None:
 
 @BOTH
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_mutated_streams(recording: Recording, seed: int, data: st.DataObject) -> None:
+def test_receive_of_a_mutated_stream_gives_events_or_closes(
+    recording: Recording, seed: int, data: st.DataObject
+) -> None:
     """A damaged stream gives events, or closes the connection with a condition; at any point of its life."""
     generator = random.Random(seed)
     flights = [at for at, step in enumerate(recording.steps) if isinstance(step, bytes)]
@@ -420,7 +424,7 @@ def test_mutated_streams(recording: Recording, seed: int, data: st.DataObject) -
 
 @BOTH
 @given(data=st.data())
-def test_random_bytes(recording: Recording, data: st.DataObject) -> None:
+def test_receive_of_random_bytes_gives_events_or_closes(recording: Recording, data: st.DataObject) -> None:
     """Random bytes in any state give events or a close; so do random bytes in sound frames."""
     until = data.draw(st.integers(0, len(recording.steps)))
     engine, events = Recording(recording.config, recording.role, recording.steps[:until]).replay(whole)
@@ -439,7 +443,7 @@ def test_random_bytes(recording: Recording, data: st.DataObject) -> None:
 
 @BOTH
 @pytest.mark.parametrize("size", [b"\xff\xff\xff\xff", b"\x00\x00\x10\x01", b"\x00\x00\x00\x07"])
-def test_size_of_a_frame(recording: Recording, size: bytes) -> None:
+def test_frame_of_a_wrong_size_is_refused_at_its_header(recording: Recording, size: bytes) -> None:
     """A frame of a size that is not allowed is refused as soon as its header is there, not waited for."""
     flights = [at for at, step in enumerate(recording.steps) if isinstance(step, bytes)]
     engine, _ = Recording(recording.config, recording.role, recording.steps[: flights[8]]).replay(whole)
@@ -451,7 +455,7 @@ def test_size_of_a_frame(recording: Recording, size: bytes) -> None:
     assert event.error.condition == "amqp:connection:framing-error"
 
 
-def test_memory_is_bounded() -> None:
+def test_receive_of_hostile_frames_takes_bounded_memory() -> None:
     """However long a stream of hostile frames is, it costs the same."""
     pair = Pair(server=config(max_frame_size=1 << 16)).open()
     session, _ = pair.session()
@@ -480,7 +484,7 @@ def test_memory_is_bounded() -> None:
     assert peak < 200_000
 
 
-def test_messages_do_not_alias() -> None:
+def test_received_messages_do_not_alias_the_buffer() -> None:
     """A message handed up keeps no receive buffer alive: each is a copy of its own bytes."""
     pair = Pair().open()
     session, _ = pair.session()

@@ -66,7 +66,7 @@ def attach_sender(number: int, credit: int) -> tuple[Connection, Link]:
 
 
 @pytest.mark.parametrize("links", [1, 3])
-def test_prepared_frames_are_those_the_engine_writes(links: int) -> None:
+def test_canned_frames_equal_those_of_send_run(links: int) -> None:
     """Prepared transfers are byte for byte what `Link.send_run` writes, on the first handle and on others."""
     partition = CannedPartition("0", "varied", 300)
     service, sender = attach_sender(links, credit=300)
@@ -89,7 +89,7 @@ def service() -> Iterator[CannedService]:
 
 
 @pytest.mark.parametrize("side", ["ours:receive", "theirs:receive", "theirs_sync:receive"])
-def test_every_client_reads_it_over_tls(service: CannedService, side: str) -> None:
+def test_canned_service_is_read_by_every_client_over_tls(service: CannedService, side: str) -> None:
     """Ours and both of azure-eventhub's receive from it; each checks numbers, sizes and times."""
     before = service.counts()["delivered"]
     result = run_side(side, TIMEOUT, **service.place(side), **RECEIVED, events=MEASURED)
@@ -115,7 +115,7 @@ SENDS: Mapping[str, Mapping[str, object]] = {
         ("theirs_sync:latency", {}),
     ],
 )
-def test_it_takes_from_every_client_what_was_sent(
+def test_canned_service_takes_what_every_client_sends(
     service: CannedService, side: str, more: Mapping[str, object]
 ) -> None:
     """Batches, buffered events, single ones and numbered ones are accepted, and both ends count the same."""
@@ -124,13 +124,13 @@ def test_it_takes_from_every_client_what_was_sent(
     assert result["sent"] > 0
 
 
-def test_a_side_that_claims_more_than_was_taken_fails(service: CannedService) -> None:
+def test_side_that_claims_more_than_was_taken_fails(service: CannedService) -> None:
     """A producer that sends less than it says cannot look cheap."""
     with pytest.raises(BenchmarkError, match="took 0 events of 5 sent"):
         checked(service, lambda: {"sent": 5})
 
 
-def test_the_floor_reads_all_bytes(service: CannedService) -> None:
+def test_floor_reads_all_bytes(service: CannedService) -> None:
     """The bytes that come without being asked for are as many as stated: the floor's run fails else."""
     assert service.certificate is not None
     place = {"port": service.raw_port, "ca_file": service.certificate.authority}
@@ -138,7 +138,7 @@ def test_the_floor_reads_all_bytes(service: CannedService) -> None:
     assert run_side("floors:stream", TIMEOUT, **place, size=size, events=EVENTS)["cost"] > 0
 
 
-def test_reading_too_few_events_fails(service: CannedService) -> None:
+def test_reading_too_few_events_fails_without_waiting(service: CannedService) -> None:
     """A side that cannot measure over as many events as it should says so, and does not wait for ever."""
     with pytest.raises(BenchmarkError, match="came after every partition had one"):
         run_side("theirs:receive", TIMEOUT, **service.place("theirs"), **RECEIVED, events=EVENTS)

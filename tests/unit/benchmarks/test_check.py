@@ -36,7 +36,7 @@ def make_report(*rows: Row, repeats: dict[str, tuple[float, ...]] | None = None,
 # --------------------------------------------------------------------------------------------------- repeated runs
 
 
-def test_a_row_of_repeated_runs_is_the_one_in_the_middle() -> None:
+def test_merge_of_repeated_runs_takes_the_middle_row() -> None:
     """Each row is that of the middle ratio, whole; the ratios of all runs are kept in their order."""
     runs = [[make_row(12.0, value=1.0)], [make_row(10.0, value=3.0)], [make_row(11.0, value=2.0)]]
     rows, repeats = median_rows(runs)
@@ -44,7 +44,7 @@ def test_a_row_of_repeated_runs_is_the_one_in_the_middle() -> None:
     assert repeats == {"send: 1 KiB": (12.0, 10.0, 11.0)}
 
 
-def test_rows_are_merged_by_their_names() -> None:
+def test_merge_of_repeated_runs_matches_rows_by_name() -> None:
     """Every name has one row, in the order of its first appearance, though a run lacks it."""
     small = [make_row(ratio, name="send: 100 B") for ratio in (1.0, 2.0)]
     rows, repeats = median_rows([[make_row(5.0), small[0]], [small[1]], [make_row(7.0)]])
@@ -52,7 +52,7 @@ def test_rows_are_merged_by_their_names() -> None:
     assert repeats == {"send: 1 KiB": (5.0, 7.0), "send: 100 B": (1.0, 2.0)}
 
 
-def test_void_runs_do_not_count_unless_all_are_void() -> None:
+def test_merge_ignores_void_runs_unless_all_are_void() -> None:
     """A void run is neither in the middle nor in the spread; where all are void, so is the row."""
     void = make_row(99.0, busy=0.1)
     rows, repeats = median_rows([[void], [make_row(10.0)], [void]])
@@ -61,7 +61,7 @@ def test_void_runs_do_not_count_unless_all_are_void() -> None:
     assert rows[0].is_void
 
 
-def test_rows_without_a_ratio_go_by_their_value() -> None:
+def test_merge_of_rows_without_a_ratio_takes_the_middle_value() -> None:
     """Where there is nothing to compare with, the row in the middle is that of the middle value."""
     rows, repeats = median_rows([[make_row(None, value=value)] for value in (5.0, 1.0, 3.0)])
     assert (rows[0].subject_value, repeats) == (3.0, {"send: 1 KiB": ()})
@@ -91,7 +91,9 @@ def test_rows_without_a_ratio_go_by_their_value() -> None:
         (make_row(None), make_row(None), 0.05, "not compared", False),
     ],
 )
-def test_verdicts(before: Row | None, now: Row | None, allowed: float, verdict: str, is_failure: bool) -> None:
+def test_verdict_of_a_row_by_ratio_and_counterpart(
+    before: Row | None, now: Row | None, allowed: float, verdict: str, is_failure: bool
+) -> None:
     """A row fails where its ratio lost more than is allowed, where it is void, and where it has no counterpart."""
     comparison = Comparison(name="send: 1 KiB", before=before, now=now, allowed=allowed)
     assert (comparison.verdict, comparison.is_failure) == (verdict, is_failure)
@@ -101,14 +103,14 @@ def test_verdicts(before: Row | None, now: Row | None, allowed: float, verdict: 
     ("repeats", "allowed"),
     [((), 0.05), ((10.0,), 0.05), ((9.9, 10.0, 10.1), 0.05), ((9.0, 10.0, 11.0), 0.2)],
 )
-def test_what_is_allowed_is_five_per_cent_or_the_earlier_spread(repeats: tuple[float, ...], allowed: float) -> None:
+def test_allowance_is_five_per_cent_or_the_earlier_spread(repeats: tuple[float, ...], allowed: float) -> None:
     """The larger of both counts; a file without repeated runs allows 5 %."""
     before = make_report(make_row(10.0), repeats={"send: 1 KiB": repeats})
     (comparison,) = compare(before, [make_row(10.0)], ["send"])
     assert comparison.allowed == pytest.approx(allowed)
 
 
-def test_rows_without_a_counterpart_are_named() -> None:
+def test_comparison_names_rows_without_a_counterpart() -> None:
     """A row that only one of the runs has is shown; of benchmarks that were not named the file's rows do not count."""
     gone, fresh = make_row(3.0, name="send: 100 B"), make_row(4.0, name="send: 10 B")
     other = replace(make_row(3.0, name="receive"), benchmark="receive")
@@ -120,7 +122,7 @@ def test_rows_without_a_counterpart_are_named() -> None:
     ]
 
 
-def test_the_table_of_a_comparison_shows_what_failed() -> None:
+def test_comparison_table_shows_what_failed() -> None:
     """A line per row with both ratios, the change, what is allowed and the verdict; below it what failed."""
     before = make_report(make_row(10.0), make_row(3.0, name="send: 100 B"))
     failing = compare(before, [make_row(9.0), make_row(3.3, name="send: 100 B")], ["send"])
@@ -171,7 +173,7 @@ def written(path: Path, *rows: Row, repeats: dict[str, tuple[float, ...]] | None
     return str(path)
 
 
-def test_repeat_runs_each_so_often_and_stores_every_ratio(bench: Benches, tmp_path: Path) -> None:
+def test_repeat_runs_each_benchmark_and_stores_every_ratio(bench: Benches, tmp_path: Path) -> None:
     """The rows of the file are those in the middle, and its repeats hold the ratios of every run."""
     receive = [[replace(make_row(ratio, name="receive"), benchmark="")] for ratio in (1.0, 2.0, 3.0)]
     ran = bench(send=[[make_row(ratio)] for ratio in (10.0, 12.0, 11.0)], receive=receive)
@@ -186,7 +188,7 @@ def test_repeat_runs_each_so_often_and_stores_every_ratio(bench: Benches, tmp_pa
     assert report.repeats == {"send: 1 KiB": (10.0, 12.0, 11.0), "receive": (1.0, 2.0, 3.0)}
 
 
-def test_one_run_is_no_repeat(bench: Benches, tmp_path: Path) -> None:
+def test_run_without_repeat_stores_no_spread(bench: Benches, tmp_path: Path) -> None:
     """Without --repeat each runs once, and the file knows no spread."""
     ran = bench(send=[[make_row(10.0)]])
     path = tmp_path / "rows.json"
@@ -215,7 +217,7 @@ def test_check_passes_where_the_middle_of_three_is_the_same(
         ([], "MISSING"),
     ],
 )
-def test_check_fails(
+def test_check_fails_where_a_row_is_worse_void_or_missing(
     bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str], now: list[Row], verdict: str
 ) -> None:
     """The command ends with 1 where a row is worse, void, or only in one of the runs; the table shows which."""
@@ -235,7 +237,7 @@ def test_check_allows_the_spread_of_the_file(bench: Benches, tmp_path: Path) -> 
     assert command.main(["--repeat", "1", "--check", before]) == 1
 
 
-def test_check_of_two_files_runs_nothing(bench: Benches, tmp_path: Path) -> None:
+def test_check_with_from_compares_two_files_and_runs_nothing(bench: Benches, tmp_path: Path) -> None:
     """With --from the rows come from a file; those of benchmarks that are not named are left out."""
     ran = bench(send=[], receive=[])
     other = replace(make_row(1.0, name="receive"), benchmark="receive")
@@ -246,20 +248,20 @@ def test_check_of_two_files_runs_nothing(bench: Benches, tmp_path: Path) -> None
     assert ran == []
 
 
-def test_a_repeat_that_fails_is_not_hidden_by_the_others(bench: Benches) -> None:
+def test_repeat_fails_where_one_of_its_runs_fails(bench: Benches) -> None:
     """The command ends with 1 though two of three runs came to their end."""
     bench(send=[[make_row(10.0)], BenchmarkError("gone"), [make_row(10.0)]])
     assert command.main(["--repeat", "3"]) == 1
 
 
-def test_two_rows_of_one_name_are_refused(bench: Benches, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_refuses_two_rows_of_one_name(bench: Benches, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows are compared by their names, so a benchmark that gives a name twice failed."""
     bench(send=[[make_row(10.0), make_row(11.0)]])
     assert command.main([]) == 1
     assert "same name" in capsys.readouterr().err
 
 
-def test_short_runs_are_not_compared_with_full_ones(
+def test_check_refuses_to_compare_quick_runs_with_full_ones(
     bench: Benches, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file of --quick is compared with --quick only; that is found out before anything runs."""
@@ -310,7 +312,7 @@ def test_main_with_a_file_that_cannot_serve_says_why(
         ["--plot", "/dev/null/pictures"],
     ],
 )
-def test_wrong_arguments_run_nothing(bench: Benches, arguments: list[str]) -> None:
+def test_check_with_wrong_arguments_runs_nothing(bench: Benches, arguments: list[str]) -> None:
     """What cannot work ends the command at once with 2."""
     ran = bench(send=[[make_row(10.0)]])
     with pytest.raises(SystemExit) as caught:

@@ -36,7 +36,7 @@ def ignore(_: str, __: Figures) -> None:
     """Log nothing."""
 
 
-def test_sides_take_turns() -> None:
+def test_compare_runs_the_sides_in_turns() -> None:
     """In each round every side runs once, so that a slow spell meets all."""
     order: list[str] = []
     sides = {name: Script(name, [figures(1.0)] * 3, order) for name in (OURS, PEER)}
@@ -44,7 +44,7 @@ def test_sides_take_turns() -> None:
     assert order == [OURS, PEER] * 3
 
 
-def test_a_void_run_is_repeated_at_once() -> None:
+def test_compare_repeats_a_void_run_at_once() -> None:
     """A side that must be busy and was not runs again before the other; the run that counts is kept."""
     order: list[str] = []
     ours = Script(OURS, [figures(9.0, 0.5), figures(8.0, 0.89), figures(2.0, 0.9), figures(3.0)], order)
@@ -54,7 +54,7 @@ def test_a_void_run_is_repeated_at_once() -> None:
     assert [found[OURS]["cost"] for found in rounds] == [2.0, 3.0]
 
 
-def test_a_round_that_stays_void_is_left_out_unless_all_are() -> None:
+def test_compare_leaves_out_a_void_round_unless_all_are() -> None:
     """One void round does not spoil a row; where all are void, the row says so."""
     void = [figures(9.0, 0.2 + number / 10) for number in range(ATTEMPTS)]
 
@@ -68,7 +68,7 @@ def test_a_round_that_stays_void_is_left_out_unless_all_are() -> None:
     assert run([*void, *void]) == [pytest.approx(0.5)] * 2
 
 
-def test_a_row_has_medians_and_each_rounds_ratio() -> None:
+def test_compare_gives_medians_and_the_ratio_of_each_round() -> None:
     """The ratios pair runs of the same round; the values are each side's middle run."""
     rounds = [
         {OURS: figures(2.0, 0.95, 0.1), PEER: figures(30.0, 0.5, 0.4)},
@@ -83,7 +83,7 @@ def test_a_row_has_medians_and_each_rounds_ratio() -> None:
     assert row.note == "333,333/s, peer 25,000/s; seen"
 
 
-def test_a_row_on_uvloop_says_so() -> None:
+def test_compare_names_uvloop_in_the_row() -> None:
     """The loop is that of our side."""
     rounds = [{OURS_ON_UVLOOP: figures(2.0), PEER: figures(30.0)}]
     assert compare("a row", rounds, OURS_ON_UVLOOP, PEER).loop == "uvloop"
@@ -105,7 +105,7 @@ def run_cost(configuration: Configuration) -> Figures:
     return figures(cost)
 
 
-def test_the_best_configuration_comes_first_and_a_broken_one_is_left_out() -> None:
+def test_best_configuration_is_the_cheapest_that_runs() -> None:
     """What is compared with is the cheapest; one that does not run is logged, and does not end the benchmark."""
     lines: list[str] = []
     tried = try_all(COSTS, run_cost, lines.append, shown)
@@ -122,14 +122,14 @@ def test_others_shows_the_figure_that_decided() -> None:
     assert others(found, "p50").endswith("in ms at the median: sync 1.2, aio 2.5")
 
 
-def test_no_working_configuration_is_an_error() -> None:
+def test_best_configuration_raises_where_none_runs() -> None:
     """Without a peer there is no row."""
     broken = [configuration for configuration, cost in COSTS.items() if cost is None]
     with pytest.raises(BenchmarkError, match="it is broken"):
         try_all(broken, run_cost, lambda _: None, shown)
 
 
-def test_receive_tries_every_client_and_option() -> None:
+def test_receive_benchmark_tries_every_client_and_option() -> None:
     """Sync and aio, each with both prefetches and both batch sizes."""
     names = [each.name for each in receivers()]
     assert len(names) == len(set(names))
@@ -139,7 +139,7 @@ def test_receive_tries_every_client_and_option() -> None:
                 assert f"{client}, prefetch {prefetch}, max_batch_size {batch}" in names
 
 
-def test_the_headline_is_varied_over_tls_and_measured_first() -> None:
+def test_receive_benchmark_varies_the_headline_over_tls() -> None:
     """Later conditions try the best of each client as the headline found them."""
     assert (HEADLINE.kind, HEADLINE.is_tls, HEADLINE.partitions) == ("varied", True, 4)
     assert CONDITIONS[0] is QUICK_CONDITIONS[0] is HEADLINE

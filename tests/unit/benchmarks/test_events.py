@@ -42,7 +42,7 @@ def test_uniform_events_are_of_the_size_asked_for() -> None:
     assert (len(sample.body), sample.properties, sample.partition_key) == (100, None, None)
 
 
-def test_an_unknown_kind_is_refused() -> None:
+def test_events_of_an_unknown_kind_are_refused() -> None:
     """A kind that is misspelt does not become another."""
     with pytest.raises(ValueError, match="'various'"):
         samples("various")
@@ -67,7 +67,7 @@ def test_canned_events_are_those_of_a_service(kind: str) -> None:
     assert offsets == sorted(set(offsets))
 
 
-def test_varied_events_have_a_millisecond_each_and_uniform_ones_come_in_bursts() -> None:
+def test_varied_events_have_a_millisecond_each_and_uniform_ones_share() -> None:
     """So the headline measures making a datetime per event, and the row beside it does not."""
     varied, uniform = (
         [ReceivedEvent(raw).enqueued_time for raw in CannedPartition("0", kind, BURST + 1).events] for kind in KINDS
@@ -77,7 +77,7 @@ def test_varied_events_have_a_millisecond_each_and_uniform_ones_come_in_bursts()
 
 
 @pytest.mark.parametrize(("number", "size", "late"), [(0, 1023, 0), (0, 1024, 1), (-1, 1024, 0), (BURST, 1024, 0)])
-def test_the_check_fails_for_another_event(number: int, size: int, late: int) -> None:
+def test_check_of_events_fails_for_another_event(number: int, size: int, late: int) -> None:
     """A wrong size, a wrong time, and a number from before the first are each found."""
     check = checker("uniform")
     check(FIRST_SEQUENCE_NUMBER, 1024, FIRST_MOMENT)
@@ -86,7 +86,7 @@ def test_the_check_fails_for_another_event(number: int, size: int, late: int) ->
 
 
 @pytest.mark.parametrize("batch", [(14, 16, 3), (12, 14, 3), (13, 16, 3), (13, 14, 3)])
-def test_gaps_are_found(batch: tuple[int, int, int]) -> None:
+def test_check_of_events_finds_gaps(batch: tuple[int, int, int]) -> None:
     """A missing, repeated or extra event is found, in its own partition only."""
     gaps = Gaps(10)
     gaps.check("0", 10, 12, 3)

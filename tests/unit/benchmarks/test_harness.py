@@ -67,7 +67,7 @@ def test_meter_measures_the_steady_part_only() -> None:
     assert meter.result() == {"cost": 6000.0, "busy": 0.75, "rate": 125.0, "faults": 0.5, "events": 500.0}
 
 
-def test_one_count_cannot_be_begin_and_end() -> None:
+def test_meter_refuses_one_count_as_begin_and_end() -> None:
     """A batch that jumps over the whole steady part measures nothing, and is not taken for a measurement."""
     meter = Meter(10, 20)
     meter.add(100)
@@ -85,7 +85,7 @@ def test_median_run_is_the_middle_one() -> None:
     assert median_run([{"cost": 4.0}, {"cost": 2.0}]) == {"cost": 2.0}
 
 
-def test_ratio_says_how_much_cheaper_we_are() -> None:
+def test_ratio_is_the_peers_cost_over_ours() -> None:
     """The ratio is the peer's cost over ours; there is none without a peer or a cost."""
     assert make_row(value=2.0, peer=30.0).ratio == 15.0
     assert make_row(peer=None).ratio is None
@@ -106,7 +106,7 @@ def test_ratio_says_how_much_cheaper_we_are() -> None:
         (make_row(busy=0.90), "met"),
     ],
 )
-def test_verdicts(row: Row, verdict: str) -> None:
+def test_verdict_is_void_met_or_missed(row: Row, verdict: str) -> None:
     """A row is void where our process waited, and else met or missed where it has a goal."""
     assert row.verdict == verdict
     assert row.is_void is (verdict == "void")
@@ -117,7 +117,7 @@ def make_report(*rows: Row, repeats: dict[str, tuple[float, ...]] | None = None)
     return Report(machine="1 × Abacus", versions={"CPython": "3.11.7"}, rows=list(rows), repeats=repeats or {})
 
 
-def test_json_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_json_report_has_the_names_asked_for(tmp_path: Path) -> None:
     """The file is an object: the machine, the versions, an object per row with all the names asked for, the repeats."""
     path = tmp_path / "rows.json"
     make_report(make_row(), make_row(peer=None), repeats={"receive": (14.0, 15.0)}).write(path)
@@ -131,7 +131,7 @@ def test_json_is_what_was_asked_for(tmp_path: Path) -> None:
     assert second["ratio"] is None
 
 
-def test_report_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_report_read_from_its_file_is_the_same(tmp_path: Path) -> None:
     """A report that was written is read back as it was."""
     path = tmp_path / "rows.json"
     row = replace(make_row(), benchmark="receive", ratios=(14.0, 15.0, 16.0))
@@ -140,7 +140,7 @@ def test_report_comes_back_from_its_file(tmp_path: Path) -> None:
     assert Report.read(path) == report
 
 
-def test_a_bare_list_of_rows_is_read_too(tmp_path: Path) -> None:
+def test_report_reads_a_bare_list_of_rows(tmp_path: Path) -> None:
     """The files of earlier versions held the rows only; the benchmark is the first part of a row's name."""
     path = tmp_path / "rows.json"
     old = {name: each for name, each in make_row().to_json().items() if name in ASKED}
@@ -163,7 +163,7 @@ def test_a_bare_list_of_rows_is_read_too(tmp_path: Path) -> None:
         '{"rows": [], "repeats": 7, "machine": "", "versions": {}}',
     ],
 )
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_report_of_a_file_without_rows_raises_value_error(tmp_path: Path, text: str) -> None:
     """A file that holds no rows raises ValueError, whatever it holds."""
     path = tmp_path / "rows.json"
     path.write_text(text, encoding="utf-8")
@@ -194,14 +194,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
         ),
     ],
 )
-def test_row_comes_back_from_json(row: Row) -> None:
+def test_row_read_from_json_is_the_same(row: Row) -> None:
     """A row that was written as JSON is read back as it was, and its verdict with it."""
     value = json.loads(json.dumps(row.to_json()))
     assert Row.from_json(value) == row
     assert Row.from_json(value).verdict == row.verdict == value["verdict"]
 
 
-def test_table_shows_every_row_and_says_what_void_means() -> None:
+def test_table_shows_every_row_and_explains_void() -> None:
     """The table names each row and its verdict, and explains a void one."""
     text = table([make_row(), make_row(busy=0.5)])
     assert [line.split()[-1] for line in text.splitlines()[2:4]] == ["met", "void"]
@@ -233,7 +233,7 @@ def test_table_shows_faults_and_spread_where_there_are_any() -> None:
     assert "20%" in table([row], {"receive": (9.0, 10.0, 11.0)}).splitlines()[2].split()
 
 
-def test_spread_is_the_range_over_the_median() -> None:
+def test_spread_is_range_over_median() -> None:
     """(max - min) / median; there is none of fewer than two runs."""
     assert spread((8.0, 10.0, 11.0)) == pytest.approx(0.3)
     assert spread((8.0, 12.0)) == pytest.approx(0.4)
@@ -242,7 +242,9 @@ def test_spread_is_the_range_over_the_median() -> None:
     assert spread((0.0, 0.0)) is None
 
 
-def test_quick_run_of_a_cheap_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_the_table_and_writes_a_row_per_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A quick run starts its side in a process of its own, prints the table, and writes a row per stage."""
     path = tmp_path / "rows.json"
     assert main(["stages", "--quick", "--json", str(path)]) == 0

@@ -47,7 +47,7 @@ def widths(path: Path) -> list[float]:
     return [float(end) - float(start) for start, end in bars]
 
 
-def test_a_picture_says_what_it_shows(tmp_path: Path) -> None:
+def test_picture_states_what_it_shows(tmp_path: Path) -> None:
     """Both names, both values, the ratio, the unit, what is measured, machine, versions and build stand as text."""
     report = make_report(ROW, replace(ROW, name="receive: TCP", subject_value=4.0, peer_value=80.0))
     light, dark = plot(report, tmp_path / "new" / "folder")
@@ -61,7 +61,7 @@ def test_a_picture_says_what_it_shows(tmp_path: Path) -> None:
     assert light.read_bytes() != dark.read_bytes()
 
 
-def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
+def test_picture_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
     """Bars of one unit share their axis, which begins at zero."""
     second = replace(ROW, name="receive: TCP", subject_value=4.0, peer_value=80.0)
     light, _ = plot(make_report(ROW, second), tmp_path)
@@ -69,14 +69,14 @@ def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
     assert [length / lengths[-1] * 80.0 for length in lengths] == pytest.approx([6.5, 41.6, 4.0, 80.0], rel=1e-3)
 
 
-def test_the_same_rows_make_the_same_bytes(tmp_path: Path) -> None:
+def test_picture_of_the_same_rows_has_the_same_bytes(tmp_path: Path) -> None:
     """Nothing in a picture is of the moment at which it was drawn, nor by chance."""
     first, second = (plot(make_report(ROW), tmp_path / name) for name in ("first", "second"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert b"date" not in first[0].read_bytes()
 
 
-def test_only_headline_rows_that_count_are_drawn(tmp_path: Path) -> None:
+def test_picture_draws_headline_rows_that_count_only(tmp_path: Path) -> None:
     """Others, void ones, and those without a peer are left out, and a benchmark of which none is left."""
     left_out = [
         replace(ROW, name="receive: other", is_headline=False),
@@ -89,7 +89,7 @@ def test_only_headline_rows_that_count_are_drawn(tmp_path: Path) -> None:
     assert not {"other", "void", "alone"} & set(texts(paths[0]))
 
 
-def test_what_rows_do_not_share_stands_with_each(tmp_path: Path) -> None:
+def test_picture_repeats_what_rows_do_not_share(tmp_path: Path) -> None:
     """Units, and what the rows ran on, stand above the bars where they differ; more is called more."""
     other = replace(ROW, name="receive", unit="ms", subject_value=2.0, peer_value=1.0, loop="uvloop")
     light, _ = plot(make_report(ROW, other), tmp_path)
@@ -99,14 +99,14 @@ def test_what_rows_do_not_share_stands_with_each(tmp_path: Path) -> None:
     assert "2 (2.0× more)" in shown
 
 
-def test_a_difference_of_less_than_five_per_cent_is_no_difference(tmp_path: Path) -> None:
+def test_picture_calls_a_difference_below_five_per_cent_none(tmp_path: Path) -> None:
     """Neither side is said to need less where the ratio is near one."""
     for ours in (40.0, 43.0):
         light, _ = plot(make_report(replace(ROW, subject_value=ours)), tmp_path)
         assert f"{ours:g} (about the same)" in texts(light)
 
 
-def test_pictures_of_short_runs_say_so(tmp_path: Path) -> None:
+def test_picture_of_a_quick_run_says_so(tmp_path: Path) -> None:
     """What --quick measured cannot be taken for a measurement."""
     light, _ = plot(replace(make_report(ROW), is_quick=True), tmp_path)
     assert any("not to be quoted" in text for text in texts(light))
@@ -114,12 +114,12 @@ def test_pictures_of_short_runs_say_so(tmp_path: Path) -> None:
     assert not any("not to be quoted" in text for text in texts(light))
 
 
-def test_every_benchmark_says_what_it_measures() -> None:
+def test_picture_has_a_description_for_every_benchmark() -> None:
     """The line below the title exists for each benchmark that there is."""
     assert MEASURED.keys() == BENCHMARKS.keys()
 
 
-def test_the_command_draws_from_a_file_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_with_from_draws_from_a_file_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --from the pictures are of the rows of the file; the command names what it drew."""
     source, directory = tmp_path / "rows.json", tmp_path / "pictures"
     make_report(ROW, replace(ROW, name="send: 1 KiB", benchmark="send")).write(source)

@@ -39,7 +39,7 @@ MOMENT = datetime(2024, 5, 6, 7, 8, 9, 123000, UTC)
         ("2024-05-06 07:08", EventPosition.at_enqueued_time(datetime(2024, 5, 6, 7, 8).astimezone(), inclusive=True)),
     ],
 )
-def test_a_position_is_read_from_what_it_names(text: str, expected: EventPosition) -> None:
+def test_position_option_is_parsed_in_every_form(text: str, expected: EventPosition) -> None:
     """Each form of --from is the place a person means by it, that place included."""
     assert position(text) == expected
 
@@ -47,7 +47,7 @@ def test_a_position_is_read_from_what_it_names(text: str, expected: EventPositio
 @pytest.mark.parametrize(
     "text", ["", "-1", "now", "9223372036854775808", "offset:", "offset:'", "2024-13-01", "٣", "1e3"]
 )
-def test_no_position_is_a_configuration_error(text: str) -> None:
+def test_position_option_of_another_form_is_refused(text: str) -> None:
     """Anything else is refused by the option's name."""
     with pytest.raises(ConfigurationError) as caught:
         position(text)
@@ -55,7 +55,7 @@ def test_no_position_is_a_configuration_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", "0", "11", "1.0", "٣", "1" * 5000])
-def test_a_number_outside_its_range_is_refused(text: str) -> None:
+def test_number_option_outside_its_range_is_refused(text: str) -> None:
     """Only plain digits within the range are a number."""
     assert whole_number("--count", "10", 1, 10) == 10
     with pytest.raises(ConfigurationError, match="--count"):
@@ -76,7 +76,7 @@ def test_a_number_outside_its_range_is_refused(text: str) -> None:
         (b'{"a": {"k": 1}, "k": "\xc3\xa9"}', "é"),
     ],
 )
-def test_a_key_is_the_fields_value_as_written(line: bytes, key: str) -> None:
+def test_key_of_a_line_is_the_fields_value_as_written(line: bytes, key: str) -> None:
     """Text is the key itself, a number is the key as it is written."""
     assert key_of(line, "k") == key
 
@@ -96,14 +96,14 @@ def test_a_key_is_the_fields_value_as_written(line: bytes, key: str) -> None:
         (b'{"k": "' + b"x" * 129 + b'"}', "longer"),
     ],
 )
-def test_a_line_without_a_key_says_why(line: bytes, says: str) -> None:
+def test_key_of_a_line_without_one_raises_event_error(line: bytes, says: str) -> None:
     """A line that holds no key is an EventError with the reason."""
     with pytest.raises(EventError, match=says):
         key_of(line, "k")
 
 
 @given(st.binary(max_size=600), st.text(max_size=128).filter(lambda key: key.isprintable()))
-def test_a_keyed_line_is_an_event_sent_with_that_key(body: bytes, key: str) -> None:
+def test_keyed_line_is_encoded_as_an_event_sent_with_that_key(body: bytes, key: str) -> None:
     """What carries its own key is encoded as any event that is sent with the key."""
     assert KeyedEvent(body, key).encode() == EventData(body).encode(key)
     assert KeyedEvent(body, key).encode("another") == EventData(body).encode(key)
@@ -127,7 +127,7 @@ async def read_all(source: LineSource) -> list[bytes]:
         (b"a\r\nb\rc\r\n\r\nd\r", [b"a", b"b\rc", b"", b"d"]),
     ],
 )
-async def test_lines_end_with_lf_or_cr_lf(tmp_path: Path, content: bytes, expected: list[bytes]) -> None:
+async def test_lines_end_with_lf_or_crlf(tmp_path: Path, content: bytes, expected: list[bytes]) -> None:
     """An empty line is a line; the last one needs no end."""
     (tmp_path / "lines").write_bytes(content)
     assert await read_all(LineSource(str(tmp_path / "lines"))) == expected
@@ -135,9 +135,7 @@ async def test_lines_end_with_lf_or_cr_lf(tmp_path: Path, content: bytes, expect
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("size", range(1, 9))
-async def test_lines_come_whole_however_they_are_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+async def test_lines_cut_anywhere_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """A line that comes in pieces is one line, be it cut within its end."""
     monkeypatch.setattr(streams, "_CHUNK", size)
     (tmp_path / "lines").write_bytes(b"one line\r\ntwo\n\n\r\nthree")
@@ -145,7 +143,7 @@ async def test_lines_come_whole_however_they_are_cut(
 
 
 @pytest.mark.real_time
-async def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
+async def test_line_without_an_end_is_cut_and_takes_bounded_memory(tmp_path: Path) -> None:
     """A line that is too long is cut to one byte too many, and the next one is whole again."""
     (tmp_path / "lines").write_bytes(b"a\n" + b"x" * 5_000_000 + b"\nb\n")
     source = LineSource(str(tmp_path / "lines"))
@@ -158,7 +156,7 @@ async def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("end", [b"", b"\n", b"\nlast"])
-async def test_the_rest_of_a_file_is_counted(tmp_path: Path, end: bytes) -> None:
+async def test_count_rest_counts_the_lines_not_read(tmp_path: Path, end: bytes) -> None:
     """Lines read and lines counted are together the lines of the file."""
     path = tmp_path / "lines"
     path.write_bytes(b"some line\n" * 100_000 + b"another" + end)
@@ -169,7 +167,7 @@ async def test_the_rest_of_a_file_is_counted(tmp_path: Path, end: bytes) -> None
     assert begun + source.count_rest() == total
 
 
-def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+def test_open_of_a_missing_file_raises_configuration_error(tmp_path: Path) -> None:
     """A missing file and a directory are a ConfigurationError with the system's reason."""
     with pytest.raises(ConfigurationError, match="No such file"):
         LineSource(str(tmp_path / "nothing"))
@@ -184,13 +182,13 @@ def event(body: bytes | None = None, **options: Any) -> ReceivedEvent:
     return ReceivedEvent.build(body, offset="1880", sequence_number=17, enqueued_time=MOMENT, **options)
 
 
-def test_a_plain_line_is_the_body() -> None:
+def test_plain_line_is_the_body() -> None:
     """The body's bytes are given as they are; a body of another kind as JSON."""
     assert plain_line("3", event(b"\xff\x00 body")) == b"\xff\x00 body\n"
     assert plain_line("3", event(value={"a": 1})) == b'{"a": 1}\n'
 
 
-def test_a_json_line_has_everything() -> None:
+def test_json_line_has_every_field() -> None:
     """Place, time, key, properties and body, in one line of JSON."""
     line = json_line(
         "3", event(b'one\n"two"', partition_key="k", properties={"n": 1, "b": b"\xff"}, content_type="text/plain")
@@ -208,14 +206,14 @@ def test_a_json_line_has_everything() -> None:
     }
 
 
-def test_a_body_that_is_no_text_is_base64() -> None:
+def test_json_line_of_a_binary_body_is_base64() -> None:
     """Bytes that are no UTF-8 and bodies of other kinds have names of their own."""
     assert json.loads(json_line("3", event(b"\xff")))["body_base64"] == "/w=="
     assert json.loads(json_line("3", event(value=[1, None])))["value"] == [1, None]
     assert json.loads(json_line("3", event(sequence=["a", 2])))["value"] == ["a", 2]
 
 
-def test_every_amqp_value_has_a_json_form() -> None:
+def test_json_form_exists_for_every_amqp_value() -> None:
     """What JSON does not have is given as text or as its nearest kin."""
     number = uuid.uuid4()
     values = {
@@ -235,7 +233,7 @@ def test_every_amqp_value_has_a_json_form() -> None:
     assert plain(Described(Symbol("d"), 3)) == 3
 
 
-def test_what_is_shown_cannot_touch_the_terminal() -> None:
+def test_shown_text_escapes_terminal_controls() -> None:
     """Escape sequences, line ends and bytes that are no text are spelled out; place and time stand before the body."""
     line = shown_line("3", event("\x1b[2Jclear\r\nü\tx\u202e".encode() + b"\xff")).decode()
     place, moment, body = line.split(" ", 2)

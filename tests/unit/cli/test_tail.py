@@ -29,7 +29,7 @@ class _Lines(Output):
         return nullcontext()
 
 
-async def test_from_the_end_means_from_when_it_began() -> None:
+async def test_tail_from_the_end_shows_what_is_sent_while_its_first_link_is_cut() -> None:
     """What is sent while its first link is being opened again, before the first event, is shown."""
     hub, lines = FakeHub(partitions=2), _Lines()
     hub.publish("0", "old")
@@ -44,7 +44,7 @@ async def test_from_the_end_means_from_when_it_began() -> None:
     assert sorted(lines.written.split()) == [b"one", b"three", b"two"]
 
 
-async def test_what_is_gone_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_tail_reports_the_numbers_that_retention_removed(capsys: pytest.CaptureFixture[str]) -> None:
     """One line names the numbers that retention took while it followed, and it goes on."""
     hub, lines = FakeHub(partitions=1), _Lines()
     tail = _Tail(hub.name, lines, EventPosition.latest(), 1, group="$Default", is_json=False)

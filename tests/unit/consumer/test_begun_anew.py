@@ -29,7 +29,7 @@ async def _store_on_error(context: PartitionContext, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("by", ["policy", "close", "process_error"])
-async def test_a_partition_left_for_a_loss_keeps_what_was_processed(by: str) -> None:
+async def test_pump_that_leaves_after_data_loss_checkpoints_what_was_processed(by: str) -> None:
     """Events processed before those that are gone are checkpointed as at every end under a lease."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         fleet.hub.publish("0", count=20)
@@ -54,7 +54,7 @@ async def test_a_partition_left_for_a_loss_keeps_what_was_processed(by: str) -> 
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest"])
-async def test_no_checkpoint_waits_for_one_that_is_not_written_any_more(policy: Any) -> None:
+async def test_checkpoint_of_a_recreated_hub_does_not_hang(policy: Any) -> None:
     """The events of a hub that was made again need no checkpoint any more, and no call of `checkpoint` hangs."""
     async with Fleet(FakeHub(partitions=1, latency=0.05)) as fleet:
         fleet.hub.publish("0", count=20)
@@ -83,7 +83,7 @@ async def test_no_checkpoint_waits_for_one_that_is_not_written_any_more(policy: 
         assert not fleet.told("a", PumpOverdue)
 
 
-async def test_the_lag_of_a_hub_made_again_is_not_known_from_the_one_before() -> None:
+async def test_lag_of_a_recreated_hub_is_unknown_until_its_first_event() -> None:
     """Until an event of the new hub came, its lag is unknown, and not what the old one's was."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         fleet.hub.publish("0", count=20)
@@ -100,7 +100,7 @@ async def test_the_lag_of_a_hub_made_again_is_not_known_from_the_one_before() ->
         assert [each.lag for each in host.partitions] == [0]
 
 
-async def test_a_check_that_ends_with_its_feed_is_no_failure() -> None:
+async def test_silence_check_that_ends_with_its_feed_is_not_reported() -> None:
     """A partition may be lost while management is asked about its silent link: nothing unexpected is reported."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         fleet.hub.answers_echo = False

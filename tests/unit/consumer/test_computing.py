@@ -93,7 +93,7 @@ async def test_handlers_that_compute_in_steps_lose_no_lease(
         await running
 
 
-async def test_computing_beside_a_slow_store_costs_what_its_calls_take(clock: VirtualClock) -> None:
+async def test_handlers_that_compute_beside_a_slow_store_lose_no_lease(clock: VirtualClock) -> None:
     """With renewals and writes of a second each, nothing is lost and no call runs out of its time."""
 
     async def compute(context: PartitionContext, events: Events) -> None:
@@ -137,12 +137,12 @@ async def _delivered_within(seconds: float, store_takes: float, computes: float)
 
 
 @pytest.mark.parametrize("computes", [0.0, 0.001, 0.01], ids="{} s".format)
-async def test_a_slow_store_slows_no_handler_whose_turns_are_quick(computes: float) -> None:
+async def test_handlers_with_quick_turns_are_not_delayed_by_a_slow_store(computes: float) -> None:
     """Handlers that keep the loop turning are never held back, though each call of the store takes 5 seconds."""
     assert await _delivered_within(60, 5, computes) >= 0.99 * await _delivered_within(60, 0, computes)
 
 
-async def test_a_host_that_stops_holds_nothing_back(clock: VirtualClock) -> None:
+async def test_close_of_a_host_whose_deliveries_are_held_back_is_immediate(clock: VirtualClock) -> None:
     """A host whose deliveries are held back by a store that does not answer closes at once."""
 
     async def compute(context: PartitionContext, events: Events) -> None:
@@ -162,7 +162,7 @@ async def test_a_host_that_stops_holds_nothing_back(clock: VirtualClock) -> None
         assert len(fleet.record.deliveries) == delivered
 
 
-async def test_computing_is_reported_before_a_lease_is_at_risk(clock: VirtualClock) -> None:
+async def test_blocking_handler_is_reported_before_a_lease_is_at_risk(clock: VirtualClock) -> None:
     """A handler that computes for a tenth of the lease is named, once per renew interval and not per batch."""
 
     async def compute(context: PartitionContext, events: Events) -> None:

@@ -41,7 +41,7 @@ async def _checkpoint(context: PartitionContext, *_: object) -> None:
 
 
 @pytest.mark.parametrize("handler", [_second_fails, _second_hangs], ids=["raised", "cancelled by the close time-out"])
-async def test_close_stores_the_last_batch_that_was_processed(
+async def test_checkpoint_in_close_stores_the_last_batch_processed(
     handler: Callable[[PartitionContext, Events], Awaitable[None]],
 ) -> None:
     """In `close`, `checkpoint()` means the last batch whose handler returned, not one that raised or was cancelled."""
@@ -55,7 +55,7 @@ async def test_close_stores_the_last_batch_that_was_processed(
         assert fleet.checkpoint("0") == 4
 
 
-async def test_close_stores_nothing_where_nothing_was_processed() -> None:
+async def test_checkpoint_in_close_stores_nothing_where_nothing_was_processed() -> None:
     """In `close`, after no handler returned, `checkpoint()` stores nothing and returns."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -69,7 +69,7 @@ async def test_close_stores_nothing_where_nothing_was_processed() -> None:
         assert fleet.stores["a"].written == []
 
 
-async def test_process_error_does_not_store_the_batch_that_raised() -> None:
+async def test_checkpoint_in_process_error_leaves_out_the_batch_that_raised() -> None:
     """In `process_error`, `checkpoint()` means the last batch whose handler returned."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_second_fails, on_error=_checkpoint)
@@ -80,7 +80,7 @@ async def test_process_error_does_not_store_the_batch_that_raised() -> None:
 
 
 @pytest.mark.parametrize("handler", [_second_fails, _second_hangs], ids=["raises", "runs"])
-async def test_a_task_of_the_program_stores_the_last_batch_that_was_processed(
+async def test_checkpoint_from_a_timer_task_stores_the_last_batch_processed(
     handler: Callable[[PartitionContext, Events], Awaitable[None]],
 ) -> None:
     """From a timer task, `checkpoint()` means the last batch whose handler returned, whatever the current one does."""
@@ -105,7 +105,7 @@ async def test_a_task_of_the_program_stores_the_last_batch_that_was_processed(
         await asyncio.gather(*tasks)
 
 
-async def test_a_task_that_an_earlier_batch_left_behind_is_outside() -> None:
+async def test_checkpoint_from_a_task_of_an_earlier_batch_leaves_out_this_one() -> None:
     """A task started by an earlier batch does not store the batch that runs now, which may fail yet."""
     left: list[asyncio.Task[None]] = []
 
@@ -126,7 +126,7 @@ async def test_a_task_that_an_earlier_batch_left_behind_is_outside() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_a_task_that_a_failed_try_left_behind_is_outside() -> None:
+async def test_checkpoint_from_a_task_of_a_failed_try_leaves_out_the_batch() -> None:
     """A task started by a try that raised does not store the batch while the next try runs."""
     left: list[asyncio.Task[None]] = []
 
@@ -161,7 +161,7 @@ async def _in_a_thread(context: PartitionContext) -> None:
 @pytest.mark.parametrize(
     "ask", [PartitionContext.checkpoint, _in_a_task, _in_a_thread], ids=["itself", "task", "thread"]
 )
-async def test_the_handler_stores_the_batch_in_its_hands(ask: Callable[[PartitionContext], Awaitable[None]]) -> None:
+async def test_checkpoint_in_the_handler_stores_its_batch(ask: Callable[[PartitionContext], Awaitable[None]]) -> None:
     """From the running handler, and from a task or thread that it started, `checkpoint()` means its batch."""
     stored: list[int | None] = []
     async with _fleet() as fleet:
@@ -175,7 +175,7 @@ async def test_the_handler_stores_the_batch_in_its_hands(ask: Callable[[Partitio
         assert stored == [4, 9]
 
 
-async def test_a_handler_may_store_an_event_of_the_batch_that_then_fails() -> None:
+async def test_checkpoint_of_a_named_event_is_stored_though_its_batch_fails() -> None:
     """An event that is named is stored, whether its batch is processed or not: the caller says so."""
 
     async def part(context: PartitionContext, events: Events) -> None:
@@ -188,7 +188,7 @@ async def test_a_handler_may_store_an_event_of_the_batch_that_then_fails() -> No
         assert fleet.checkpoint("0") == 2
 
 
-async def test_an_event_of_another_partition_is_refused() -> None:
+async def test_checkpoint_of_an_event_of_another_partition_is_refused() -> None:
     """An event that another partition delivered is refused by name, though its number was delivered here too."""
     refused: list[ConfigurationError] = []
     batches: dict[str, Events] = {}
@@ -212,7 +212,7 @@ async def test_an_event_of_another_partition_is_refused() -> None:
         assert {fleet.checkpoint("0"), fleet.checkpoint("1")} == {None}
 
 
-async def test_an_event_that_was_in_another_process_is_still_known() -> None:
+async def test_checkpoint_of_a_pickled_event_knows_its_partition() -> None:
     """An event keeps its origin through pickling, as it does on its way to a process pool and back."""
 
     async def copy(context: PartitionContext, events: Events) -> None:
@@ -224,7 +224,7 @@ async def test_an_event_that_was_in_another_process_is_still_known() -> None:
         assert fleet.checkpoint("0") == 6
 
 
-async def test_an_event_in_open_is_refused() -> None:
+async def test_checkpoint_in_open_is_refused_or_stores_nothing() -> None:
     """Before anything was delivered no event can be stored, and `checkpoint()` stores nothing."""
     refused: list[ConfigurationError] = []
     kept: list[ReceivedEvent] = []

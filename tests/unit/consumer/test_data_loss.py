@@ -61,7 +61,7 @@ def _losses(fleet: Fleet, name: str = "a") -> list[tuple[str | None, LossKind, i
 @pytest.mark.parametrize(
     ("policy", "numbers"), [(None, [50, 51]), ("earliest", [50, 51]), ("latest", []), ("fail", [])]
 )
-async def test_retention_that_passed_the_checkpoint_is_reported(policy: Any, numbers: list[int]) -> None:
+async def test_data_loss_past_the_checkpoint_is_reported(policy: Any, numbers: list[int]) -> None:
     """The numbers that are gone are named, and what follows goes by `on_data_loss`; by default reading goes on."""
     async with _fleet() as fleet:
         await _read_all(fleet)
@@ -89,7 +89,7 @@ async def test_retention_that_passed_the_checkpoint_is_reported(policy: Any, num
             assert not fleet.told("a", PartitionFailed)
 
 
-async def test_retention_that_emptied_the_partition_is_reported() -> None:
+async def test_data_loss_of_a_whole_partition_is_reported() -> None:
     """A partition that holds nothing any more has lost what was not read."""
     async with _fleet() as fleet:
         await _read_all(fleet)
@@ -100,7 +100,7 @@ async def test_retention_that_emptied_the_partition_is_reported() -> None:
         assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 24, "earliest")]
 
 
-async def test_a_pinned_start_that_retention_passed_counts() -> None:
+async def test_data_loss_after_a_start_at_latest_is_reported() -> None:
     """What came after a start at "@latest" was to be read, also where nothing was ever processed."""
     async with _fleet() as fleet:
         await fleet.start("first", initial_position="@latest")
@@ -114,7 +114,7 @@ async def test_a_pinned_start_that_retention_passed_counts() -> None:
         assert fleet.record.numbers("0") == list(range(4, 10))
 
 
-async def test_the_start_of_the_stream_loses_nothing() -> None:
+async def test_data_loss_is_not_reported_at_the_start_of_the_stream() -> None:
     """Who begins at the oldest event kept has asked for no older one."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
@@ -137,7 +137,7 @@ async def _overtake(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_retention_that_passes_while_reading_is_reported(policy: Any) -> None:
+async def test_data_loss_while_reading_is_reported(policy: Any) -> None:
     """A jump in the numbers is judged before the events after it are delivered."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=20)
@@ -159,7 +159,7 @@ async def test_retention_that_passes_while_reading_is_reported(policy: Any) -> N
             assert not fleet.told("a", PartitionFailed)
 
 
-async def test_retention_that_passes_while_a_link_is_gone_is_reported() -> None:
+async def test_data_loss_while_a_link_is_gone_is_reported() -> None:
     """The first batch of a link that was opened again shows what went meanwhile."""
     async with _fleet(latency=0.1) as fleet:
         fleet.hub.publish("0", count=20)
@@ -173,7 +173,7 @@ async def test_retention_that_passes_while_a_link_is_gone_is_reported() -> None:
         assert fleet.record.numbers("0") == [*range(20), *range(35, 40)]
 
 
-async def test_a_compacted_hub_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_data_loss_is_not_reported_on_a_compacted_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that compaction left out are no loss, and management is asked about few of them."""
     asked = 0
     ask = FakeHub.partition_properties
@@ -196,7 +196,7 @@ async def test_a_compacted_hub_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert asked < 20
 
 
-async def test_a_gap_is_judged_when_management_answers() -> None:
+async def test_gap_is_judged_when_management_answers() -> None:
     """A service that does not answer holds nothing up by default, and the gap is judged with a later batch."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=20)
@@ -214,7 +214,7 @@ async def test_a_gap_is_judged_when_management_answers() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_gap_that_nobody_judged_is_judged_at_close(answers: bool) -> None:
+async def test_gap_not_judged_yet_is_judged_at_close(answers: bool) -> None:
     """Numbers missing in the last batch are reported before the partition is closed, for no later owner misses them."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=20)
@@ -237,7 +237,7 @@ async def test_a_gap_that_nobody_judged_is_judged_at_close(answers: bool) -> Non
 
 @pytest.mark.parametrize("count", [5, 50], ids=["fewer events", "more events"])
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_a_hub_made_again_is_not_read_at_an_old_position(policy: Any, count: int) -> None:
+async def test_recreated_hub_is_not_read_at_an_old_position(policy: Any, count: int) -> None:
     """However many events it has: its partitions are left, or reset, as `on_data_loss` says; by default left."""
     async with _fleet(2) as fleet:
         await _read_all(fleet)
@@ -268,7 +268,7 @@ async def test_a_hub_made_again_is_not_read_at_an_old_position(policy: Any, coun
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest", "fail"])
-async def test_a_hub_made_again_while_it_is_read_is_noticed(policy: Any) -> None:
+async def test_recreated_hub_is_noticed_while_it_is_read(policy: Any) -> None:
     """A link that is opened again asks first whether it is the same hub; the pump goes on in the new one, or fails."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=20)
@@ -287,7 +287,7 @@ async def test_a_hub_made_again_while_it_is_read_is_noticed(policy: Any) -> None
 
 
 @pytest.mark.parametrize("attach", [1, 2], ids=["first link", "later link"])
-async def test_a_hub_made_again_between_the_check_and_the_attach_is_noticed(attach: int) -> None:
+async def test_recreated_hub_is_noticed_between_check_and_attach(attach: int) -> None:
     """The link is then one to the new hub, at a position of the old one: it is found out within an interval."""
     async with _fleet() as fleet:
         await _read_all(fleet)
@@ -315,7 +315,7 @@ async def test_a_hub_made_again_between_the_check_and_the_attach_is_noticed(atta
         assert fleet.checkpoint("0") == 29
 
 
-async def test_a_gap_is_not_judged_by_what_a_new_hub_says() -> None:
+async def test_gap_before_the_hub_was_recreated_is_reported() -> None:
     """Retention passes, and the hub is made again before it is asked about: what was not processed is reported."""
     async with _fleet(latency=0.5) as fleet:
         fleet.hub.publish("0", count=20)
@@ -330,7 +330,7 @@ async def test_a_gap_is_not_judged_by_what_a_new_hub_says() -> None:
         assert fleet.record.numbers("0") == [*range(20), 0, 1, 2]
 
 
-async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
+async def test_recreated_hub_begins_unread_partitions_as_recorded() -> None:
     """Only what was checkpointed is left: a partition that was never read begins as recorded."""
     async with _fleet(2) as fleet:
         fleet.hub.publish("0", count=20)
@@ -355,7 +355,7 @@ async def test_partitions_without_a_checkpoint_go_on_in_a_new_hub() -> None:
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
 @pytest.mark.parametrize("operation", ["reset", "scope", "record", "list"])
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not done"])
-async def test_a_host_that_dies_amid_a_reset_loses_and_repeats_nothing(
+async def test_host_killed_during_a_reset_loses_and_repeats_nothing(
     policy: Any, operation: str, is_after: bool
 ) -> None:
     """Wherever it dies, the next host finds the reset noted, or resets again; no new checkpoint is taken back."""
@@ -391,7 +391,7 @@ async def test_a_host_that_dies_amid_a_reset_loses_and_repeats_nothing(
 
 @pytest.mark.parametrize("operation", ["reset", "scope", "record", "list"])
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not done"])
-async def test_a_reset_amid_which_the_store_fails(operation: str, is_after: bool) -> None:
+async def test_reset_while_the_store_fails_is_reported_once(operation: str, is_after: bool) -> None:
     """It is reported once, with what was lost first, and reading begins at the reset checkpoint."""
     async with _fleet(latency=0.05) as fleet:
         await _read_all(fleet)
@@ -406,7 +406,7 @@ async def test_a_reset_amid_which_the_store_fails(operation: str, is_after: bool
         assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, "earliest")]
 
 
-async def test_hosts_that_reset_at_once_agree() -> None:
+async def test_reset_by_several_hosts_resets_each_partition_once() -> None:
     """Each partition is reset once, by its owner, and the record takes the new hub at the end."""
     async with _fleet(8) as fleet:
         await _read_all(fleet)
@@ -426,7 +426,7 @@ async def test_hosts_that_reset_at_once_agree() -> None:
             assert set(fleet.record.numbers(partition_id)[20:]) == set(range(5))
 
 
-async def test_a_hub_made_again_twice_is_reset_twice() -> None:
+async def test_hub_recreated_twice_is_reset_twice() -> None:
     """What was reset for the second hub is of no use in the third, although the second reset never ended."""
     async with _fleet(2) as fleet:
         await _read_all(fleet)
@@ -450,7 +450,7 @@ async def test_a_hub_made_again_twice_is_reset_twice() -> None:
         assert _record(fleet).hub_created_at == fleet.hub.created_at
 
 
-async def test_a_new_hub_with_fewer_partitions() -> None:
+async def test_recreated_hub_with_fewer_partitions_resets_all_checkpoints() -> None:
     """Checkpoints of partitions that are not there are reset too: one that is added later begins at its beginning."""
     async with _fleet(3) as fleet:
         await _read_all(fleet)
@@ -469,7 +469,7 @@ async def test_a_new_hub_with_fewer_partitions() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_a_checkpoint_beyond_the_end(policy: Any) -> None:
+async def test_checkpoint_beyond_the_end_is_kept_or_reset_once(policy: Any) -> None:
     """It is left as it is by default, for that partition alone; else it is reset, once."""
     async with _fleet(2) as fleet:
         fleet.hub.publish("0", count=5)
@@ -487,7 +487,7 @@ async def test_a_checkpoint_beyond_the_end(policy: Any) -> None:
         assert (len(_losses(fleet)) == 1) == (action != "fail")
 
 
-async def test_management_that_is_a_moment_behind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checkpoint_beyond_an_outdated_answer_is_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint just written is not taken for one beyond the end by an older answer."""
     async with _fleet() as fleet:
         await _read_all(fleet)
@@ -508,7 +508,7 @@ async def test_management_that_is_a_moment_behind_is_asked_again(monkeypatch: py
         assert fleet.told("a", PumpStarted)[0].position == "offset fake:19"
 
 
-async def test_a_reset_that_is_refused_writes_nothing() -> None:
+async def test_reset_that_the_store_refuses_writes_nothing() -> None:
     """A host whose lease is gone by then has not reset anything."""
     async with _fleet() as fleet:
         fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:19", 19)
@@ -522,7 +522,7 @@ async def test_a_reset_that_is_refused_writes_nothing() -> None:
         assert fleet.hub.attached == []
 
 
-async def test_an_entry_that_is_out_of_date_forgets_no_newer_one() -> None:
+async def test_reset_record_of_a_newer_hub_survives_an_outdated_update() -> None:
     """A hub made again while a partition is entered: what others entered for the newer one since stays entered."""
     hub, leases = FakeHub(partitions=3), MemoryLeases()
     settings = HostSettings(hub=hub.name)
@@ -570,7 +570,7 @@ def _reader(hub: FakeHub, /, **options: Any) -> PartitionReader:
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_a_reader_that_retention_passes(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reader_that_retention_passes_warns_or_raises(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     """It warns and goes on, or raises, and then at every later read too; what it gave before stays given."""
     caplog.set_level(logging.WARNING, "eventpump.consumer")
     hub = FakeHub(partitions=1)
@@ -601,7 +601,7 @@ async def test_a_reader_that_retention_passes(policy: Any, caplog: pytest.LogCap
         assert "sequence numbers 20 to 34 are gone" in caplog.text
 
 
-async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
+async def test_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
     """The events behind the gap are given by the next read."""
     hub = FakeHub(partitions=1)
     hub.publish("0", count=5)
@@ -618,7 +618,7 @@ async def test_a_read_cancelled_while_a_gap_is_judged_loses_nothing() -> None:
         assert [event.sequence_number for event in await reader.read()] == [0, 3, 4]
 
 
-async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
+async def test_read_of_a_range_whose_rest_is_lost_fails_every_time() -> None:
     """With "fail", no later read takes the end of what is kept for the end of the range."""
     hub = FakeHub(partitions=1)
     hub.publish("0", count=20)
@@ -634,7 +634,7 @@ async def test_a_range_whose_rest_is_lost_fails_at_every_read() -> None:
             assert (caught.value.first_missing, caught.value.last_missing) == (10, 19)
 
 
-async def test_short_reads_pass_a_gap_that_nobody_judges(caplog: pytest.LogCaptureFixture) -> None:
+async def test_short_reads_pass_a_gap_that_is_not_judged_yet(caplog: pytest.LogCaptureFixture) -> None:
     """Where management takes longer than a read may, events are given, and the gap is judged by a later answer."""
     caplog.set_level(logging.WARNING, "eventpump.consumer")
     hub = FakeHub(partitions=1)
@@ -655,7 +655,7 @@ async def test_short_reads_pass_a_gap_that_nobody_judges(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_a_reader_whose_hub_is_made_again(policy: Any) -> None:
+async def test_reader_of_a_recreated_hub_raises_or_begins_anew(policy: Any) -> None:
     """It does not go on at an old position: it raises, or begins anew as the settings say."""
     hub = FakeHub(partitions=1)
     hub.publish("0", count=20)

@@ -137,7 +137,9 @@ def _nothing_is_kept_without_a_pump(fleet: Fleet) -> None:
 
 
 @_escapes
-async def test_what_leaves_process_events_goes_by_the_failure_policy(escape: Callable[[], Awaitable[None]]) -> None:
+async def test_base_exception_from_process_events_follows_the_failure_policy(
+    escape: Callable[[], Awaitable[None]],
+) -> None:
     """What leaves `process_events` and is no Exception is reported, goes to `process_error`, and is tried again."""
     async with _fleet() as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_once(escape)))
@@ -152,7 +154,7 @@ async def test_what_leaves_process_events_goes_by_the_failure_policy(escape: Cal
 
 
 @_escapes
-async def test_with_the_policy_stop_it_ends_the_host(escape: Callable[[], Awaitable[None]]) -> None:
+async def test_base_exception_under_policy_stop_ends_the_host(escape: Callable[[], Awaitable[None]]) -> None:
     """With the policy `stop`, it ends the host with a `ProcessorFailedError`, and the lease is free."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_once(escape))
@@ -165,7 +167,7 @@ async def test_with_the_policy_stop_it_ends_the_host(escape: Callable[[], Awaita
 
 
 @_escapes
-async def test_what_leaves_open_is_tried_again(escape: Callable[[], Awaitable[None]]) -> None:
+async def test_base_exception_from_open_is_tried_again(escape: Callable[[], Awaitable[None]]) -> None:
     """What leaves `open` and is no Exception is reported, and `open` is called again."""
     async with _fleet() as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_open=_once(escape)))
@@ -177,7 +179,7 @@ async def test_what_leaves_open_is_tried_again(escape: Callable[[], Awaitable[No
 
 
 @_escapes
-async def test_what_leaves_process_error_changes_nothing(escape: Callable[[], Awaitable[None]]) -> None:
+async def test_base_exception_from_process_error_is_reported_only(escape: Callable[[], Awaitable[None]]) -> None:
     """What leaves `process_error` and is no Exception is reported, and the batch comes again all the same."""
 
     async def poison() -> None:
@@ -193,7 +195,7 @@ async def test_what_leaves_process_error_changes_nothing(escape: Callable[[], Aw
 
 
 @_escapes
-async def test_what_leaves_close_keeps_no_lease(escape: Callable[[], Awaitable[None]]) -> None:
+async def test_base_exception_from_close_keeps_no_lease(escape: Callable[[], Awaitable[None]]) -> None:
     """What leaves `close` and is no Exception is reported; the last checkpoint is written and the lease released."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing, on_close=_once(escape))
@@ -206,7 +208,7 @@ async def test_what_leaves_close_keeps_no_lease(escape: Callable[[], Awaitable[N
         assert fleet.owner("0") is None
 
 
-async def test_a_handler_that_cancels_itself_and_returns_has_processed_its_batch() -> None:
+async def test_handler_that_cancels_itself_and_returns_has_processed_its_batch() -> None:
     """A request to cancel its task that the handler did not wait for ends with the handler, and hits nothing else."""
 
     async def careless(context: PartitionContext, events: Events) -> None:
@@ -223,7 +225,7 @@ async def test_a_handler_that_cancels_itself_and_returns_has_processed_its_batch
         _nothing_is_kept_without_a_pump(fleet)
 
 
-async def test_a_factory_that_raises_no_exception_is_tried_again() -> None:
+async def test_base_exception_from_the_factory_is_tried_again() -> None:
     """What a processor's factory raises and is no Exception goes by the failure policy as well."""
     failing = [1]
 
@@ -241,7 +243,7 @@ async def test_a_factory_that_raises_no_exception_is_tried_again() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_an_idle_pump_that_a_stranger_cancels_is_reported_released_and_barred() -> None:
+async def test_idle_pump_cancelled_from_outside_is_reported_and_released() -> None:
     """A pump cancelled while it waits for events closes, reports, gives its lease to others, and comes back later."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -260,7 +262,7 @@ async def test_an_idle_pump_that_a_stranger_cancels_is_reported_released_and_bar
         _nothing_is_kept_without_a_pump(fleet)
 
 
-async def test_a_closing_pump_that_a_stranger_cancels_keeps_no_lease() -> None:
+async def test_closing_pump_cancelled_from_outside_releases_its_lease() -> None:
     """A pump cancelled while it writes its last checkpoint is reported, and its lease is released."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing)
@@ -294,7 +296,7 @@ async def test_a_closing_pump_that_a_stranger_cancels_keeps_no_lease() -> None:
         ("close", None),
     ],
 )
-async def test_a_store_that_raises_no_exception_is_a_store_that_fails(
+async def test_base_exception_from_the_store_is_tried_again(
     operation: str, partition_id: str | None, error: BaseException
 ) -> None:
     """Whatever call of the store raises `CancelledError` or the like by itself: it is reported, and made again."""
@@ -315,7 +317,7 @@ async def test_a_store_that_raises_no_exception_is_a_store_that_fails(
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), _Odd("odd")], ids=["cancelled", "odd"])
-async def test_who_waits_for_a_checkpoint_is_not_left_hanging(error: BaseException) -> None:
+async def test_checkpoint_raises_after_several_failures_of_any_kind(error: BaseException) -> None:
     """`checkpoint()` raises after several failures of any kind, and the events come again."""
     async with _fleet() as fleet:
         host = fleet.host("a")
@@ -328,7 +330,7 @@ async def test_who_waits_for_a_checkpoint_is_not_left_hanging(error: BaseExcepti
         await running
 
 
-async def test_a_writer_that_a_stranger_cancels_still_writes() -> None:
+async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
     """A checkpoint whose write was cancelled by a stranger is written again, and who waits for it goes on."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -341,7 +343,7 @@ async def test_a_writer_that_a_stranger_cancels_still_writes() -> None:
         assert [told.operation for told in fleet.told("a", UnexpectedFailure)] == ["eventpump checkpoint writer"]
 
 
-async def test_a_service_that_raises_no_exception_is_reported() -> None:
+async def test_base_exception_from_the_service_is_reported() -> None:
     """A read of the hub that ends in a cancellation of its own is reported, and made again."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -360,7 +362,7 @@ async def test_a_service_that_raises_no_exception_is_reported() -> None:
         assert [told.operation for told in fleet.told("a", UnexpectedFailure)] == ["eventpump discovery"]
 
 
-async def test_a_link_that_raises_no_exception_ends_its_feed() -> None:
+async def test_base_exception_from_a_link_ends_its_feed() -> None:
     """A transport whose call ends in a cancellation of its own makes the partition fail, not wait for ever."""
     async with _fleet() as fleet:
         host = fleet.host("a")
@@ -383,7 +385,7 @@ async def test_a_link_that_raises_no_exception_ends_its_feed() -> None:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), _Odd("odd"), GeneratorExit()], ids=repr)
-async def test_a_hook_that_raises_no_exception_harms_nothing(error: BaseException) -> None:
+async def test_base_exception_from_a_hook_is_logged_only(error: BaseException) -> None:
     """What a hook raises goes no further, of whatever kind it is."""
 
     def broken(report: HostReport) -> None:
@@ -405,7 +407,7 @@ async def test_a_hook_that_raises_no_exception_harms_nothing(error: BaseExceptio
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_what_ends_the_interpreter_still_does_and_leases_are_free(error: type[BaseException]) -> None:
+def test_system_exit_in_a_handler_ends_the_loop_with_leases_released(error: type[BaseException]) -> None:
     """`SystemExit` and `KeyboardInterrupt` in a handler end `asyncio.run`, with every lease released."""
     kept: list[Fleet] = []
 
@@ -426,7 +428,7 @@ def test_what_ends_the_interpreter_still_does_and_leases_are_free(error: type[Ba
     assert [fleet.owner(partition_id) for partition_id in "012"] == [None] * 3
 
 
-def test_a_loop_that_goes_on_keeps_no_lease_without_a_pump() -> None:
+def test_loop_run_on_after_system_exit_keeps_no_lease_without_a_pump() -> None:
     """Where the loop is run on after a handler's `SystemExit`, the lease runs out, and the partition goes on."""
     loop = VirtualTimeLoop()
     leaving = [1]
@@ -460,9 +462,7 @@ def test_a_loop_that_goes_on_keeps_no_lease_without_a_pump() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pump", "taking", "renewal"])
-async def test_a_task_cancelled_before_its_first_step_blocks_nothing(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_task_cancelled_before_its_first_step_keeps_no_lease(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever task of a partition a stranger cancels as soon as it is made: no lease is kept without a pump."""
     spawn, cancelled = TaskSet.spawn, [1]
 
@@ -485,7 +485,7 @@ async def test_a_task_cancelled_before_its_first_step_blocks_nothing(
         _nothing_is_kept_without_a_pump(fleet)
 
 
-async def test_a_task_that_a_stranger_cancels_is_reported() -> None:
+async def test_task_set_reports_a_task_cancelled_from_outside() -> None:
     """A set reports a task that it did not cancel itself, and no other."""
     failed: list[tuple[str, BaseException]] = []
     tasks = TaskSet(lambda name, error: failed.append((name, error)))

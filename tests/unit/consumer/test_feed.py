@@ -87,7 +87,7 @@ async def _read(feed: _ReadFeed, count: int, limit: int = 300) -> list[int]:
     return got
 
 
-async def test_what_is_there_comes_at_once(clock: Any) -> None:
+async def test_wait_returns_at_once_where_events_are_there(clock: Any) -> None:
     """Waiting for events delays nothing that is there: no fuller batch is waited for."""
     hub = FakeHub()
     async with _feed(hub) as feed:
@@ -99,7 +99,7 @@ async def test_what_is_there_comes_at_once(clock: Any) -> None:
         assert _numbers(feed.take(300)) == [0]
 
 
-async def test_one_wake_up_per_batch() -> None:
+async def test_wait_wakes_once_per_batch() -> None:
     """A batch of messages wakes the reader once, and one take gets them all."""
     hub = FakeHub(latency=0.01)
     async with _feed(hub) as feed:
@@ -123,7 +123,7 @@ async def test_one_wake_up_per_batch() -> None:
     ],
     ids=["retry", "relink", "reconnect"],
 )
-async def test_a_link_that_ends_is_opened_again(error: EventPumpError) -> None:
+async def test_feed_opens_its_link_again_after_it_ended(error: EventPumpError) -> None:
     """After every error that can be cured, reading goes on after the last event received: each comes once."""
     hub = FakeHub(latency=0.05)
     trouble: Trouble = []
@@ -144,7 +144,7 @@ async def test_a_link_that_ends_is_opened_again(error: EventPumpError) -> None:
     latency=st.sampled_from([0.0, 0.02, 0.3]),
     seed=st.integers(0, 999),
 )
-def test_everything_comes_once_and_in_order(
+def test_feed_gives_everything_once_and_in_order_over_cut_links(
     cuts: list[float], batch: int, cache: int, latency: float, seed: int
 ) -> None:
     """Links cut at any moment, with any cache and any delay: every event comes exactly once, in order."""
@@ -173,7 +173,7 @@ def test_everything_comes_once_and_in_order(
         assert runner.run(scenario()) == list(range(300))
 
 
-async def test_what_is_beyond_cure_ends_it() -> None:
+async def test_feed_ends_with_an_error_that_gives_up() -> None:
     """An error to give up on ends the feed with it; what was received before can still be taken."""
     hub = FakeHub()
     trouble: Trouble = []
@@ -188,7 +188,7 @@ async def test_what_is_beyond_cure_ends_it() -> None:
     assert len(hub.attached) == 1
 
 
-async def test_a_stolen_link_is_final() -> None:
+async def test_feed_does_not_reopen_a_stolen_link() -> None:
     """Once a reader with a higher owner level has the partition, the link is never opened again."""
     hub = FakeHub()
     async with _feed(hub, owner_level=1) as feed:
@@ -200,7 +200,7 @@ async def test_a_stolen_link_is_final() -> None:
     assert [spec.owner_level for spec in hub.attached] == [1, 2]
 
 
-async def test_a_busy_service_is_left_alone_for_a_while() -> None:
+async def test_feed_waits_as_a_busy_service_asks() -> None:
     """Throttled, the feed waits the four seconds the service asks for, and some."""
     hub = FakeHub()
     hub.refuse(ServiceBusyError("try later"), times=3)
@@ -213,7 +213,7 @@ async def test_a_busy_service_is_left_alone_for_a_while() -> None:
     assert all(delay >= 4 for delay in delays)
 
 
-async def test_attempts_are_spaced_more_and_more() -> None:
+async def test_feed_doubles_its_delay_while_the_link_cannot_be_opened() -> None:
     """While the link cannot be opened the delays' bound doubles to its maximum; a link that received starts over."""
     hub = FakeHub()
     hub.refuse(LinkDetachedError("not now"), times=60)
@@ -233,7 +233,7 @@ async def test_attempts_are_spaced_more_and_more() -> None:
         assert trouble[0][1] <= 0.5
 
 
-async def test_link_retry_with_a_limit_ends_the_feed() -> None:
+async def test_feed_with_a_link_retry_limit_ends() -> None:
     """As many links follow a failed one as the limit allows; what fails with the connection does not count."""
     hub = FakeHub()
     hub.refuse(ConnectionLostError("no way"), times=20)
@@ -253,7 +253,9 @@ async def test_link_retry_with_a_limit_ends_the_feed() -> None:
         assert [delay is None for _, delay in trouble] == [False, False, True]
 
 
-async def test_a_lost_connection_is_not_waited_for_twice(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_does_not_add_its_delay_to_a_lost_connections(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While there is no connection the transport's waits count alone, and only ever fewer failures are told."""
     monkeypatch.setattr(random.Random, "uniform", lambda _, low, high: high)  # every delay is as long as it may be
     hub = FakeHub()
@@ -278,7 +280,7 @@ async def test_a_lost_connection_is_not_waited_for_twice(clock: VirtualClock, mo
         assert len(silences) > 10
 
 
-async def test_a_slow_reader_holds_the_service_back() -> None:
+async def test_feed_bounds_the_events_held_for_a_slow_reader() -> None:
     """A reader that takes nothing has no more events held for it than the cache has room for, and all come later."""
     hub = FakeHub(latency=0.05)
     hub.publish("0", count=2000)
@@ -289,7 +291,7 @@ async def test_a_slow_reader_holds_the_service_back() -> None:
         assert await _read(feed, 2000) == list(range(2000))
 
 
-async def test_bytes_are_bounded_too() -> None:
+async def test_feed_bounds_the_bytes_held() -> None:
     """With large messages it is the bytes that hold the service back: the budget, and what 32 first messages weigh."""
     hub = FakeHub(latency=0.05)
     hub.publish("0", *(["x" * 10_000] * 400))
@@ -307,7 +309,7 @@ async def test_bytes_are_bounded_too() -> None:
             assert got == 400 or feed.bytes_held > 0
 
 
-async def test_strict_bytes_hold_exactly() -> None:
+async def test_feed_with_strict_bytes_never_exceeds_them() -> None:
     """Strictly, the bytes held never exceed the budget."""
     hub = FakeHub(latency=0.05, max_message_size=20_000)
     hub.publish("0", *(["x" * 10_000] * 100))
@@ -322,7 +324,7 @@ async def test_strict_bytes_hold_exactly() -> None:
         assert most > 50_000
 
 
-async def test_a_wait_ends_in_time(clock: Any) -> None:
+async def test_wait_without_events_ends_in_time(clock: Any) -> None:
     """A wait without events ends when its time is up, also after a longer one that ended early."""
     hub = FakeHub()
     async with _feed(hub) as feed:
@@ -336,7 +338,7 @@ async def test_a_wait_ends_in_time(clock: Any) -> None:
             assert clock.monotonic() - began == pytest.approx(timeout)
 
 
-async def test_a_cancelled_wait_loses_nothing() -> None:
+async def test_wait_that_is_cancelled_loses_nothing() -> None:
     """A reader that gives up waiting finds everything later."""
     hub = FakeHub()
     async with _feed(hub) as feed:
@@ -347,7 +349,7 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
         assert await _read(feed, 2) == [0, 1]
 
 
-async def test_closing_detaches() -> None:
+async def test_close_detaches_and_leaves_no_task() -> None:
     """A closed feed has no link and no task, and gets nothing more; closing twice is fine."""
     before = asyncio.all_tasks()
     hub = FakeHub(latency=0.05)
@@ -363,7 +365,7 @@ async def test_closing_detaches() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_limit_is_kept() -> None:
+async def test_feed_with_a_limit_receives_so_many_messages() -> None:
     """A feed with a limit gets so many messages and no more; resumed, so many more on the same link."""
     hub = FakeHub(latency=0.05)
     hub.publish("0", count=2000)
@@ -379,7 +381,7 @@ async def test_a_limit_is_kept() -> None:
         assert (feed.events_held, hub.credit("0"), len(hub.attached)) == (0, [0], attaches)
 
 
-async def test_a_parked_feed_does_not_take_its_partition_back() -> None:
+async def test_parked_feed_whose_link_ends_opens_no_link() -> None:
     """A feed whose link ends while it is parked ends too, whatever the reason: it opens no link nobody asked for."""
     hub = FakeHub()
     hub.publish("0", count=5)
@@ -393,7 +395,7 @@ async def test_a_parked_feed_does_not_take_its_partition_back() -> None:
         assert len(hub.attached) == attaches
 
 
-async def test_only_a_feed_at_rest_is_parked() -> None:
+async def test_park_is_refused_unless_the_feed_is_at_rest() -> None:
     """A feed is not parked while messages are to come or to be taken, nor without a link."""
     hub = FakeHub()
     hub.publish("0", count=5)
@@ -410,7 +412,7 @@ async def test_only_a_feed_at_rest_is_parked() -> None:
         assert not feed.park()
 
 
-async def test_stopping_withdraws_credit() -> None:
+async def test_stop_withdraws_credit_and_keeps_what_is_there() -> None:
     """A stopped feed lets nothing more come, and keeps what it has."""
     hub = FakeHub()
     async with _feed(hub) as feed:

@@ -32,7 +32,7 @@ async def _hang(*_: object) -> None:
     await asyncio.sleep(1e6)
 
 
-async def test_a_handler_that_never_returns_is_reported(clock: VirtualClock) -> None:
+async def test_handler_that_never_returns_is_reported(clock: VirtualClock) -> None:
     """By default it is reported after 60 seconds and then rarely, not cancelled, and the lease is kept."""
     times: list[float] = []
     async with _fleet() as fleet:
@@ -53,7 +53,7 @@ async def test_a_handler_that_never_returns_is_reported(clock: VirtualClock) -> 
         await running
 
 
-async def test_a_handler_cancelled_for_its_time_has_failed() -> None:
+async def test_handler_cancelled_at_its_time_out_is_tried_again() -> None:
     """Where that is asked for it is cancelled, which counts as raising `TimeoutError`: the batch comes again."""
     left = [1]
 
@@ -80,7 +80,7 @@ async def test_a_handler_cancelled_for_its_time_has_failed() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_with_the_policy_stop_a_handler_cancelled_for_its_time_ends_the_host() -> None:
+async def test_handler_cancelled_at_its_time_out_ends_the_host_under_stop() -> None:
     """Under the policy `stop` the time-out is the host's failure."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_hang)
@@ -93,7 +93,7 @@ async def test_with_the_policy_stop_a_handler_cancelled_for_its_time_ends_the_ho
 
 
 @pytest.mark.parametrize("method", ["on_open", "on_error"])
-async def test_the_other_methods_have_the_same_time(method: str) -> None:
+async def test_open_and_process_error_have_the_same_time_out(method: str) -> None:
     """`open` and `process_error` that do not return are reported and cancelled in the same way."""
     left = [1]
 
@@ -121,7 +121,7 @@ async def test_the_other_methods_have_the_same_time(method: str) -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_a_handler_that_swallows_its_cancellation_is_not_failed() -> None:
+async def test_handler_that_swallows_its_cancellation_has_not_failed() -> None:
     """One that catches the cancellation and returns has processed its batch; one that goes on is reported again."""
 
     async def stubborn(context: PartitionContext, events: Events) -> None:
@@ -139,7 +139,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_not_failed() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_calls_that_return_in_time_share_one_timer() -> None:
+async def test_handler_calls_that_return_in_time_share_one_timer() -> None:
     """Many short calls over a long time are never reported, and set no timer each."""
     loop = asyncio.get_running_loop()
     real, timers = loop.call_at, [0]

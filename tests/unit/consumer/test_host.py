@@ -62,7 +62,7 @@ async def _nothing(context: PartitionContext, events: Events) -> None:
 # ------------------------------------------------------------------------------------------------------ delivering
 
 
-async def test_everything_is_delivered_in_order_and_once() -> None:
+async def test_run_delivers_every_event_once_in_order() -> None:
     """A host alone delivers every event of every partition, in order, each once."""
     async with _fleet(4) as fleet:
         for partition_id in fleet.hub.partition_ids:
@@ -74,7 +74,7 @@ async def test_everything_is_delivered_in_order_and_once() -> None:
             assert fleet.checkpoint(partition_id) == 699
 
 
-async def test_batches_are_bounded_and_never_waited_for(clock: VirtualClock) -> None:
+async def test_process_events_gets_bounded_batches_at_once(clock: VirtualClock) -> None:
     """A batch holds one event or more, at most `max_batch_size`, and what is there is delivered at once."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
@@ -92,7 +92,7 @@ async def test_batches_are_bounded_and_never_waited_for(clock: VirtualClock) -> 
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-async def test_empty_calls_only_when_asked_for(is_asked: bool) -> None:
+async def test_process_events_is_called_empty_only_with_max_wait_time(is_asked: bool) -> None:
     """An idle partition's processor is called without events every `max_wait_time`, if and only if that is wanted."""
     async with _fleet() as fleet:
         await fleet.start("a", call_when_idle=is_asked, max_wait_time=10)
@@ -100,7 +100,7 @@ async def test_empty_calls_only_when_asked_for(is_asked: bool) -> None:
         assert [delivery.numbers for delivery in fleet.record.deliveries] == ([()] * 6 if is_asked else [])
 
 
-async def test_the_context_tells_where_it_stands() -> None:
+async def test_context_has_names_last_event_newest_event_and_lag() -> None:
     """The context names hub, group, partition and host, and knows last event, newest event, and lag."""
     seen: list[PartitionContext] = []
 
@@ -127,7 +127,7 @@ async def test_the_context_tells_where_it_stands() -> None:
         assert context.lag == 0
 
 
-async def test_lag_is_unknown_without_tracking() -> None:
+async def test_context_lag_is_unknown_without_tracking() -> None:
     """Without runtime metrics the context knows of no newest event, and says so."""
     lags: list[int | None] = []
 
@@ -141,7 +141,7 @@ async def test_lag_is_unknown_without_tracking() -> None:
     assert lags == [None]
 
 
-async def test_one_partition_is_called_from_one_task() -> None:
+async def test_processor_of_one_partition_is_called_from_one_task() -> None:
     """All four methods of an ownership run in one task, one after the other."""
     tasks: dict[str, set[Any]] = {}
     running: set[str] = set()
@@ -172,7 +172,7 @@ async def test_one_partition_is_called_from_one_task() -> None:
     assert {partition: len(of) for partition, of in tasks.items()} == {"0": 1, "1": 1}
 
 
-async def test_a_class_gives_each_partition_a_processor_of_its_own() -> None:
+async def test_processor_class_gives_each_ownership_an_instance() -> None:
     """A processor given as a class is made once per ownership."""
     made: list[EventProcessor] = []
 
@@ -193,7 +193,7 @@ async def test_a_class_gives_each_partition_a_processor_of_its_own() -> None:
     assert sorted(map(len, (each.partitions for each in made if isinstance(each, Own)))) == [1, 1, 1]
 
 
-async def test_a_slow_partition_holds_up_no_other() -> None:
+async def test_process_events_of_a_slow_partition_delays_no_other() -> None:
     """While one partition's handler takes for ever, the others flow."""
 
     async def slow(context: PartitionContext, events: Events) -> None:
@@ -210,7 +210,7 @@ async def test_a_slow_partition_holds_up_no_other() -> None:
         assert fleet.owned("a") == {"0", "1", "2"}
 
 
-async def test_a_handler_that_never_waits_lets_the_loop_turn() -> None:
+async def test_process_events_that_never_waits_lets_the_loop_turn() -> None:
     """A backlog processed by code that never suspends does not keep renewals and other partitions waiting."""
     clock = VirtualClock()
     turns: list[float] = []
@@ -236,7 +236,7 @@ async def test_a_handler_that_never_waits_lets_the_loop_turn() -> None:
 # -------------------------------------------------------------------------------------------------- where it begins
 
 
-async def test_a_checkpoint_is_gone_on_from() -> None:
+async def test_run_begins_after_the_checkpoint() -> None:
     """A later host begins after the checkpoint, whatever the initial position."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
@@ -266,7 +266,7 @@ async def test_a_checkpoint_is_gone_on_from() -> None:
         ({"0": 4, "1": EventPosition.earliest()}, {"0": 5, "1": 0}),
     ],
 )
-async def test_without_a_checkpoint_the_initial_position_counts(position: Any, first: dict[str, int]) -> None:
+async def test_run_without_a_checkpoint_begins_at_the_initial_position(position: Any, first: dict[str, int]) -> None:
     """Text is an offset, a number a sequence number, a datetime an enqueued time, a mapping goes by partition."""
     async with _fleet(2) as fleet:
         for partition_id in "01":
@@ -280,7 +280,7 @@ async def test_without_a_checkpoint_the_initial_position_counts(position: Any, f
             assert fleet.record.numbers(partition_id) == list(range(first[partition_id], 11))
 
 
-async def test_by_default_it_begins_at_the_start_of_the_stream() -> None:
+async def test_run_by_default_begins_at_the_start_of_the_stream() -> None:
     """Nothing that the hub keeps is passed over."""
     assert HostSettings(hub="h").initial_position == EventPosition.earliest()
 
@@ -288,7 +288,7 @@ async def test_by_default_it_begins_at_the_start_of_the_stream() -> None:
 # ----------------------------------------------------------------------------------------------------- checkpoints
 
 
-async def test_checkpoints_are_coalesced() -> None:
+async def test_checkpoint_while_a_write_is_in_flight_makes_one_more() -> None:
     """However many are asked for while a write is in flight: one further write, of the latest, and one at a time."""
 
     async def each(context: PartitionContext, events: Events) -> None:
@@ -305,7 +305,7 @@ async def test_checkpoints_are_coalesced() -> None:
         assert fleet.stores["a"].peak_in_flight["write", "0"] == 1
 
 
-async def test_waiting_for_a_checkpoint_means_it_is_stored() -> None:
+async def test_checkpoint_returns_when_it_is_stored() -> None:
     """When `checkpoint` returns the store has it."""
     stored: list[tuple[int, int | None]] = []
 
@@ -334,7 +334,7 @@ async def test_waiting_for_a_checkpoint_means_it_is_stored() -> None:
     ],
     ids=["events", "seconds", "close", "both", "manual"],
 )
-async def test_automatic_checkpoints(policy: CheckpointPolicy, expected: list[int]) -> None:
+async def test_checkpoint_policies_by_count_time_and_close(policy: CheckpointPolicy, expected: list[int]) -> None:
     """By count, by time and on close, as declared and not otherwise; one event a second for 45 seconds."""
     async with _fleet() as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=policy)
@@ -346,7 +346,7 @@ async def test_automatic_checkpoints(policy: CheckpointPolicy, expected: list[in
         assert [checkpoint.sequence_number for checkpoint in fleet.stores["a"].written] == expected
 
 
-async def test_an_automatic_checkpoint_comes_in_a_quiet_partition_too() -> None:
+async def test_checkpoint_by_time_is_made_in_a_quiet_partition() -> None:
     """After the last event of a burst, the time alone makes the checkpoint."""
     async with _fleet() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing)
@@ -358,7 +358,7 @@ async def test_an_automatic_checkpoint_comes_in_a_quiet_partition_too() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_a_failing_write_is_reported_and_written_again() -> None:
+async def test_checkpoint_write_that_fails_is_reported_and_repeated() -> None:
     """A checkpoint the store fails to take is told and tried again until it is stored."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a", "b")
@@ -371,7 +371,7 @@ async def test_a_failing_write_is_reported_and_written_again() -> None:
         assert len(fleet.told("a", StoreFailed, "0")) == 4
 
 
-async def test_whoever_waits_is_told_of_a_store_that_keeps_failing() -> None:
+async def test_checkpoint_raises_where_the_store_keeps_failing() -> None:
     """`checkpoint()` raises after several failures rather than wait for ever; the events come again, none is lost."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=3)
@@ -384,7 +384,7 @@ async def test_whoever_waits_is_told_of_a_store_that_keeps_failing() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_a_write_without_an_answer_is_given_up_in_time() -> None:
+async def test_checkpoint_write_without_an_answer_is_repeated() -> None:
     """A write that hangs is cut off before the lease could run out, told, and made again."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -401,7 +401,7 @@ async def test_a_write_without_an_answer_is_given_up_in_time() -> None:
         assert fleet.checkpoint("0") == 0
 
 
-async def test_an_event_beyond_what_was_delivered_is_refused() -> None:
+async def test_checkpoint_of_an_event_not_delivered_is_refused() -> None:
     """Nobody can checkpoint what was not delivered, which would lose events."""
     errors: list[Exception] = []
 
@@ -420,7 +420,7 @@ async def test_an_event_beyond_what_was_delivered_is_refused() -> None:
         assert fleet.checkpoint("0") is None
 
 
-async def test_the_checkpoint_of_a_cancelled_call_is_still_written() -> None:
+async def test_checkpoint_whose_call_is_cancelled_is_still_written() -> None:
     """Breaking off `checkpoint` does not take the wish back."""
 
     async def hurried(context: PartitionContext, events: Events) -> None:
@@ -438,7 +438,7 @@ async def test_the_checkpoint_of_a_cancelled_call_is_still_written() -> None:
         assert fleet.checkpoint("0") == 0
 
 
-async def test_a_checkpoint_in_close_is_written_before_the_lease_is_released() -> None:
+async def test_checkpoint_in_close_is_written_before_the_release() -> None:
     """On shutdown `close` may still checkpoint, and the next owner begins there."""
 
     async def last(context: PartitionContext, reason: CloseReason) -> None:
@@ -456,7 +456,7 @@ async def test_a_checkpoint_in_close_is_written_before_the_lease_is_released() -
         assert fleet.owner("0") is None
 
 
-async def test_a_checkpoint_that_can_not_be_stored_any_more_is_told() -> None:
+async def test_checkpoint_that_cannot_be_stored_at_close_is_reported() -> None:
     """Where the last checkpoint does not get through in time, that is said, and closing still ends in time."""
     clock = VirtualClock()
     async with _fleet() as fleet:
@@ -475,7 +475,7 @@ async def test_a_checkpoint_that_can_not_be_stored_any_more_is_told() -> None:
 # --------------------------------------------------------------------------------------------------------- failures
 
 
-async def test_retry_gives_the_same_events_again() -> None:
+async def test_process_events_that_raises_gets_the_same_events_again() -> None:
     """A batch whose handler raised comes again, the same events and nothing else, until it is processed."""
     batches: list[list[int]] = []
 
@@ -500,7 +500,7 @@ async def test_retry_gives_the_same_events_again() -> None:
         assert [report.failures for report in fleet.told("a", ProcessorFailed)] == [1, 2]
 
 
-async def test_a_handler_cannot_shrink_what_is_retried() -> None:
+async def test_process_events_cannot_change_the_batch_that_is_retried() -> None:
     """The batch a handler gets cannot be changed, so that a retry gives all of it."""
     kinds: list[type] = []
 
@@ -514,7 +514,7 @@ async def test_a_handler_cannot_shrink_what_is_retried() -> None:
     assert kinds == [tuple]
 
 
-async def test_a_failure_never_moves_the_checkpoint() -> None:
+async def test_checkpoint_does_not_pass_a_batch_that_fails() -> None:
     """While a batch fails, no automatic checkpoint passes it, not even on close."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -534,7 +534,7 @@ async def test_a_failure_never_moves_the_checkpoint() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_backing_off_ends_at_once_on_close(clock: VirtualClock) -> None:
+async def test_close_ends_the_delay_of_a_retry(clock: VirtualClock) -> None:
     """A host that closes does not wait for the next try of a failed batch."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -571,7 +571,7 @@ async def test_handler_retry_with_a_limit_stops_the_host() -> None:
         assert [report.delay is None for report in fleet.told("a", ProcessorFailed)] == [False, False, True]
 
 
-async def test_stop_ends_the_host_and_says_why() -> None:
+async def test_policy_stop_raises_the_handlers_failure_from_run() -> None:
     """With the policy `stop`, `run` raises the failure with its cause, after every partition is closed and released."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -593,7 +593,7 @@ async def test_stop_ends_the_host_and_says_why() -> None:
         assert fleet.checkpoint("1") is None
 
 
-async def test_stop_is_not_held_up_by_process_error() -> None:
+async def test_policy_stop_does_not_wait_for_process_error() -> None:
     """A `process_error` that hangs does not keep a failed host alive."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -610,7 +610,7 @@ async def test_stop_is_not_held_up_by_process_error() -> None:
                 await host.run()
 
 
-async def test_a_raising_process_error_is_told_and_changes_nothing() -> None:
+async def test_process_error_that_raises_is_reported_only() -> None:
     """What `process_error` raises is reported; the batch is tried again all the same."""
     failing = [1, 1]
 
@@ -634,7 +634,7 @@ async def test_a_raising_process_error_is_told_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["retry", "stop"])
-async def test_a_failing_open_goes_by_the_policy(policy: str) -> None:
+async def test_open_that_raises_follows_the_failure_policy(policy: str) -> None:
     """An `open` that raises is tried again, or ends the host; `close` follows only an `open` that returned."""
     failing = [1, 1]
 
@@ -660,7 +660,7 @@ async def test_a_failing_open_goes_by_the_policy(policy: str) -> None:
             assert [type(error) for _, _, error in fleet.record.errors] == [OSError] * 2
 
 
-async def test_a_handler_cancelled_from_within_is_a_failure() -> None:
+async def test_handler_that_raises_cancelled_error_is_retried() -> None:
     """A handler that ends with a cancellation of its own making is retried, and does not take the pump with it."""
     failing = [1]
 
@@ -678,7 +678,7 @@ async def test_a_handler_cancelled_from_within_is_a_failure() -> None:
         assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0,), (0,)]
 
 
-async def test_a_handler_that_is_no_coroutine_is_told_plainly() -> None:
+async def test_process_events_without_async_is_named_in_the_error() -> None:
     """A `process_events` without `async` is named in the error."""
 
     class Plain(EventProcessor):
@@ -693,7 +693,7 @@ async def test_a_handler_that_is_no_coroutine_is_told_plainly() -> None:
         assert "coroutine function" in str(caught.value.__cause__)
 
 
-async def test_a_raising_close_is_told() -> None:
+async def test_close_of_a_processor_that_raises_is_reported() -> None:
     """What `close` raises is reported, and the lease is released all the same."""
 
     async def fail(context: PartitionContext, reason: CloseReason) -> None:
@@ -707,7 +707,7 @@ async def test_a_raising_close_is_told() -> None:
         assert fleet.owner("0") is None
 
 
-async def test_a_hook_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hook_that_raises_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     """What a hook raises is logged and goes no further."""
 
     def broken(report: HostReport) -> None:
@@ -733,7 +733,7 @@ async def test_a_hook_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture
 # --------------------------------------------------------------------------------------------------------- blocking
 
 
-async def test_a_blocked_loop_is_told_with_its_partition() -> None:
+async def test_blocked_loop_is_reported_with_its_partition() -> None:
     """A processor that keeps the loop from turning for longer than the renew interval is named."""
     clock = VirtualClock()
 
@@ -752,7 +752,7 @@ async def test_a_blocked_loop_is_told_with_its_partition() -> None:
         assert blocked[0].duration == pytest.approx(12)
 
 
-async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
+async def test_blocked_loop_outside_a_processor_is_reported() -> None:
     """Where no processor ran, the standstill is still told, without a name."""
     clock = VirtualClock()
     async with _fleet() as fleet:
@@ -785,7 +785,7 @@ async def test_a_loop_blocked_by_somebody_else_is_told_too() -> None:
     ],
     ids=["hub", "group", "position of no partition", "key", "right"],
 )
-async def test_a_wrong_start_is_one_clear_error(
+async def test_run_with_a_wrong_hub_key_or_group_raises_one_error(
     break_it: Callable[[Fleet], None],
     options: dict[str, Any],
     error: type[EventPumpError],
@@ -803,7 +803,7 @@ async def test_a_wrong_start_is_one_clear_error(
         assert ("close", None) in fleet.stores["a"].calls
 
 
-async def test_what_may_pass_is_tried_again_at_the_start() -> None:
+async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
     """A service or store that is away for a moment delays the start, is told, and does not end it."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -830,7 +830,7 @@ async def test_what_may_pass_is_tried_again_at_the_start() -> None:
     ],
     ids=["refused", "silent", "store", "listing"],
 )
-async def test_a_start_that_never_succeeds_ends(
+async def test_run_raises_where_the_start_up_time_out_passes(
     break_it: Callable[[Fleet], None], error: type[EventPumpError] | None, clock: VirtualClock
 ) -> None:
     """Who cannot be reached within the start-up time-out ends `run`; a listing that hangs does not, it may pass."""
@@ -853,7 +853,7 @@ async def test_a_start_that_never_succeeds_ends(
             assert 20 < clock.monotonic() - began < 35
 
 
-async def test_closing_ends_a_start_at_once(clock: VirtualClock) -> None:
+async def test_close_ends_a_start_at_once(clock: VirtualClock) -> None:
     """A host that is still trying to reach the service closes without waiting for it."""
     async with _fleet() as fleet:
         fleet.hub.hang("hub")
@@ -867,7 +867,7 @@ async def test_closing_ends_a_start_at_once(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("interval", [30, 31])
-def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> None:
+def test_renew_interval_not_below_the_lease_is_refused(interval: float) -> None:
     """Leases that run out between renewals would wander for ever: such settings are refused, by name."""
     with pytest.raises(ConfigurationError, match="renew_interval"):
         Fleet().host("a", renew_interval=interval)
@@ -895,7 +895,7 @@ def test_a_renew_interval_not_below_the_lease_is_refused(interval: float) -> Non
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+def test_host_options_that_cannot_work_are_refused_by_name(options: dict[str, Any]) -> None:
     """An option that cannot work is refused by its name, before anything is opened."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         Fleet().host("a", **options)
@@ -904,7 +904,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------- closing
 
 
-async def test_closing_drains_checkpoints_and_releases() -> None:
+async def test_close_drains_checkpoints_and_releases() -> None:
     """The handler finishes its batch, no other follows, the checkpoint is written, then the lease is free."""
 
     async def slow(context: PartitionContext, events: Events) -> None:
@@ -929,7 +929,7 @@ async def test_closing_drains_checkpoints_and_releases() -> None:
         assert fleet.hub.owner_levels("0") == []
 
 
-async def test_closing_with_a_running_handler_renews_meanwhile() -> None:
+async def test_close_renews_while_a_handler_runs() -> None:
     """A handler that needs longer than a lease to drain keeps it, given the time."""
 
     async def slow(context: PartitionContext, events: Events) -> None:
@@ -946,7 +946,7 @@ async def test_closing_with_a_running_handler_renews_meanwhile() -> None:
 
 @pytest.mark.parametrize("where", ["open", "process_events", "close", "process_error"])
 @pytest.mark.parametrize("is_stubborn", [False, True], ids=["obedient", "stubborn"])
-async def test_code_that_hangs_does_not_hold_up_closing(where: str, is_stubborn: bool, clock: VirtualClock) -> None:
+async def test_close_is_bounded_whatever_hangs(where: str, is_stubborn: bool, clock: VirtualClock) -> None:
     """Whatever hangs, closing ends in time and the lease is free; what defies cancellation is reported, once."""
     freed = asyncio.Event()
 
@@ -982,7 +982,7 @@ async def test_code_that_hangs_does_not_hold_up_closing(where: str, is_stubborn:
         await asyncio.sleep(1)
 
 
-async def test_cancelling_run_closes_in_order() -> None:
+async def test_run_cancelled_drains_checkpoints_and_releases() -> None:
     """A cancelled `run` drains, checkpoints and releases, then raises the cancellation."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
@@ -998,7 +998,7 @@ async def test_cancelling_run_closes_in_order() -> None:
         assert fleet.transports["a"].is_closed
 
 
-async def test_cancelling_run_twice_hurries(clock: VirtualClock) -> None:
+async def test_run_cancelled_twice_cuts_off_the_handlers(clock: VirtualClock) -> None:
     """A second cancellation cuts the handlers off at once instead of waiting out the close time-out."""
 
     async def hang(context: PartitionContext, events: Events) -> None:
@@ -1019,7 +1019,7 @@ async def test_cancelling_run_twice_hurries(clock: VirtualClock) -> None:
         assert fleet.owner("0") is None
 
 
-async def test_closing_twice_is_fine_and_a_closed_host_does_not_run() -> None:
+async def test_close_twice_is_fine_and_run_after_it_is_refused() -> None:
     """Closing again changes nothing, before, during and after a run; running again is refused."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -1034,7 +1034,7 @@ async def test_closing_twice_is_fine_and_a_closed_host_does_not_run() -> None:
             await unused.run()
 
 
-async def test_a_host_runs_once() -> None:
+async def test_run_while_running_is_refused() -> None:
     """A second `run` of a running host is refused and harms nothing."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -1044,7 +1044,7 @@ async def test_a_host_runs_once() -> None:
         assert fleet.owned("a") == {"0"}
 
 
-async def test_a_processor_may_stop_its_host() -> None:
+async def test_stop_from_a_handler_ends_run_in_order() -> None:
     """`stop` from within a handler ends `run` in order, with that handler's work done."""
     async with _fleet() as fleet:
         hosts: list[PartitionHost] = []
@@ -1061,7 +1061,7 @@ async def test_a_processor_may_stop_its_host() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-async def test_a_signal_closes_the_host_that_asked_for_it(number: signal.Signals) -> None:
+async def test_signal_with_handle_signals_ends_run_in_order(number: signal.Signals) -> None:
     """With `handle_signals`, a signal ends `run` in order, and afterwards the signal has its own effect again."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -1077,7 +1077,7 @@ async def test_a_signal_closes_the_host_that_asked_for_it(number: signal.Signals
         assert signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}
 
 
-async def test_signals_are_left_alone_otherwise() -> None:
+async def test_signal_handlers_are_not_installed_by_default() -> None:
     """A host that was not asked to installs no signal handler."""
     before = signal.getsignal(signal.SIGTERM)
     async with _fleet() as fleet:
@@ -1086,7 +1086,7 @@ async def test_signals_are_left_alone_otherwise() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
 
 
-async def test_after_close_the_context_is_dead() -> None:
+async def test_checkpoint_after_close_is_refused() -> None:
     """A context kept beyond its ownership refuses checkpoints."""
     kept: list[PartitionContext] = []
 
@@ -1103,7 +1103,7 @@ async def test_after_close_the_context_is_dead() -> None:
         assert kept[0].ownership_lost.is_set()
 
 
-async def test_a_transport_or_store_that_does_not_close_holds_up_nobody(
+async def test_close_is_bounded_where_transport_or_store_hang(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing is bounded, whatever the transport and the store do."""
@@ -1131,7 +1131,7 @@ async def test_a_transport_or_store_that_does_not_close_holds_up_nobody(
 # ------------------------------------------------------------------------------------------- one partition in trouble
 
 
-async def test_one_partition_refused_does_not_end_the_others() -> None:
+async def test_partition_refused_by_the_service_does_not_end_the_others() -> None:
     """A partition whose checkpoint the service refuses is told and left alone for a lease duration; the rest flows."""
     async with _fleet(3) as fleet:
         for partition_id in "012":
@@ -1156,7 +1156,7 @@ async def test_one_partition_refused_does_not_end_the_others() -> None:
         assert fleet.record.numbers("1", "b") == [5]
 
 
-async def test_the_status_tells_what_is_running() -> None:
+async def test_status_lists_partitions_with_epoch_state_position_and_lag() -> None:
     """A host lists its partitions with epoch, state, position and lag."""
     async with _fleet(2) as fleet:
         fleet.hub.publish("0", count=5)
@@ -1169,7 +1169,7 @@ async def test_the_status_tells_what_is_running() -> None:
         assert (second.partition_id, second.last_sequence_number, second.lag) == ("1", None, None)
 
 
-async def test_nothing_unexpected_happened_in_a_plain_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_of_a_plain_run_has_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
     """A run without trouble logs nothing above information, and one line per change of state, not per event."""
     async with _fleet(2) as fleet:
         with caplog.at_level("INFO", "eventpump"):

@@ -12,7 +12,7 @@ from tests.support.fleet import Fleet
 
 
 @pytest.mark.parametrize(("partitions", "owners", "joiners"), [(300, 1, 19), (120, 3, 17), (64, 2, 30)])
-async def test_hosts_that_join_at_once_move_hardly_more_than_their_share(
+async def test_hosts_joining_at_once_take_few_leases_beyond_their_share(
     partitions: int, owners: int, joiners: int, request: pytest.FixtureRequest
 ) -> None:
     """All leases taken by a start and a join of many at once are at most a tenth above the fewest possible."""
@@ -34,7 +34,7 @@ async def test_hosts_that_join_at_once_move_hardly_more_than_their_share(
             assert _taken(fleet) - before >= fewest
 
 
-async def test_a_joiner_has_its_share_within_half_an_interval() -> None:
+async def test_host_that_joins_has_its_share_within_half_an_interval() -> None:
     """Being seen first costs a single joiner a quarter of an interval."""
     async with Fleet(FakeHub(partitions=40)) as fleet:
         await fleet.start("a")

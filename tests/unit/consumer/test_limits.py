@@ -107,7 +107,9 @@ class BusyStore(MemoryLeaseStore):
 
 
 @pytest.mark.timeout(900)
-async def test_a_thousand_partitions_on_a_slow_store(request: pytest.FixtureRequest, clock: VirtualClock) -> None:
+async def test_store_with_a_thousand_partitions_and_slow_calls_loses_none(
+    request: pytest.FixtureRequest, clock: VirtualClock
+) -> None:
     """1,000 partitions, 100 requests at a time of 0.6 s: all owned within 5 minutes, none lost (--long: in an hour)."""
     hub, leases, record = FakeHub(partitions=1000), MemoryLeases(), Record()
     store = BusyStore(leases, clock, 0.6)
@@ -160,7 +162,7 @@ async def test_renewals_are_spread_over_the_interval(clock: VirtualClock) -> Non
     await running
 
 
-async def test_closing_does_not_wait_for_what_was_not_taken_yet(clock: VirtualClock) -> None:
+async def test_close_sends_no_acquisition_that_waits(clock: VirtualClock) -> None:
     """A host that is closed while hundreds of acquisitions wait for their turn sends none of them any more."""
     hub, leases = FakeHub(partitions=1000), MemoryLeases()
     store = BusyStore(leases, clock, 0.6)
@@ -198,7 +200,7 @@ async def _take_all(store: BoundedLeaseStore, count: int) -> list[PartitionLease
     return [lease for lease in leases if lease is not None]
 
 
-async def test_renewals_pass_what_hangs() -> None:
+async def test_renewal_is_sent_while_other_calls_hang() -> None:
     """While every other call hangs, as many as there may be, a renewal is sent at once."""
     store, flaky = await _bounded()
     (lease,) = await _take_all(store, 1)
@@ -217,7 +219,7 @@ async def test_renewals_pass_what_hangs() -> None:
     await asyncio.wait(tasks)
 
 
-async def test_the_lease_that_runs_out_first_is_renewed_first() -> None:
+async def test_renewal_of_the_lease_that_runs_out_first_is_sent_first() -> None:
     """Of the renewals that wait, the most urgent one is sent next."""
     store, flaky = await _bounded()
     leases = await _take_all(store, 150)
@@ -238,7 +240,7 @@ async def test_the_lease_that_runs_out_first_is_renewed_first() -> None:
     await asyncio.wait(tasks)
 
 
-async def test_the_time_of_a_call_counts_from_when_it_is_sent() -> None:
+async def test_call_time_out_counts_from_when_the_call_is_sent() -> None:
     """A call that waited longer for its turn than it may take is sent all the same, and then has its whole time."""
     store, flaky = await _bounded()
     flaky.delay(8.0, "acquire")
@@ -253,7 +255,7 @@ async def test_the_time_of_a_call_counts_from_when_it_is_sent() -> None:
     flaky.heal()
 
 
-async def test_a_renewal_is_not_sent_after_its_lease_ran_out() -> None:
+async def test_renewal_after_its_lease_ran_out_is_not_sent() -> None:
     """A renewal whose turn comes too late fails without a request."""
     store, flaky = await _bounded()
     leases = await _take_all(store, 130)
@@ -267,7 +269,7 @@ async def test_a_renewal_is_not_sent_after_its_lease_ran_out() -> None:
     assert ("renew", "129") not in flaky.calls
 
 
-async def test_a_cancelled_call_gives_its_turn_to_the_next() -> None:
+async def test_call_that_is_cancelled_gives_its_turn_to_the_next() -> None:
     """Whether it waits or runs, a call that is cancelled takes no room any more."""
     store, flaky = await _bounded()
     flaky.hang("acquire")
@@ -315,7 +317,7 @@ class _WatchedTransport(FakeTransport):
             self.open -= 1
 
 
-async def test_a_thousand_links_are_not_attached_at_once(clock: VirtualClock) -> None:
+async def test_attach_of_a_thousand_links_is_bounded(clock: VirtualClock) -> None:
     """After a reconnect they come back within seconds: a bounded number at a time, and so many a second."""
     hub = FakeHub(partitions=1000, latency=0.05)
     inner = _WatchedTransport(hub)
@@ -332,7 +334,7 @@ async def test_a_thousand_links_are_not_attached_at_once(clock: VirtualClock) ->
     await transport.aclose()
 
 
-async def test_a_single_link_is_attached_at_once(clock: VirtualClock) -> None:
+async def test_attach_of_a_single_link_is_immediate(clock: VirtualClock) -> None:
     """The bound costs those nothing who stay below it."""
     hub = FakeHub(partitions=32)
     transport = BoundedTransport(FakeTransport(hub), rng=random.Random(3))
@@ -345,7 +347,7 @@ async def test_a_single_link_is_attached_at_once(clock: VirtualClock) -> None:
     await transport.aclose()
 
 
-async def test_management_is_read_below_50_times_a_second() -> None:
+async def test_management_reads_are_below_50_a_second() -> None:
     """However many partitions and hosts of this process ask, the namespace sees fewer than 50 reads in any second."""
     hub = FakeHub(partitions=300)
     asked: list[float] = []
@@ -370,7 +372,7 @@ async def test_management_is_read_below_50_times_a_second() -> None:
         assert sum(start <= each < start + 1 for each in asked) < 50
 
 
-async def test_reads_that_are_given_up_hold_up_no_others(clock: VirtualClock) -> None:
+async def test_management_reads_of_a_closed_host_delay_no_others(clock: VirtualClock) -> None:
     """A host that ends before its partitions were asked about leaves no wait to the next one."""
     hub = FakeHub(partitions=1)
     directory = PacedDirectory(FakeTransport(hub), "ns.example.net")

@@ -87,7 +87,7 @@ def _check_one_deliverer(fleet: Fleet) -> None:
 # ------------------------------------------------------------------------------------------------------------ moving
 
 
-async def test_a_joiner_gets_its_share_and_nothing_is_lost() -> None:
+async def test_host_that_joins_gets_its_share_and_nothing_is_lost() -> None:
     """A second host gets half the partitions within two intervals; nothing is lost, one deliverer at a time."""
     async with _fleet(8) as fleet:
         await fleet.start("a")
@@ -114,7 +114,7 @@ async def test_a_joiner_gets_its_share_and_nothing_is_lost() -> None:
             assert fleet.record.reasons("a", moved) == [CloseReason.OWNERSHIP_LOST]
 
 
-async def test_the_epoch_of_the_lease_is_the_owner_level_of_the_link() -> None:
+async def test_lease_epoch_is_the_owner_level_of_the_link() -> None:
     """Every acquisition opens its link with the epoch it got, so that the service itself cuts off an earlier owner."""
     async with _fleet() as fleet:
         for name in "abc":
@@ -125,7 +125,7 @@ async def test_the_epoch_of_the_lease_is_the_owner_level_of_the_link() -> None:
         assert [spec.receiver_name for spec in fleet.hub.attached] == ["a", "b", "c"]
 
 
-async def test_a_leaver_s_partitions_are_taken_at_the_next_cycle() -> None:
+async def test_partitions_of_a_closed_host_are_taken_at_the_next_cycle() -> None:
     """A host that closes in order releases its leases: the rest has them within one interval, not a lease duration."""
     async with _fleet(4) as fleet:
         await fleet.start("a")
@@ -136,7 +136,7 @@ async def test_a_leaver_s_partitions_are_taken_at_the_next_cycle() -> None:
         assert fleet.owned("b") == {"0", "1", "2", "3"}
 
 
-async def test_a_dead_host_s_partitions_are_taken_when_its_leases_run_out() -> None:
+async def test_partitions_of_a_dead_host_are_taken_when_its_leases_expire() -> None:
     """A host that vanishes is replaced within lease duration and one interval."""
     async with _fleet(2) as fleet:
         await fleet.start("a")
@@ -149,7 +149,7 @@ async def test_a_dead_host_s_partitions_are_taken_when_its_leases_run_out() -> N
         assert await fleet.until(lambda: len(fleet.owned("b")) == 2, 60) <= 30 + 10
 
 
-async def test_new_partitions_are_found() -> None:
+async def test_partitions_added_to_the_hub_are_found() -> None:
     """Partitions the hub gets while hosts run are read within an interval."""
     async with _fleet(1) as fleet:
         await fleet.start("a")
@@ -163,7 +163,7 @@ async def test_new_partitions_are_found() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_nothing_is_lost(seed: int) -> None:
+async def test_hosts_deliver_everything_in_random_histories(seed: int) -> None:
     """Hosts come and go, links are cut, stores fail and hang: every event arrives, one deliverer, forwards only."""
     rng = random.Random(seed)
     async with Fleet(FakeHub(partitions=5, latency=rng.choice([0.0, 0.05])), seed=seed) as fleet:
@@ -231,7 +231,7 @@ async def test_whatever_happens_nothing_is_lost(seed: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- losing
 
 
-async def test_on_loss_no_batch_follows_and_the_handler_has_its_grace(clock: VirtualClock) -> None:
+async def test_lost_lease_ends_delivery_after_the_grace(clock: VirtualClock) -> None:
     """Lost: the context says so, no batch follows, the handler is cancelled after the grace, then closed."""
     seen: dict[str, float] = {}
 
@@ -259,7 +259,7 @@ async def test_on_loss_no_batch_follows_and_the_handler_has_its_grace(clock: Vir
         assert len(fleet.told("a", LeaseLost)) == 1
 
 
-async def test_a_handler_within_its_grace_is_not_cancelled() -> None:
+async def test_lost_lease_does_not_cancel_a_handler_within_its_grace() -> None:
     """A handler that ends within the grace ends by itself."""
     ended: list[bool] = []
 
@@ -277,7 +277,7 @@ async def test_a_handler_within_its_grace_is_not_cancelled() -> None:
         assert ended == [True]
 
 
-async def test_checkpoints_after_loss_are_refused() -> None:
+async def test_checkpoint_after_a_lost_lease_is_refused() -> None:
     """Once ownership is lost, checkpoints raise, in the handler and in `close`, and nothing reaches the store."""
     errors: list[type[BaseException]] = []
 
@@ -301,7 +301,7 @@ async def test_checkpoints_after_loss_are_refused() -> None:
         assert fleet.stores["a"].written == []
 
 
-async def test_a_refused_checkpoint_is_how_loss_may_be_learned() -> None:
+async def test_checkpoint_refused_by_the_store_ends_the_ownership() -> None:
     """A store that refuses a checkpoint ends the ownership at once, and whoever waits for it is told."""
     errors: list[float] = []
     clock = VirtualClock()
@@ -323,7 +323,7 @@ async def test_a_refused_checkpoint_is_how_loss_may_be_learned() -> None:
         assert fleet.owned("a") == set()
 
 
-async def test_nothing_is_delivered_after_the_lease_ran_out(clock: VirtualClock) -> None:
+async def test_lease_that_ran_out_ends_delivery(clock: VirtualClock) -> None:
     """While the store does not answer renewals, deliveries stop when the lease runs out by our own clock."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -339,7 +339,7 @@ async def test_nothing_is_delivered_after_the_lease_ran_out(clock: VirtualClock)
         assert [report.why for report in fleet.told("a", LeaseLost)] == ["it was not renewed in time"]
 
 
-async def test_the_clock_is_read_right_before_every_delivery() -> None:
+async def test_lease_is_checked_right_before_every_delivery() -> None:
     """A handler that blocks the loop beyond the lease gets no further batch, though no timer could fire meanwhile."""
     clock = VirtualClock()
 
@@ -355,7 +355,7 @@ async def test_the_clock_is_read_right_before_every_delivery() -> None:
         assert len(fleet.told("a", LeaseLost)) >= 1
 
 
-async def test_nothing_is_delivered_after_a_suspension_beyond_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_that_ran_out_in_a_suspension_ends_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that was suspended for longer than the lease, the next batch is not delivered: the lease is gone."""
     slept = 0.0
     monkeypatch.setattr("eventpump.clock._SUSPENDED", SuspendedTime(lambda: 0.0, lambda: slept))
@@ -373,7 +373,7 @@ async def test_nothing_is_delivered_after_a_suspension_beyond_the_lease(monkeypa
         assert len(fleet.told("a", LeaseLost)) >= 1
 
 
-async def test_a_retry_does_not_outlive_the_lease() -> None:
+async def test_lease_that_ran_out_ends_retries() -> None:
     """A failed batch is not tried again once the lease is gone."""
 
     async def poison(context: PartitionContext, events: Events) -> None:
@@ -395,7 +395,7 @@ async def test_a_retry_does_not_outlive_the_lease() -> None:
 # ------------------------------------------------------------------------------------------------- a stolen link
 
 
-async def test_a_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) -> None:
+async def test_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) -> None:
     """When the new owner's link cuts ours off, the loss is known at once, not at the next renewal."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -410,7 +410,7 @@ async def test_a_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock
         await transport.aclose()
 
 
-async def test_a_reader_outside_the_fleet_is_reported_and_left_alone() -> None:
+async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None:
     """Stolen though the lease is ours: told, released, and left alone by this host for one lease duration."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -428,7 +428,7 @@ async def test_a_reader_outside_the_fleet_is_reported_and_left_alone() -> None:
         assert fleet.record.numbers("0") == [0, 1]
 
 
-async def test_an_outside_reader_s_refusal_at_the_attach_counts_as_well() -> None:
+async def test_attach_refused_for_a_higher_owner_level_is_not_repeated() -> None:
     """A link that is refused because of a higher owner level is not tried again and again."""
     async with _fleet() as fleet:
         transport = await _read_from_outside(fleet, 1000)
@@ -440,7 +440,7 @@ async def test_an_outside_reader_s_refusal_at_the_attach_counts_as_well() -> Non
         await transport.aclose()
 
 
-async def test_no_batch_follows_a_stolen_link() -> None:
+async def test_stolen_link_ends_delivery_of_what_was_received() -> None:
     """What was received before the link was stolen is not delivered any more, while the store is asked whose it is."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=200)
@@ -462,7 +462,7 @@ async def test_no_batch_follows_a_stolen_link() -> None:
 # ---------------------------------------------------------------------------------------------- a store in trouble
 
 
-async def test_renewals_go_on_while_a_listing_hangs() -> None:
+async def test_renewals_continue_while_a_listing_hangs() -> None:
     """A store that answers no listing costs no lease."""
     async with _fleet(3) as fleet:
         await fleet.start("a")
@@ -475,7 +475,7 @@ async def test_renewals_go_on_while_a_listing_hangs() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["hang", "fail"])
-async def test_one_partition_s_renewal_holds_up_no_other(trouble: str) -> None:
+async def test_renewal_that_fails_for_one_partition_affects_no_other(trouble: str) -> None:
     """A renewal that hangs or fails for one partition loses that one, and no other."""
     async with _fleet(4) as fleet:
         await fleet.start("a")
@@ -493,7 +493,7 @@ async def test_one_partition_s_renewal_holds_up_no_other(trouble: str) -> None:
         assert fleet.record.numbers("0") == fleet.record.numbers("1") == fleet.record.numbers("3") == [0]
 
 
-async def test_one_partition_s_acquisition_holds_up_no_other() -> None:
+async def test_acquisition_that_hangs_affects_no_other_partition() -> None:
     """While taking one lease hangs, the others are taken and read."""
     async with _fleet(4) as fleet:
         for partition_id in fleet.hub.partition_ids:
@@ -509,7 +509,7 @@ async def test_one_partition_s_acquisition_holds_up_no_other() -> None:
         assert fleet.owned("a") == {"0", "1", "2", "3"}
 
 
-async def test_a_renewal_that_fails_for_a_moment_costs_nothing() -> None:
+async def test_renewal_that_fails_for_a_moment_keeps_the_lease() -> None:
     """Failed renewals are told and tried again soon, while the lease lives."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -524,7 +524,7 @@ async def test_a_renewal_that_fails_for_a_moment_costs_nothing() -> None:
 @pytest.mark.parametrize(
     "operation", ["ensure", "list", "acquire", "steal", "renew", "release", "read", "write", "scope", "record"]
 )
-async def test_every_call_ends_before_a_lease_could(
+async def test_store_calls_end_before_a_lease_could(
     operation: str, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it started, a host gives each call to a silent store up within lease duration minus renew interval."""
@@ -563,7 +563,7 @@ async def test_every_call_ends_before_a_lease_could(
         assert 1 < max(took) < 30 - 8
 
 
-async def test_a_lost_answer_is_no_lost_partition() -> None:
+async def test_acquisition_whose_answer_is_lost_is_repeated_at_expiry() -> None:
     """A lease that was acquired without our learning of it is taken again when it runs out."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "x")
@@ -575,7 +575,7 @@ async def test_a_lost_answer_is_no_lost_partition() -> None:
         assert fleet.record.numbers("0") == [0]
 
 
-async def test_a_checkpoint_that_cannot_be_read_delays_only_its_partition() -> None:
+async def test_checkpoint_that_cannot_be_read_delays_only_its_partition() -> None:
     """Reading begins only when the checkpoint is known; the wait is told, and other partitions flow."""
     async with _fleet(2) as fleet:
         for partition_id in "01":
@@ -591,7 +591,7 @@ async def test_a_checkpoint_that_cannot_be_read_delays_only_its_partition() -> N
         assert len(fleet.told("a", StoreFailed, "0")) == 3
 
 
-async def test_a_silent_service_costs_no_lease() -> None:
+async def test_service_without_answers_costs_no_lease() -> None:
     """While the hub does not answer and links cannot be opened, leases are kept, and reading goes on later."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -608,7 +608,7 @@ async def test_a_silent_service_costs_no_lease() -> None:
         assert fleet.told("a", LeaseLost) == []
 
 
-async def test_a_failing_discovery_is_told_and_goes_on() -> None:
+async def test_discovery_that_fails_is_reported_and_repeated() -> None:
     """A hub whose properties cannot be read for a while costs nothing but reports."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -624,7 +624,7 @@ async def test_a_failing_discovery_is_told_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("where", ["process_events", "close"])
-async def test_a_partition_whose_old_pump_lives_is_not_started_again(where: str) -> None:
+async def test_partition_whose_old_pump_runs_is_not_started_again(where: str) -> None:
     """At most one pump per partition: one that does not end is told, and only its end frees the partition here."""
     freed = asyncio.Event()
 
@@ -653,7 +653,7 @@ async def test_a_partition_whose_old_pump_lives_is_not_started_again(where: str)
         assert fleet.owned("a") == {"0"}
 
 
-async def test_another_host_may_start_it() -> None:
+async def test_partition_whose_old_pump_runs_may_start_on_another_host() -> None:
     """What one host cannot end, another processes meanwhile."""
     freed = asyncio.Event()
 
@@ -697,7 +697,7 @@ async def test_renewals_do_not_wait_for_user_code() -> None:
         assert fleet.told("a", LeaseLost) == []
 
 
-async def test_cycles_are_jittered() -> None:
+async def test_listings_are_jittered() -> None:
     """Listings come at unequal intervals, none longer than the renew interval."""
     async with _fleet() as fleet:
         times: list[float] = []

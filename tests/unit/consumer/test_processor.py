@@ -21,7 +21,7 @@ class _Unfinished(EventProcessor):
     pass
 
 
-def test_an_instance_is_shared() -> None:
+def test_processor_instance_serves_every_ownership() -> None:
     """An instance serves every ownership."""
     processor = _Plain()
     source = ProcessorSource.of(processor)
@@ -29,7 +29,7 @@ def test_an_instance_is_shared() -> None:
 
 
 @pytest.mark.parametrize("given", [_Plain, lambda: _Plain()], ids=["class", "factory"])
-def test_a_class_or_factory_makes_one_each(given: object) -> None:
+def test_processor_class_or_factory_makes_one_per_ownership(given: object) -> None:
     """A class or factory gives every ownership an object of its own."""
     source = ProcessorSource.of(given)
     first, second = source.make(), source.make()
@@ -38,13 +38,13 @@ def test_a_class_or_factory_makes_one_each(given: object) -> None:
 
 
 @pytest.mark.parametrize("given", [None, 5, "x", dict, _Unfinished], ids=str)
-def test_anything_else_is_refused(given: object) -> None:
+def test_processor_of_another_type_is_refused(given: object) -> None:
     """What is no processor, and a class without process_events, is refused at once."""
     with pytest.raises(ConfigurationError, match="processor"):
         ProcessorSource.of(given)
 
 
-async def test_a_factory_of_something_else_ends_the_host() -> None:
+async def test_processor_factory_of_another_type_ends_the_host() -> None:
     """A factory that gives no processor is an error of `run`, not one tried again for ever."""
     async with Fleet() as fleet:
         host = fleet.host("a", lambda: "no processor")

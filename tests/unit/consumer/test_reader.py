@@ -53,14 +53,14 @@ async def _all(hub: FakeHub, **options: Any) -> list[int]:
         ("@latest", 50, range(0)),
     ],
 )
-async def test_a_range_is_read_and_no_more(position: Any, end: Any, expected: range) -> None:
+async def test_iterate_over_a_range_gives_its_events_and_ends(position: Any, end: Any, expected: range) -> None:
     """Iterating gives exactly the events of the range and then ends by itself, also where the range is empty."""
     hub = FakeHub()
     hub.publish("0", count=100)
     assert await _all(hub, position=position, end=end) == list(expected)
 
 
-async def test_an_empty_partition_is_read_at_once(clock: VirtualClock) -> None:
+async def test_iterate_over_an_empty_partition_ends_at_once(clock: VirtualClock) -> None:
     """To the newest of no events is no event."""
     began = clock.monotonic()
     assert await _all(FakeHub(), end="@latest") == []
@@ -68,7 +68,7 @@ async def test_an_empty_partition_is_read_at_once(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("kept_from", [50, 100])
-async def test_a_range_below_what_is_kept_is_empty(kept_from: int, clock: VirtualClock) -> None:
+async def test_iterate_over_a_range_below_what_is_kept_ends_at_once(kept_from: int, clock: VirtualClock) -> None:
     """A range that retention took away ends at once, whether or not anything is kept above it."""
     hub = FakeHub()
     hub.publish("0", count=100)
@@ -78,7 +78,7 @@ async def test_a_range_below_what_is_kept_is_empty(kept_from: int, clock: Virtua
     assert clock.monotonic() == began
 
 
-async def test_a_range_in_time() -> None:
+async def test_iterate_to_a_time_stops_before_the_first_event_after_it() -> None:
     """An end in time stops before the first event after it."""
     hub = FakeHub()
     moments = []
@@ -91,7 +91,7 @@ async def test_a_range_in_time() -> None:
     assert await _all(hub, position=moments[1], end=moments[2] + timedelta(seconds=1)) == [4, 5]
 
 
-async def test_a_tail_goes_on(clock: Any) -> None:
+async def test_iterate_without_an_end_gives_events_as_they_come(clock: Any) -> None:
     """Without an end, events come as they are enqueued."""
     hub = FakeHub()
     hub.publish("0", "old")
@@ -105,7 +105,7 @@ async def test_a_tail_goes_on(clock: Any) -> None:
         assert not reader.is_at_end
 
 
-async def test_raw_batches_come_with_position_and_newest_event() -> None:
+async def test_read_of_raw_batches_has_position_and_newest_event() -> None:
     """Raw batches are bounded by what is asked for; the reader knows its place and the partition's newest event."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -122,7 +122,7 @@ async def test_raw_batches_come_with_position_and_newest_event() -> None:
         assert reader.last_enqueued.sequence_number == 9
 
 
-async def test_a_read_ends_in_time(clock: Any) -> None:
+async def test_read_without_events_ends_in_time(clock: Any) -> None:
     """A read with a time to wait comes back empty after it, and nothing is lost."""
     hub = FakeHub()
     async with _reader(hub) as reader:
@@ -134,7 +134,7 @@ async def test_a_read_ends_in_time(clock: Any) -> None:
         assert len(await reader.read(max_wait_time=5)) == 1
 
 
-async def test_a_cancelled_read_loses_nothing() -> None:
+async def test_read_that_is_cancelled_loses_nothing() -> None:
     """Events that come after a cancelled read are given by the next."""
     hub = FakeHub()
     async with _reader(hub) as reader:
@@ -147,7 +147,7 @@ async def test_a_cancelled_read_loses_nothing() -> None:
         assert [event.sequence_number for event in await reader.read()] == [0, 1]
 
 
-async def test_reading_goes_on_over_lost_links() -> None:
+async def test_read_continues_over_lost_links() -> None:
     """A link lost midway changes nothing in what is read."""
     hub = FakeHub(latency=0.1)
     hub.publish("0", count=1000)
@@ -160,7 +160,7 @@ async def test_reading_goes_on_over_lost_links() -> None:
     assert got == list(range(1000))
 
 
-async def test_an_owner_level_excludes_others() -> None:
+async def test_reader_with_an_owner_level_excludes_others() -> None:
     """A reader with an owner level takes the partition from a shared one, which is told."""
     hub = FakeHub()
     async with _reader(hub) as shared:
@@ -180,7 +180,9 @@ async def test_an_owner_level_excludes_others() -> None:
         ({"position": "no offset"}, RequestRefusedError),
     ],
 )
-async def test_what_cannot_be_read_is_one_clear_error(options: dict[str, Any], error: type[Exception]) -> None:
+async def test_read_of_a_wrong_hub_group_partition_or_position_raises(
+    options: dict[str, Any], error: type[Exception]
+) -> None:
     """A wrong partition, group, hub or position is told at the first read."""
     async with _reader(FakeHub(), **options) as reader:
         with pytest.raises(error):
@@ -198,13 +200,13 @@ async def test_what_cannot_be_read_is_one_clear_error(options: dict[str, Any], e
         {"on_data_loss": ""},
     ],
 )
-def test_impossible_settings_are_refused(options: dict[str, Any]) -> None:
+def test_reader_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     """What cannot work is refused before anything is opened, by the option's name."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         _reader(FakeHub(), **options)
 
 
-async def test_closed_it_reads_no_more() -> None:
+async def test_read_after_close_raises() -> None:
     """A closed reader has neither link nor task, its transport is closed, and reading says so."""
     before = asyncio.all_tasks()
     hub, transports = FakeHub(), []
@@ -228,7 +230,7 @@ async def test_closed_it_reads_no_more() -> None:
 
 @pytest.mark.parametrize("end", ["@latest", 99, EventPosition.at_sequence_number(100)])
 @pytest.mark.parametrize("is_read", [0, 40])
-async def test_a_range_whose_rest_retention_removes_ends(clock: Any, end: Any, is_read: int) -> None:
+async def test_iterate_over_a_range_whose_rest_was_removed_ends(clock: Any, end: Any, is_read: int) -> None:
     """With the rest of a range gone and nothing new to say so, a reader finds out by management, and ends."""
     hub = FakeHub()
     hub.publish("0", count=100)
@@ -250,7 +252,7 @@ async def test_a_range_whose_rest_retention_removes_ends(clock: Any, end: Any, i
         assert await reader.read() == []
 
 
-async def test_short_reads_find_the_end_too(clock: Any) -> None:
+async def test_short_reads_of_a_range_whose_rest_was_removed_end(clock: Any) -> None:
     """Reads that wait for less than it takes to find out come to the end of a range that is gone all the same."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -264,7 +266,7 @@ async def test_short_reads_find_the_end_too(clock: Any) -> None:
         assert reads == pytest.approx(2 * QUIET, abs=2)
 
 
-async def test_a_quiet_partition_is_waited_for(clock: Any) -> None:
+async def test_read_of_a_quiet_partition_waits_while_events_may_come(clock: Any) -> None:
     """While something of the range may come, a reader waits however long that takes; refused questions end nothing."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -279,7 +281,7 @@ async def test_a_quiet_partition_is_waited_for(clock: Any) -> None:
         assert reader.is_at_end
 
 
-async def test_what_was_sent_before_it_was_removed_is_read(clock: Any) -> None:
+async def test_read_gives_what_was_sent_before_it_was_removed(clock: Any) -> None:
     """Events that are on their way as the service says that they are gone are given."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -296,7 +298,7 @@ async def test_what_was_sent_before_it_was_removed_is_read(clock: Any) -> None:
         assert reader.is_at_end
 
 
-async def test_a_range_in_time_whose_rest_is_removed_ends(clock: Any) -> None:
+async def test_iterate_to_a_time_whose_rest_was_removed_ends(clock: Any) -> None:
     """A range to a moment ends too, where the partition is empty and its newest event was later than that."""
     hub = FakeHub()
     hub.publish("0", count=5)

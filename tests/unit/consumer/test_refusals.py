@@ -34,7 +34,7 @@ def _refusal(condition: str) -> EventPumpError:
 
 
 @pytest.mark.parametrize("condition", REFUSALS)
-async def test_a_refused_idle_partition_ends_no_host(condition: str) -> None:
+async def test_refused_idle_partition_does_not_end_the_host(condition: str) -> None:
     """A partition without a checkpoint that is refused once the start is over is reported and tried again."""
     async with Fleet(FakeHub(partitions=4)) as fleet:
         for name in "ab":
@@ -68,7 +68,7 @@ async def test_a_refused_idle_partition_ends_no_host(condition: str) -> None:
     ],
     ids=["credential", "hub", "quota"],
 )
-async def test_a_standby_host_takes_over_from_a_service_that_refuses(error: EventPumpError) -> None:
+async def test_refusals_at_its_first_takeover_do_not_end_a_standby_host(error: EventPumpError) -> None:
     """A host that owned nothing for two hours does not end over the refusals at its first takeover."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         await fleet.start("active")
@@ -89,7 +89,7 @@ async def test_a_standby_host_takes_over_from_a_service_that_refuses(error: Even
         await fleet.until(lambda: fleet.record.numbers("0", "standby") == [1], 80)
 
 
-async def test_one_partition_refused_at_the_start_is_one_partition_s_matter() -> None:
+async def test_refusal_of_one_partition_at_the_start_does_not_end_the_host() -> None:
     """A host one of whose partitions is refused from the beginning, as if there were no right, runs the others."""
     async with Fleet(FakeHub(partitions=4)) as fleet:
         fleet.hub.publish("0", count=3)
@@ -107,7 +107,7 @@ async def test_one_partition_refused_at_the_start_is_one_partition_s_matter() ->
     [({"consumer_group": "nobody"}, EntityNotFoundError), ({}, AuthenticationError)],
     ids=["group", "right"],
 )
-async def test_a_wrong_start_ends_every_host_in_time(
+async def test_refusal_of_all_partitions_at_the_start_ends_every_host(
     options: dict[str, Any], error: type[EventPumpError], clock: VirtualClock
 ) -> None:
     """Refused on all partitions from the start for the group or the right: `run` raises that, within the time-out."""
@@ -121,7 +121,7 @@ async def test_a_wrong_start_ends_every_host_in_time(
         assert fleet.told("a", PartitionFailed) == []
 
 
-async def test_refusals_are_reported_where_the_start_does_not_end_over_them() -> None:
+async def test_refusals_held_back_at_the_start_are_reported_at_stop() -> None:
     """A refusal held back, while another attempt could show that all is well, is reported when the host stops."""
     opened = asyncio.Event()
 
@@ -138,7 +138,7 @@ async def test_refusals_are_reported_where_the_start_does_not_end_over_them() ->
         assert [report.partition_id for report in fleet.told("a", PartitionFailed)] == ["0"]
 
 
-async def test_a_wrong_position_is_each_partition_s_matter() -> None:
+async def test_refusal_of_a_position_is_reported_for_each_partition() -> None:
     """An offset no partition has is reported for each, with where it came from; one that has it is read."""
     async with Fleet(FakeHub(partitions=2)) as fleet:
         fleet.hub.publish("0", count=3)

@@ -36,7 +36,7 @@ async def _delivered(fleet: Fleet, number: int, partition_id: str = "0", within:
 # --------------------------------------------------------------------------------------------------- judged
 
 
-async def test_an_unanswered_probe_opens_the_link_again() -> None:
+async def test_unanswered_probe_opens_the_link_again() -> None:
     """A link that answers no probe, at a service that has answered one, is opened again; nothing is lost."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -69,7 +69,7 @@ async def test_two_silent_links_drop_the_connection() -> None:
         assert all(fleet.record.numbers(partition_id) == [0] for partition_id in "012")
 
 
-async def test_an_attach_without_an_answer_drops_the_connection() -> None:
+async def test_attach_without_an_answer_drops_the_connection() -> None:
     """Where the link opened instead gets no answer in time, the connection is dropped."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -85,7 +85,7 @@ async def test_an_attach_without_an_answer_drops_the_connection() -> None:
 
 
 @pytest.mark.parametrize("answers_echo", [True, False])
-async def test_a_link_behind_the_hub_is_opened_again(answers_echo: bool) -> None:
+async def test_link_behind_the_hub_is_opened_again(answers_echo: bool) -> None:
     """A silent link that answers probes, or whose service never does, is found by management: the hub is ahead."""
     async with _fleet() as fleet:
         fleet.hub.answers_echo = answers_echo
@@ -100,7 +100,7 @@ async def test_a_link_behind_the_hub_is_opened_again(answers_echo: bool) -> None
         assert fleet.record.numbers("0") == list(range(11))
 
 
-async def test_a_link_at_the_end_of_the_stream_is_found() -> None:
+async def test_link_silent_since_latest_is_opened_again() -> None:
     """A link that began at `@latest` and never brought an event is found once the hub has grown under it."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=5)
@@ -114,7 +114,7 @@ async def test_a_link_at_the_end_of_the_stream_is_found() -> None:
 
 @pytest.mark.parametrize("answers_echo", [True, False])
 @pytest.mark.parametrize("is_echo_known", [True, False])
-async def test_a_connection_that_brings_nothing_is_dropped(answers_echo: bool, is_echo_known: bool) -> None:
+async def test_connection_that_delivers_nothing_is_dropped(answers_echo: bool, is_echo_known: bool) -> None:
     """A connection that attaches links and delivers on none is dropped: each of its events flows within minutes."""
     async with _fleet(3) as fleet:
         fleet.hub.answers_echo = is_echo_known
@@ -130,7 +130,7 @@ async def test_a_connection_that_brings_nothing_is_dropped(answers_echo: bool, i
         assert all(fleet.record.numbers(partition_id) == list(range(6)) for partition_id in "012")
 
 
-async def test_drops_that_helped_do_not_delay_the_next() -> None:
+async def test_connection_drops_that_helped_do_not_delay_the_next() -> None:
     """However often a connection is silent, it is dropped as soon as the first time, where that brought events."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -141,7 +141,7 @@ async def test_drops_that_helped_do_not_delay_the_next() -> None:
             await _delivered(fleet, number, within=4 * WAIT)
 
 
-async def test_a_service_that_is_silent_on_every_connection_is_not_stormed() -> None:
+async def test_silent_service_is_reconnected_to_ever_more_rarely() -> None:
     """Where no connection brings anything, links and connections are given up ever more rarely, and then it flows."""
     async with _fleet(3) as fleet:
         await fleet.start("a")
@@ -159,7 +159,7 @@ async def test_a_service_that_is_silent_on_every_connection_is_not_stormed() -> 
 
 
 @pytest.mark.parametrize("answers_echo", [True, False])
-async def test_an_idle_service_is_left_alone(answers_echo: bool) -> None:
+async def test_idle_service_is_not_reconnected_to(answers_echo: bool) -> None:
     """An hour without an event reopens no link and drops no connection, whether the service answers probes or not."""
     async with _fleet(2) as fleet:
         fleet.hub.answers_echo = answers_echo
@@ -173,7 +173,7 @@ async def test_an_idle_service_is_left_alone(answers_echo: bool) -> None:
         await _delivered(fleet, 0, "1", 1)
 
 
-async def test_management_is_asked_once_a_second_in_turn() -> None:
+async def test_management_is_asked_about_silent_partitions_once_a_second() -> None:
     """All silent partitions of a host together cost one question a second at most, and take turns."""
     async with _fleet(8) as fleet:
         await fleet.start("a", max_wait_time=2.0)
@@ -189,7 +189,7 @@ async def test_management_is_asked_once_a_second_in_turn() -> None:
 
 
 @pytest.mark.parametrize("answers_echo", [True, False])
-async def test_a_link_that_does_not_attach_holds_up_no_question(answers_echo: bool) -> None:
+async def test_management_is_asked_while_a_link_waits_for_its_attach(answers_echo: bool) -> None:
     """While a link that was found dead waits for its attach, management is asked about the other partitions."""
     async with _fleet(2) as fleet:
         await fleet.start("a", max_wait_time=5.0)
@@ -208,7 +208,7 @@ async def test_a_link_that_does_not_attach_holds_up_no_question(answers_echo: bo
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("answers_echo", [True, False])
-async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool) -> None:
+async def test_link_with_traffic_is_never_taken_for_silent(seed: int, answers_echo: bool) -> None:
     """With events at any moment, a slow service and checks at every turn, a link that works is never given up."""
     rng = random.Random(seed)
     async with _fleet(2, latency=rng.uniform(0.0, 0.4)) as fleet:
@@ -224,7 +224,7 @@ async def test_traffic_is_never_taken_for_silence(seed: int, answers_echo: bool)
         assert fleet.told("a", LinkStalled) == []
 
 
-async def test_a_slow_handler_is_no_silence() -> None:
+async def test_link_held_back_by_a_slow_handler_is_not_checked() -> None:
     """While events wait for a handler, or there is no credit because of it, nothing is checked, and lag is known."""
 
     async def slow(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
@@ -245,7 +245,7 @@ async def test_a_slow_handler_is_no_silence() -> None:
         await fleet.until(lambda: len(fleet.record.numbers("0")) == 10, 200)
 
 
-async def test_a_hub_that_is_ahead_for_ever_is_asked_ever_less() -> None:
+async def test_hub_that_stays_ahead_is_asked_ever_more_rarely() -> None:
     """Where the newest events cannot be had (a compacted hub), links and connections are given up ever more rarely."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=3)
@@ -259,7 +259,7 @@ async def test_a_hub_that_is_ahead_for_ever_is_asked_ever_less() -> None:
         await _delivered(fleet, 3, within=1)
 
 
-async def test_compacted_partitions_do_not_add_up_to_a_storm() -> None:
+async def test_compacted_partitions_drop_their_connection_rarely() -> None:
     """Many partitions whose newest events are gone have their healthy connection dropped as rarely as one has, and
     new events are not taken for the help of a drop."""
     async with _fleet(16) as fleet:
@@ -278,7 +278,7 @@ async def test_compacted_partitions_do_not_add_up_to_a_storm() -> None:
         assert 3 <= len(drops) <= 7
 
 
-async def test_a_partition_emptied_by_retention_is_not_ahead() -> None:
+async def test_partition_emptied_by_retention_is_not_ahead() -> None:
     """What retention took is nothing to wait for."""
     async with _fleet() as fleet:
         fleet.hub.stall("0", answers_echo=True)
@@ -291,7 +291,7 @@ async def test_a_partition_emptied_by_retention_is_not_ahead() -> None:
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["refuses", "hangs"])
-async def test_management_that_fails_is_no_evidence(is_answered: bool) -> None:
+async def test_management_that_fails_is_no_evidence_of_silence(is_answered: bool) -> None:
     """Where management does not answer, or refuses, no link is given up for it."""
     async with _fleet() as fleet:
         await fleet.start("a")
@@ -314,7 +314,7 @@ async def test_management_that_fails_is_no_evidence(is_answered: bool) -> None:
 
 
 @pytest.mark.parametrize("step", ["probe", "management", "link"])
-async def test_a_host_closes_in_the_middle_of_a_check(step: str) -> None:
+async def test_close_of_a_host_during_a_silence_check_leaves_no_task(step: str) -> None:
     """Closed while a probe is out, while management is asked or while a link is opened again, no task is left."""
     async with _fleet(3) as fleet:
         hub = fleet.hub
@@ -343,7 +343,7 @@ async def test_a_host_closes_in_the_middle_of_a_check(step: str) -> None:
 # ------------------------------------------------------------------------------------------------------ lag
 
 
-async def test_lag_is_unknown_until_it_is_confirmed() -> None:
+async def test_lag_of_a_stalled_link_is_unknown_until_confirmed() -> None:
     """On a stalled link lag is what was told last, then unknown, then what management says."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -379,7 +379,7 @@ async def test_lag_of_an_idle_partition_stays_known() -> None:
             assert [(status.lag, status.is_attached) for status in host.partitions] == [(0, True)] * 2
 
 
-async def test_a_detached_link_is_seen() -> None:
+async def test_status_and_lag_show_a_detached_link() -> None:
     """While a link is not attached, its partition's status says so, and lag is unknown."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -401,7 +401,7 @@ async def test_a_detached_link_is_seen() -> None:
 
 @pytest.mark.parametrize("until", ["reopened", "reconnected"])
 @pytest.mark.parametrize("patience", [None, 1.0])
-async def test_a_reader_finds_its_silent_link(
+async def test_reader_opens_its_silent_link_again(
     until: Any, patience: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A reader that waits for events checks its link as a host does, however long its single waits are."""
@@ -426,7 +426,7 @@ async def test_a_reader_finds_its_silent_link(
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (1 if until == "reopened" else 2)
 
 
-async def test_a_reader_closes_in_the_middle_of_a_check() -> None:
+async def test_close_of_a_reader_during_a_silence_check_leaves_no_task() -> None:
     """Closed while a probe is out, a reader leaves no task."""
     hub = FakeHub(partitions=1)
     settings = ReaderSettings(hub=hub.name, partition_id="0")

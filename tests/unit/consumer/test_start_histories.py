@@ -110,6 +110,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seed", range(300 if metafunc.config.getoption("--long") else 12))
 
 
-async def test_what_is_sent_to_a_living_hub_is_processed(seed: int) -> None:
+async def test_hosts_process_what_is_sent_to_a_started_hub_in_random_histories(seed: int) -> None:
     """Whatever links, hosts, stores and management do: once opened, a partition loses nothing but what its hub lost."""
     await _History(seed).run()

@@ -44,7 +44,7 @@ def _stored(fleet: Fleet, partition_id: str = "0") -> Checkpoint | None:
 # ------------------------------------------------------------------------------------------------- "@latest", pinned
 
 
-async def test_a_link_cut_before_the_first_event_loses_nothing() -> None:
+async def test_link_cut_before_the_first_event_loses_nothing() -> None:
     """What is sent after "@latest" was begun at, while the link is being opened again, is delivered."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
@@ -58,7 +58,7 @@ async def test_a_link_cut_before_the_first_event_loses_nothing() -> None:
         assert fleet.record.numbers("0") == list(range(10, 40))
 
 
-async def test_a_reader_whose_link_is_cut_before_the_first_event_loses_nothing() -> None:
+async def test_reader_whose_link_is_cut_before_the_first_event_loses_nothing() -> None:
     """The end that a reader begins at is that of its entering, on whichever link the first event comes."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -74,7 +74,7 @@ async def test_a_reader_whose_link_is_cut_before_the_first_event_loses_nothing()
         assert got == list(range(10, 30))
 
 
-async def test_a_reader_pins_an_end_that_holds_nothing() -> None:
+async def test_reader_at_latest_pins_the_end_of_an_empty_partition() -> None:
     """An unused partition is begun at its start, one that retention emptied after its last event."""
     hub = FakeHub(partitions=2)
     hub.publish("1", count=10)
@@ -87,7 +87,7 @@ async def test_a_reader_pins_an_end_that_holds_nothing() -> None:
             assert [event.sequence_number for event in await reader.read(max_wait_time=10)] == [first]
 
 
-async def test_a_reader_tries_again_to_find_its_end() -> None:
+async def test_reader_at_latest_retries_to_find_its_end() -> None:
     """A service that is away for a moment delays the start of a reader; one that stays away ends it in time."""
     hub = FakeHub()
     hub.publish("0", count=3)
@@ -101,7 +101,7 @@ async def test_a_reader_tries_again_to_find_its_end() -> None:
     assert asyncio.get_running_loop().time() - began <= 30
 
 
-async def test_a_partition_that_moves_before_its_first_event_loses_nothing() -> None:
+async def test_partition_that_moves_before_its_first_event_loses_nothing() -> None:
     """A later owner goes on where the first one began, although nothing was processed."""
     async with _fleet() as fleet:
         await fleet.start("a", initial_position="@latest")
@@ -113,7 +113,7 @@ async def test_a_partition_that_moves_before_its_first_event_loses_nothing() -> 
         assert fleet.record.numbers("0", "b") == list(range(10))
 
 
-async def test_a_restart_before_the_first_checkpoint_loses_nothing() -> None:
+async def test_restart_before_the_first_checkpoint_loses_nothing() -> None:
     """What was delivered and not checkpointed comes again, whatever the start."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=5)
@@ -129,7 +129,7 @@ async def test_a_restart_before_the_first_checkpoint_loses_nothing() -> None:
         assert fleet.record.numbers("0", "b") == list(range(5, 15))
 
 
-async def test_the_end_is_never_asked_for_on_a_link() -> None:
+async def test_attach_never_asks_for_latest() -> None:
     """No link of a host or reader is attached at "@latest", whatever happens to it."""
     async with _fleet(2) as fleet:
         await fleet.start("a", initial_position={"1": "@latest"})
@@ -142,7 +142,7 @@ async def test_the_end_is_never_asked_for_on_a_link() -> None:
 
 
 @pytest.mark.parametrize("kept", ["all", "nothing", "unused"])
-async def test_a_pinned_partition_has_a_first_checkpoint(kept: str) -> None:
+async def test_first_checkpoint_holds_the_newest_event_of_the_partition(kept: str) -> None:
     """It holds number and offset of the newest event there ever was; before the first, -1 and "-1"."""
     async with _fleet() as fleet:
         if kept != "unused":
@@ -158,7 +158,7 @@ async def test_a_pinned_partition_has_a_first_checkpoint(kept: str) -> None:
 
 
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
-async def test_no_link_before_the_first_checkpoint_is_stored(is_after: bool) -> None:
+async def test_attach_waits_until_the_first_checkpoint_is_stored(is_after: bool) -> None:
     """A store that fails delays the first link, and the place that was pinned first is the one that is stored."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=3)
@@ -172,7 +172,7 @@ async def test_no_link_before_the_first_checkpoint_is_stored(is_after: bool) -> 
         assert fleet.record.numbers("0") == [3, 4, 5]
 
 
-async def test_what_management_does_not_answer_is_asked_again() -> None:
+async def test_end_of_a_partition_without_an_answer_is_asked_for_again() -> None:
     """A partition whose end cannot be read yet is not begun at another one."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=3)
@@ -185,7 +185,7 @@ async def test_what_management_does_not_answer_is_asked_again() -> None:
         assert len(fleet.told("a", ServiceFailed)) == 3
 
 
-async def test_a_lease_lost_before_the_first_checkpoint_ends_the_pump() -> None:
+async def test_lease_lost_before_the_first_checkpoint_ends_the_pump() -> None:
     """Where the store refuses the first checkpoint, nothing is read under that lease."""
     async with _fleet() as fleet:
         fleet.host("a", initial_position="@latest")
@@ -198,7 +198,7 @@ async def test_a_lease_lost_before_the_first_checkpoint_ends_the_pump() -> None:
         assert _stored(fleet) is None
 
 
-def test_an_inclusive_end_is_refused() -> None:
+def test_inclusive_latest_is_refused() -> None:
     """A host pins its start by a checkpoint, and none says "the newest event too"."""
     with pytest.raises(ConfigurationError, match="inclusive"):
         HostSettings(hub="h", initial_position=EventPosition.at_offset("@latest", inclusive=True))
@@ -207,7 +207,7 @@ def test_an_inclusive_end_is_refused() -> None:
 # -------------------------------------------------------------------------------------------------------- the record
 
 
-async def test_the_first_host_records_the_start() -> None:
+async def test_first_host_records_the_start() -> None:
     """The record holds the hub, its partitions and the start asked for, before there is a lease."""
     async with _fleet(3) as fleet:
         fleet.host("a", initial_position={"1": "@latest", "2": 7})
@@ -219,7 +219,7 @@ async def test_the_first_host_records_the_start() -> None:
         assert fleet.leases.leases(fleet.scope) == {}
 
 
-async def test_a_partition_added_while_running_begins_at_its_beginning() -> None:
+async def test_partition_added_while_running_begins_at_its_beginning() -> None:
     """Whatever the start: what was sent to a new partition before a host found it is delivered."""
     async with _fleet(1) as fleet:
         await fleet.start("a", initial_position="@latest")
@@ -236,7 +236,7 @@ async def test_a_partition_added_while_running_begins_at_its_beginning() -> None
         assert fleet.record.numbers("3") == list(range(10))
 
 
-async def test_a_crash_before_there_are_leases_is_no_first_start_again() -> None:
+async def test_start_after_a_crash_before_there_were_leases_is_no_first_one() -> None:
     """A partition that is added after a host died amid its start is a later one for the next host."""
     async with _fleet(2) as fleet:
         fleet.host("a", initial_position="@latest")
@@ -254,7 +254,7 @@ async def test_a_crash_before_there_are_leases_is_no_first_start_again() -> None
         assert [fleet.record.numbers(each) for each in "012"] == [[], [], [0, 1, 2, 3]]
 
 
-async def test_of_two_hosts_that_start_at_once_one_decides() -> None:
+async def test_start_of_two_hosts_at_once_is_decided_by_one_record() -> None:
     """Both found no record: the first to write it decides, and the other reports that its own start does not count."""
     async with _fleet(4) as fleet:
         for partition_id in fleet.hub.partition_ids:
@@ -274,7 +274,7 @@ async def test_of_two_hosts_that_start_at_once_one_decides() -> None:
 
 
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
-async def test_a_store_that_fails_over_the_record_delays_the_start(is_after: bool) -> None:
+async def test_start_waits_while_the_store_fails_over_the_record(is_after: bool) -> None:
     """A record that cannot be read or written is tried again, and reported; no lease is made meanwhile."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
@@ -289,7 +289,7 @@ async def test_a_store_that_fails_over_the_record_delays_the_start(is_after: boo
         assert len(fleet.told("a", StoreFailed)) >= 3
 
 
-async def test_a_group_without_a_record_goes_on_and_gets_one() -> None:
+async def test_start_of_a_group_without_a_record_goes_on_and_writes_one() -> None:
     """Checkpoints of an older version count, and the record is written with the hub there is."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=10)
@@ -300,7 +300,7 @@ async def test_a_group_without_a_record_goes_on_and_gets_one() -> None:
         assert _record(fleet).hub_created_at == fleet.hub.created_at
 
 
-async def test_an_absolute_time_is_asked_for_again() -> None:
+async def test_start_at_a_time_is_asked_for_until_there_is_a_checkpoint() -> None:
     """Until there is a checkpoint, every link and every owner begins at that time."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "before")
@@ -317,7 +317,7 @@ async def test_an_absolute_time_is_asked_for_again() -> None:
         assert _stored(fleet) == Checkpoint("0", "fake:2", 2)
 
 
-async def test_a_recorded_start_that_is_refused_gives_way() -> None:
+async def test_recorded_start_that_is_refused_is_replaced() -> None:
     """A slip in the first host's start does not outlive its correction; one that works is kept."""
     async with _fleet(2) as fleet:
         fleet.hub.publish("0", count=5)

@@ -26,7 +26,7 @@ class Machine:
         return 1.7e9 + self.monotonic()
 
 
-async def test_a_host_that_was_suspended_gives_up_what_ran_out() -> None:
+async def test_host_suspended_beyond_its_leases_gives_them_up() -> None:
     """Once awake it notes at the next renewal that its leases ran out, whatever its timers say."""
     hub, clock, record = FakeHub(partitions=4), Machine(), Record()
     reports: list[HostReport] = []
@@ -50,7 +50,7 @@ async def test_a_host_that_was_suspended_gives_up_what_ran_out() -> None:
     await run
 
 
-async def test_a_suspension_amid_a_step_is_no_blocked_loop() -> None:
+async def test_suspension_during_a_step_is_not_reported_as_a_blocked_loop() -> None:
     """What stands still with the whole machine is not reported as a handler that blocks the event loop."""
     hub, clock, record = FakeHub(partitions=1), Machine(), Record()
     reports: list[HostReport] = []

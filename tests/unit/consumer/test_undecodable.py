@@ -43,7 +43,7 @@ async def _checkpoint(context: PartitionContext, events: Events) -> None:
 @pytest.mark.parametrize(
     "policy", [CheckpointPolicy.manual(), CheckpointPolicy(every_events=1)], ids=["asked", "policy"]
 )
-async def test_a_checkpoint_goes_past_it(policy: CheckpointPolicy) -> None:
+async def test_checkpoint_past_an_undecodable_event_is_stored(policy: CheckpointPolicy) -> None:
     """A handler that does not read such an event stores a checkpoint past it, and is called once."""
     async with _fleet(sound=3, broken=1) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_checkpoint if policy.every_events is None else None)
@@ -54,7 +54,7 @@ async def test_a_checkpoint_goes_past_it(policy: CheckpointPolicy) -> None:
         assert fleet.checkpoint("0") == 3
 
 
-async def test_its_reader_is_told() -> None:
+async def test_reading_an_undecodable_event_raises_event_error() -> None:
     """What cannot be decoded raises EventError where it is read; caught there, the event is passed as others are."""
     refused: list[int] = []
 
@@ -73,7 +73,7 @@ async def test_its_reader_is_told() -> None:
         assert fleet.checkpoint("0") == 3
 
 
-async def test_the_link_goes_on_after_it() -> None:
+async def test_link_lost_behind_an_undecodable_event_reopens_after_it() -> None:
     """A link that is lost behind such an event is opened again after it."""
     async with _fleet(sound=1, broken=1) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_checkpoint))
@@ -85,7 +85,7 @@ async def test_the_link_goes_on_after_it() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_without_a_place_a_later_checkpoint_passes_it() -> None:
+async def test_checkpoint_of_an_event_without_a_place_stores_the_one_before() -> None:
     """Where not even its annotations can be read, the last event before it is stored, and the next one after it."""
     seen: list[int] = []
 

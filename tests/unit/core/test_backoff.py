@@ -23,7 +23,7 @@ from eventpump.options.base import RetryOptions
 
 
 @given(seed=st.integers(), base=st.floats(0.01, 5), factor=st.floats(1, 50), failures=st.integers(1, 40))
-def test_waits_stay_below_a_ceiling_that_doubles(seed: int, base: float, factor: float, failures: int) -> None:
+def test_delay_stays_below_a_ceiling_that_doubles(seed: int, base: float, factor: float, failures: int) -> None:
     """The n-th wait is at most base * 2**(n-1), and never more than the maximum."""
     rng, backoff = random.Random(seed), Backoff(base, base * factor)
     for failure in range(failures):
@@ -31,14 +31,14 @@ def test_waits_stay_below_a_ceiling_that_doubles(seed: int, base: float, factor:
     assert backoff.failures == failures
 
 
-def test_jitter_is_full() -> None:
+def test_delay_spreads_over_its_whole_range() -> None:
     """Waits spread over the whole of their range, so that clients that failed together do not come back together."""
     waits = [Backoff(8, 8).next(random.Random(seed)) for seed in range(200)]
     assert min(waits) < 1
     assert max(waits) > 7
 
 
-def test_a_success_starts_over() -> None:
+def test_reset_starts_the_delays_over() -> None:
     """After a reset the first ceiling holds again."""
     backoff = Backoff(1, 64)
     for _ in range(6):
@@ -48,13 +48,13 @@ def test_a_success_starts_over() -> None:
     assert backoff.next(random.Random(2)) <= 1
 
 
-def test_what_the_peer_asks_for_comes_first() -> None:
+def test_delay_is_at_least_what_the_peer_asks_for() -> None:
     """A throttling peer gets at least the wait it asked for."""
     assert Backoff(1, 1).next(random.Random(3), at_least=4) >= 4
 
 
 @pytest.mark.parametrize(("base", "maximum"), [(0, 1), (-1, 1), (2, 1)])
-def test_impossible_bounds_are_refused(base: float, maximum: float) -> None:
+def test_backoff_with_impossible_bounds_is_refused(base: float, maximum: float) -> None:
     """A backoff that could not wait, or could not grow, is refused."""
     with pytest.raises(ValueError, match="backoff"):
         Backoff(base, maximum)
@@ -72,7 +72,7 @@ TRIES = st.lists(st.tuples(st.floats(0.0, 20.0), st.booleans(), st.booleans()), 
 
 
 @given(TRIES)
-def test_tries_that_count_are_as_far_apart_as_their_delays(tries: list[tuple[float, bool, bool]]) -> None:
+def test_early_tries_do_not_use_up_the_retries(tries: list[tuple[float, bool, bool]]) -> None:
     """Early tries cost nothing: those that count begin after the whole delay, so a retry is used up no sooner; and of
     tries with a link at most one comes early for each that counts."""
     pace, rng, now = TryPace(1.0, 60.0), _Highest(), 0.0
@@ -93,7 +93,7 @@ def test_tries_that_count_are_as_far_apart_as_their_delays(tries: list[tuple[flo
         now += wait
 
 
-def test_a_lost_connection_is_waited_for_only_by_the_transport() -> None:
+def test_early_tries_follow_only_a_lost_connection() -> None:
     """While a connection is lost tries follow each other at once; any other failure waits for its delay."""
     pace, rng = TryPace(8.0, 8.0), _Highest()
     asked = {"is_connection_lost": True, "was_attached": False}

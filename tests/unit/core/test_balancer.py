@@ -58,20 +58,20 @@ snapshots = st.lists(
 # ---------------------------------------------------------------------------------------------- single plans
 
 
-def test_a_lone_host_takes_everything_that_is_free() -> None:
+def test_plan_of_a_lone_host_takes_every_free_lease() -> None:
     """A host that sees nobody else acquires every lease, in one plan."""
     result = plan(leases(*[None] * 8))
     assert set(result.acquire) == {str(n) for n in range(8)}
     assert result.steal == ()
 
 
-def test_rivals_that_nobody_sees_try_free_leases_in_different_orders() -> None:
+def test_plans_of_hosts_that_see_nobody_try_leases_in_different_orders() -> None:
     """Two hosts that start at once do not try the same leases one after the other."""
     listing = leases(*[None] * 20)
     assert plan(listing, seed=1).acquire != plan(listing, seed=2).acquire
 
 
-def test_a_free_lease_is_preferred_to_a_stolen_one() -> None:
+def test_plan_prefers_a_free_lease_to_a_stolen_one() -> None:
     """A host that lacks two leases, and finds two free, steals none."""
     result = plan(leases("a", "a", "a", "b", "b", "b", None, None))
     assert set(result.acquire) == {"6", "7"}
@@ -79,7 +79,7 @@ def test_a_free_lease_is_preferred_to_a_stolen_one() -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 7, 99])
-def test_a_joiner_takes_its_whole_deficit_in_one_cycle(hosts: int) -> None:
+def test_plan_of_a_joiner_takes_its_whole_deficit_in_one_cycle(hosts: int) -> None:
     """One plan brings a joiner to its share, spread over those above theirs, and takes nobody below it."""
     fleet = Fleet(1000, Timing.FRESH, seed=hosts)
     fleet.join(hosts)
@@ -106,25 +106,25 @@ def test_a_joiner_takes_its_whole_deficit_in_one_cycle(hosts: int) -> None:
         (["a", "a", "b", "?", "?"], "what is held without a name is on its way to somebody"),
     ],
 )
-def test_nothing_is_taken_where_nothing_is_gained(owners: list[str], why: str) -> None:
+def test_plan_takes_nothing_where_nothing_is_gained(owners: list[str], why: str) -> None:
     """A plan moves no lease unless both hosts come closer to even."""
     result = plan(leases(*owners))
     assert (result.acquire, result.steal, result.spare) == ((), (), ()), why
 
 
-def test_a_host_above_its_share_gives_nothing_up() -> None:
+def test_plan_of_a_host_above_its_share_is_empty() -> None:
     """Those below take it; the plan of the host is empty."""
     result = plan(leases(ME, ME, ME, ME, "a"))
     assert result == LeasePlan()
 
 
-def test_a_restarted_host_leaves_its_old_leases_alone_until_they_die() -> None:
+def test_plan_of_a_restarted_host_leaves_its_living_leases_alone() -> None:
     """Leases alive under the host's own name, but not held, count as its own; it does not steal them."""
     result = plan(leases(ME, ME, "a", "a"), held=set())
     assert result == LeasePlan()
 
 
-def test_a_restarted_host_takes_its_old_leases_first() -> None:
+def test_plan_of_a_restarted_host_takes_its_dead_leases_first() -> None:
     """Of the leases that died, a host takes those that died under its name."""
     for seed in range(10):
         result = plan(leases("a", "(a)", "(me)", "(b)", "(me)", "a"), held=set(), seed=seed)
@@ -135,7 +135,7 @@ def test_a_restarted_host_takes_its_old_leases_first() -> None:
     assert died_under_me.isdisjoint(plan(seen, host="a").acquire)
 
 
-def test_an_expired_lease_that_nobody_took_counts_as_held() -> None:
+def test_plan_counts_a_held_lease_that_is_listed_as_expired() -> None:
     """A lease this process holds, but the listing shows dead, counts as held."""
     result = plan(leases("(me)", "(me)", "a", "a"), held={"0", "1"})
     assert result == LeasePlan()
@@ -143,12 +143,12 @@ def test_an_expired_lease_that_nobody_took_counts_as_held() -> None:
     assert len(result.acquire) == 1
 
 
-def test_a_held_lease_that_the_listing_gives_to_another_counts_as_held() -> None:
+def test_plan_counts_a_held_lease_that_is_listed_for_another_host() -> None:
     """It counts as held, be the listing or the holding the older, and nothing is stolen for it before that is known."""
     assert plan(leases(ME, "a", "a", "a"), held={"0", "1"}) == LeasePlan()
 
 
-def test_what_is_being_taken_counts_already() -> None:
+def test_plan_counts_what_is_being_taken() -> None:
     """A call of an earlier cycle that has not ended is not made again, nor made up for."""
     assert plan(leases("a", "a", "a", "a"), taking={"1", "3"}) == LeasePlan()
     assert plan(leases("a", "a", None, None), taking={"2", "3"}) == LeasePlan()
@@ -157,7 +157,7 @@ def test_what_is_being_taken_counts_already() -> None:
     assert half.steal == ()
 
 
-def test_avoided_leases_are_made_up_for_with_others_of_the_same_owner() -> None:
+def test_plan_replaces_avoided_leases_by_others_of_the_same_owner() -> None:
     """A host that must not take what it is appointed to steal still gets its share."""
     listing = leases("a", "a", "a", "a", "a", ME)
     appointed = ids(plan(listing).steal)
@@ -166,7 +166,7 @@ def test_avoided_leases_are_made_up_for_with_others_of_the_same_owner() -> None:
     assert ids(result.steal).isdisjoint(appointed)
 
 
-def test_an_avoided_lease_that_died_under_the_host_goes_to_another() -> None:
+def test_plan_replaces_an_avoided_lease_that_expired_under_the_host() -> None:
     """The host takes another lease for it, so that the fleet appoints somebody else: it does not stay unread."""
     listing = leases("a", "a", ME, "(me)")
     result = plan(listing, avoid={"3"})
@@ -181,14 +181,14 @@ def test_an_avoided_lease_that_died_under_the_host_goes_to_another() -> None:
     assert plan(listing, host="a").acquire == ("3",)
 
 
-def test_an_avoided_lease_that_was_released_waits_for_the_host() -> None:
+def test_plan_leaves_an_avoided_lease_that_was_released() -> None:
     """A partition given up to a reader outside the fleet is not passed round the fleet."""
     listing = leases("a", "a", ME, None)
     assert plan(listing, avoid={"3"}) == LeasePlan()
     assert plan(listing, host="a").acquire == ()
 
 
-def test_only_a_host_without_leases_gets_spare_ones() -> None:
+def test_plan_gives_spare_leases_to_a_host_without_any() -> None:
     """Spare leases make a host seen; they leave every owner some, and name none twice."""
     listing = leases(*["a"] * 12, *["b"] * 4)
     joiner = plan(listing)
@@ -201,7 +201,9 @@ def test_only_a_host_without_leases_gets_spare_ones() -> None:
 
 
 @given(snapshots, st.sets(st.integers(0, 39).map(str)), st.integers(0, 5))
-def test_a_plan_is_sound(listing: list[LeaseSnapshot], avoid: set[str], seed: int) -> None:
+def test_plan_of_any_listing_takes_nothing_twice_or_without_gain(
+    listing: list[LeaseSnapshot], avoid: set[str], seed: int
+) -> None:
     """Whatever the listing, nothing is taken twice, wrongly, to excess or no gain."""
     before = list(listing)
     result = plan(listing, avoid=avoid, seed=seed)
@@ -229,7 +231,7 @@ def test_a_plan_is_sound(listing: list[LeaseSnapshot], avoid: set[str], seed: in
 
 
 @given(st.lists(st.one_of(st.none(), names, names.map("({})".format)), min_size=1, max_size=60))
-def test_hosts_that_see_each_other_never_race(owners: list[str | None]) -> None:
+def test_plans_from_one_listing_never_race(owners: list[str | None]) -> None:
     """Hosts that plan from one listing take different leases, and together exactly what makes the fleet even."""
     listing = leases(*owners)
     seen = sorted({lease.owner for lease in listing if lease.is_held and lease.owner is not None})
@@ -252,7 +254,7 @@ def test_hosts_that_see_each_other_never_race(owners: list[str | None]) -> None:
 
 
 @pytest.mark.parametrize("crashes", [1, 37, 99])
-def test_a_crash_costs_the_leases_it_freed(crashes: int) -> None:
+def test_plans_after_a_crash_move_only_the_freed_leases(crashes: int) -> None:
     """On fresh snapshots survivors take exactly what the dead owned, in one cycle, and then nothing more moves."""
     fleet = Fleet(1000, Timing.FRESH, seed=crashes)
     fleet.join(100)
@@ -264,7 +266,7 @@ def test_a_crash_costs_the_leases_it_freed(crashes: int) -> None:
     assert fleet.run(2) == 0
 
 
-def test_each_joiner_costs_its_share() -> None:
+def test_plans_for_each_joiner_make_the_fewest_moves() -> None:
     """On fresh snapshots a fleet that grows from 1 to 100 hosts one by one makes the fewest moves at every step."""
     fleet = Fleet(1000, Timing.FRESH, seed=0)
     for _ in range(100):
@@ -276,7 +278,7 @@ def test_each_joiner_costs_its_share() -> None:
 
 
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=60), st.integers(0, 1000))
-def test_any_unevenness_costs_the_fewest_moves(owners: list[int], seed: int) -> None:
+def test_plans_for_any_unevenness_make_the_fewest_moves(owners: list[int], seed: int) -> None:
     """On fresh snapshots any distribution becomes even by the fewest moves in one cycle, where all hosts are seen."""
     fleet = Fleet(len(owners), Timing.FRESH, seed)
     fleet.join(len(set(owners)))
@@ -322,7 +324,9 @@ def seeds(request: pytest.FixtureRequest) -> range:
     ]
     + [(Timing.BURSTS, scenario) for scenario in JOINS + CRASHES],
 )
-def test_stale_snapshots(timing: Timing, scenario: tuple[int, int, int, int], request: pytest.FixtureRequest) -> None:
+def test_plans_from_stale_snapshots_come_to_rest(
+    timing: Timing, scenario: tuple[int, int, int, int], request: pytest.FixtureRequest
+) -> None:
     """Acting on old pictures, a fleet is even after five cycles and twice the fewest moves, and then rests."""
     for seed in seeds(request):
         fleet = fleet_after(*scenario, timing, seed)
@@ -334,7 +338,9 @@ def test_stale_snapshots(timing: Timing, scenario: tuple[int, int, int, int], re
 
 
 @pytest.mark.parametrize("scenario", STARTS + BOTH)
-def test_bursts_at_a_cold_start(scenario: tuple[int, int, int, int], request: pytest.FixtureRequest) -> None:
+def test_plans_at_a_cold_start_come_to_rest(
+    scenario: tuple[int, int, int, int], request: pytest.FixtureRequest
+) -> None:
     """Where the first to act may take all that is free before anybody is seen, the fleet is even after five cycles."""
     for seed in seeds(request):
         fleet = fleet_after(*scenario, Timing.BURSTS, seed)
@@ -346,7 +352,9 @@ def test_bursts_at_a_cold_start(scenario: tuple[int, int, int, int], request: py
 
 
 @pytest.mark.parametrize("scenario", [JOINS[0], CRASHES[1], BOTH[0], STARTS[-1]])
-def test_slow_store(scenario: tuple[int, int, int, int], request: pytest.FixtureRequest) -> None:
+def test_plans_with_a_slow_store_cost_no_further_moves(
+    scenario: tuple[int, int, int, int], request: pytest.FixtureRequest
+) -> None:
     """Calls that take up to three cycles delay an even fleet, and cost no further moves."""
     for seed in seeds(request):
         fleet = fleet_after(*scenario, Timing.SLOW_STORE, seed)
@@ -363,7 +371,7 @@ def test_slow_store(scenario: tuple[int, int, int, int], request: pytest.Fixture
     st.lists(st.tuples(st.sampled_from(["join", "crash"]), st.integers(1, 8)), min_size=1, max_size=6),
     st.integers(0, 10_000),
 )
-def test_a_fleet_comes_to_rest_after_any_history(
+def test_plans_come_to_rest_after_any_history(
     timing: Timing, partitions: int, history: list[tuple[str, int]], seed: int
 ) -> None:
     """Whatever hosts join and crash, at rest or not, a fleet that is left alone becomes even and rests."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from eventpump.core.bucket import TokenBucket
 
 
-def test_a_pause_allows_a_burst_and_then_the_rate_counts() -> None:
+def test_bucket_after_a_pause_allows_a_burst() -> None:
     """So many at once, then evenly."""
     bucket = TokenBucket(10.0, 3)
     assert [bucket.take(100.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
@@ -17,7 +17,7 @@ def test_a_pause_allows_a_burst_and_then_the_rate_counts() -> None:
 
 
 @given(st.lists(st.floats(0, 0.3), min_size=1, max_size=200), st.integers(1, 12))
-def test_no_second_sees_more_than_rate_and_burst(gaps: list[float], burst: int) -> None:
+def test_bucket_allows_at_most_rate_plus_burst_in_any_second(gaps: list[float], burst: int) -> None:
     """Whatever the times of asking, in any second at most rate + burst begin."""
     bucket, now = TokenBucket(20.0, burst), 0.0
     begun: list[float] = []

@@ -126,7 +126,7 @@ TestCacheAgainstModel = CacheAgainstModel.TestCase
 TestCacheAgainstModel.settings = settings(stateful_step_count=30)
 
 
-def test_a_batch_is_handed_over_without_a_copy() -> None:
+def test_read_of_a_whole_batch_returns_the_very_list() -> None:
     """A sole subscriber that takes a whole large batch gets the very list that came in."""
     cache = _plain()
     cursor = cache.cursor()
@@ -135,7 +135,7 @@ def test_a_batch_is_handed_over_without_a_copy() -> None:
     assert cursor.read(300) is batch
 
 
-def test_a_read_takes_what_is_there_across_batches() -> None:
+def test_read_joins_batches_up_to_its_limit() -> None:
     """One read joins small batches up to its limit, in order."""
     cache = _plain()
     cursor = cache.cursor()
@@ -146,7 +146,7 @@ def test_a_read_takes_what_is_there_across_batches() -> None:
     assert cursor.read(9) == []
 
 
-def test_a_slow_subscriber_keeps_what_it_has_not_read() -> None:
+def test_read_of_a_slow_subscriber_returns_what_the_other_has_passed() -> None:
     """What one of two subscribers has passed stays until the other has too."""
     cache = _plain()
     slow, fast = cache.cursor(), cache.cursor()

@@ -124,7 +124,7 @@ def _handle(tracker: CheckpointTracker, number: int, count: int, now: float) -> 
     tracker.events_handled(_Event(number), count, now)
 
 
-def test_manual_writes_nothing_by_itself() -> None:
+def test_policy_manual_wants_nothing_by_itself() -> None:
     """Without a policy, handled events, time and closing want nothing stored."""
     tracker = _tracker()
     _handle(tracker, 1000, 1000, 0)
@@ -134,7 +134,7 @@ def test_manual_writes_nothing_by_itself() -> None:
     assert tracker.is_settled
 
 
-def test_every_n_events() -> None:
+def test_policy_by_count_wants_the_last_of_n_handled_events() -> None:
     """After N handled events, and not before, their last is wanted."""
     tracker = _tracker(CheckpointPolicy(every_events=10))
     _handle(tracker, 8, 9, 0)
@@ -143,7 +143,7 @@ def test_every_n_events() -> None:
     assert tracker.begin_write() == _checkpoint(9)
 
 
-def test_every_t_seconds() -> None:
+def test_policy_by_time_wants_the_last_handled_event_after_t_seconds() -> None:
     """T seconds after the first event that is in no checkpoint, the last handled one is wanted."""
     tracker = _tracker(CheckpointPolicy(every_seconds=5))
     _handle(tracker, 1, 1, 100)
@@ -155,7 +155,7 @@ def test_every_t_seconds() -> None:
     assert tracker.deadline is None
 
 
-def test_on_close() -> None:
+def test_policy_on_close_wants_the_last_handled_event() -> None:
     """Closing wants the last handled event, not the last delivered."""
     tracker = _tracker(CheckpointPolicy())
     _handle(tracker, 4, 5, 0)
@@ -164,7 +164,7 @@ def test_on_close() -> None:
     assert tracker.begin_write() == _checkpoint(4)
 
 
-def test_an_unhandled_batch_never_moves_it() -> None:
+def test_policy_never_wants_a_batch_that_failed() -> None:
     """What was delivered and failed is in no automatic checkpoint."""
     tracker = _tracker(CheckpointPolicy(every_events=1, every_seconds=1))
     tracker.events_delivered(_Event(5))
@@ -173,7 +173,7 @@ def test_an_unhandled_batch_never_moves_it() -> None:
     assert tracker.is_settled
 
 
-def test_wishes_during_a_write_become_one() -> None:
+def test_requested_during_a_write_makes_one_more() -> None:
     """A hundred wishes while a write is in flight make one further write, of the latest."""
     tracker = _tracker()
     tracker.events_delivered(_Event(100))
@@ -188,7 +188,7 @@ def test_wishes_during_a_write_become_one() -> None:
     assert tracker.is_settled
 
 
-def test_it_never_goes_backwards() -> None:
+def test_requested_never_goes_backwards() -> None:
     """An event at or before what is stored, or wanted already, changes nothing."""
     tracker = _tracker(stored=10)
     tracker.events_delivered(_Event(20))
@@ -198,7 +198,7 @@ def test_it_never_goes_backwards() -> None:
     assert tracker.begin_write() == _checkpoint(15)
 
 
-def test_a_failed_write_is_wanted_again() -> None:
+def test_write_failed_makes_the_write_again() -> None:
     """A write whose outcome is not known is made again, unless a later one is wanted by then."""
     tracker = _tracker()
     tracker.events_delivered(_Event(9))
@@ -211,7 +211,7 @@ def test_a_failed_write_is_wanted_again() -> None:
     assert tracker.begin_write() == _checkpoint(5)
 
 
-def test_none_is_the_last_handled() -> None:
+def test_requested_without_an_event_means_the_last_handled() -> None:
     """Asked without an event from outside the handler, the last event handled is meant; before any, nothing."""
     tracker = _tracker()
     tracker.events_delivered(_Event(3))
@@ -221,7 +221,7 @@ def test_none_is_the_last_handled() -> None:
     assert tracker.requested(None) == _checkpoint(3)
 
 
-def test_none_in_the_batch_is_its_last() -> None:
+def test_requested_without_an_event_in_a_batch_means_its_last() -> None:
     """Asked without an event by the handler, the running batch is meant, until it has failed."""
     tracker = _tracker()
     _handle(tracker, 3, 1, 0)
@@ -233,7 +233,7 @@ def test_none_in_the_batch_is_its_last() -> None:
 
 
 @pytest.mark.parametrize("options", [{"every_events": 0}, {"every_seconds": 0}, {"every_seconds": -1.0}])
-def test_impossible_policies_are_refused(options: dict[str, Any]) -> None:
+def test_policy_that_cannot_be_kept_is_refused(options: dict[str, Any]) -> None:
     """A policy that could not be kept is refused by name."""
     with pytest.raises(ConfigurationError, match=r"checkpoint_policy\.every_"):
         CheckpointPolicy(**options)

@@ -96,7 +96,7 @@ def claimed(procedure: Procedure[Started], state: PublisherState = STATE, *, las
 # ----------------------------------------------------------------------------------------------- step by step
 
 
-def test_the_first_start_takes_what_the_service_gives_and_stores_it_before_it_may_send() -> None:
+def test_replayable_first_start_stores_the_given_state_before_sending() -> None:
     """A blank attach; then the state, only where none is; a start that lost that race looks again."""
     script = Script(begin())
     assert script.asked == [ReadState()]
@@ -111,7 +111,7 @@ def test_the_first_start_takes_what_the_service_gives_and_stores_it_before_it_ma
     assert (script.started.number, script.started.published, script.started.is_claimed) == (0, 0, False)
 
 
-def test_an_exclusive_start_claims_the_next_level_in_the_store_before_it_attaches() -> None:
+def test_exclusive_start_stores_its_level_before_it_attaches() -> None:
     """Intent, tail, number under the former level, both stored, raise, tail, done: in this order and no other."""
     script = Script(begin())
     script.answer(stored(STATE))
@@ -131,7 +131,7 @@ def test_an_exclusive_start_claims_the_next_level_in_the_store_before_it_attache
     assert started == Started(stored(done, "v8"), 45, 46, is_claimed=True)
 
 
-def test_a_partition_that_grew_while_the_level_was_taken_is_in_doubt() -> None:
+def test_exclusive_start_is_in_doubt_where_the_partition_grew() -> None:
     """The numbers are in the error; the intent stays as it is, so that the next start is in doubt too."""
     script = claimed(begin())
     script.answer(ProducerAnswer(9, 5, 45))
@@ -151,7 +151,7 @@ def test_a_partition_that_grew_while_the_level_was_taken_is_in_doubt() -> None:
         again.answer(TAIL + 3)
 
 
-def test_a_clean_close_is_settled_whatever_others_publish() -> None:
+def test_exclusive_start_after_a_clean_close_is_settled() -> None:
     """Where the former process closed with nothing in doubt, the tail is not asked for; the next state is not clean."""
     script = claimed(begin(), replace(STATE, is_clean=True))
     assert not any(isinstance(each, ReadTail) for each in script.asked)
@@ -160,7 +160,7 @@ def test_a_clean_close_is_settled_whatever_others_publish() -> None:
     assert not swap.state.is_clean
 
 
-def test_a_start_that_finds_an_intent_claims_one_level_more_and_keeps_what_is_known() -> None:
+def test_start_that_finds_an_intent_claims_one_level_more() -> None:
     """Level below, clean mark, T0 and N stay; without N it is read under the level below."""
     for intent in (PublisherIntent(7), PublisherIntent(7, TAIL, 45)):
         state = replace(STATE, claim="other", intent=intent)
@@ -178,7 +178,7 @@ def test_a_start_that_finds_an_intent_claims_one_level_more_and_keeps_what_is_kn
     assert done.state.owner_level == 8
 
 
-def test_a_first_swap_that_fails_looks_again_and_a_later_one_stops() -> None:
+def test_start_looks_again_only_where_its_first_swap_fails() -> None:
     """Before its claim a start has no part in the state; afterwards a change means that another start came later."""
     script = Script(begin())
     script.answer(stored(STATE))
@@ -196,7 +196,7 @@ def test_a_first_swap_that_fails_looks_again_and_a_later_one_stops() -> None:
         script.answer(None)
 
 
-def test_a_start_whose_attach_is_refused_for_a_higher_level_stops() -> None:
+def test_start_refused_for_a_higher_level_stops() -> None:
     """At the reading, and at the raise."""
     for answers in ([TAIL], [TAIL, ProducerAnswer(9, 4, 45), None]):
         script = Script(begin())
@@ -209,7 +209,7 @@ def test_a_start_whose_attach_is_refused_for_a_higher_level_stops() -> None:
 
 
 @pytest.mark.parametrize("nothing", [-1, 0])
-def test_a_number_below_zero_is_raised_as_null(nothing: int) -> None:
+def test_raise_of_a_number_below_zero_sends_null(nothing: int) -> None:
     """The service refuses a negative number; what it answers then is what the next numbers follow."""
     script = claimed(begin(), PublisherState(9, 0, nothing), last=nothing)
     assert script.asked[-1] == AttachProducer(AttachRequest(9, 1, None if nothing < 0 else 0))
@@ -221,7 +221,7 @@ def test_a_number_below_zero_is_raised_as_null(nothing: int) -> None:
     assert script.started.is_claimed is (nothing == 0)
 
 
-def test_nobody_publishes_under_the_highest_level() -> None:
+def test_start_under_the_highest_level_takes_a_new_id() -> None:
     """It shuts out the level below; then a new id is taken, and what is published goes on counting."""
     state = replace(STATE, owner_level=MAX_OWNER_LEVEL - 1)
     script = claimed(begin(), state)
@@ -238,7 +238,7 @@ def test_nobody_publishes_under_the_highest_level() -> None:
     assert other.swapped() == AttachProducer(AttachRequest(9, MAX_OWNER_LEVEL, 45))
 
 
-def test_accepting_a_doubt_counts_what_the_service_answered() -> None:
+def test_accept_of_a_doubt_counts_what_the_service_answered() -> None:
     """The events in doubt are left out."""
     script = claimed(begin(on_doubt=OnDoubt.ACCEPT))
     script.answer(ProducerAnswer(9, 5, 45))
@@ -247,7 +247,7 @@ def test_accepting_a_doubt_counts_what_the_service_answered() -> None:
     assert (swap.state.start, swap.state.published) == (45, 46)
 
 
-def test_a_scan_counts_what_was_stored_by_its_stamps() -> None:
+def test_scan_counts_what_was_stored_by_its_stamps() -> None:
     """Between the tails, under the former level, the numbers after the one read; the new level is stamped too."""
     script = claimed(begin(on_doubt=OnDoubt.SCAN), replace(STATE, is_stamped=True))
     script.answer(ProducerAnswer(9, 5, 45))
@@ -258,7 +258,7 @@ def test_a_scan_counts_what_was_stored_by_its_stamps() -> None:
 
 
 @pytest.mark.parametrize(("is_stamped", "found"), [(False, ()), (True, None), (True, (47,))])
-def test_a_scan_that_cannot_count_leaves_the_doubt(is_stamped: bool, found: tuple[int, ...] | None) -> None:
+def test_scan_that_cannot_count_leaves_the_doubt(is_stamped: bool, found: tuple[int, ...] | None) -> None:
     """Events without stamps, events that are gone, or a hole in the numbers."""
     script = claimed(begin(on_doubt=OnDoubt.SCAN), replace(STATE, is_stamped=is_stamped))
     script.answer(ProducerAnswer(9, 5, 45))
@@ -267,7 +267,7 @@ def test_a_scan_that_cannot_count_leaves_the_doubt(is_stamped: bool, found: tupl
         script.answer(found)
 
 
-def test_an_answer_that_cannot_be_ends_the_start() -> None:
+def test_start_with_an_impossible_answer_ends() -> None:
     """Another id or level, or none."""
     for answer in (ProducerAnswer(8, 4, 45), ProducerAnswer(9, 5, 45), ProducerAnswer(9, 4, None)):
         script = Script(begin())
@@ -281,7 +281,7 @@ def test_an_answer_that_cannot_be_ends_the_start() -> None:
 # ------------------------------------------------------------------------------------------------- replayable
 
 
-def test_a_replayable_start_shares_the_stored_level() -> None:
+def test_replayable_start_shares_the_stored_level() -> None:
     """One attach with a null number, and no write."""
     script = Script(begin(REPLAYABLE))
     assert script.answer(stored(STATE)) == AttachProducer(AttachRequest(9, 4))
@@ -289,7 +289,7 @@ def test_a_replayable_start_shares_the_stored_level() -> None:
     assert script.started == Started(stored(STATE), 45, 46, is_claimed=False)
 
 
-def test_a_replayable_start_takes_back_what_would_not_be_true_any_more() -> None:
+def test_replayable_start_withdraws_clean_and_stamped_marks() -> None:
     """A clean mark, and that every event is stamped: both before it may send."""
     script = Script(begin(REPLAYABLE))
     found = replace(STATE, is_clean=True, is_stamped=True)
@@ -297,7 +297,7 @@ def test_a_replayable_start_takes_back_what_would_not_be_true_any_more() -> None
     assert script.answer(None) == ReadState()
 
 
-def test_a_replayable_start_that_finds_an_intent_carries_it_out() -> None:
+def test_replayable_start_that_finds_an_intent_carries_it_out() -> None:
     """The level below may be shut out already: it takes one more, as an exclusive start does."""
     script = Script(begin(REPLAYABLE))
     state = replace(STATE, intent=PublisherIntent(5, TAIL, 45))
@@ -317,7 +317,7 @@ LOST: Mapping[str, object] = {
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, REPLAYABLE])
 @pytest.mark.parametrize("answer", LOST.values(), ids=LOST)
-def test_a_service_that_has_forgotten_ends_the_start(mode: PublisherMode, answer: object) -> None:
+def test_start_at_a_service_that_has_forgotten_ends(mode: PublisherMode, answer: object) -> None:
     """Refused, or a number below the mark."""
     script = Script(begin(mode))
     script.answer(stored(STATE))
@@ -330,7 +330,7 @@ def test_a_service_that_has_forgotten_ends_the_start(mode: PublisherMode, answer
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, REPLAYABLE])
 @pytest.mark.parametrize("answer", LOST.values(), ids=LOST)
-def test_a_new_id_counts_from_the_newest_mark(mode: PublisherMode, answer: object) -> None:
+def test_start_with_a_new_id_counts_from_the_newest_mark(mode: PublisherMode, answer: object) -> None:
     """A blank attach; the state has its id, and what the mark says is published."""
     script = Script(begin(mode, on_state_lost=OnStateLost.NEW))
     script.answer(stored(STATE))
@@ -350,7 +350,7 @@ def test_a_new_id_counts_from_the_newest_mark(mode: PublisherMode, answer: objec
     assert script.started.published == 42
 
 
-def test_a_service_that_forgets_before_the_raise_ends_the_start() -> None:
+def test_start_forgotten_before_the_raise_ends() -> None:
     """The number was read, and the raise is refused."""
     script = claimed(begin())
     with pytest.raises(ProducerStateLostError):
@@ -380,7 +380,9 @@ def test_a_service_that_forgets_before_the_raise_ends_the_start() -> None:
         (-1, False, 4, 5),
     ],
 )
-def test_what_is_published_since_a_mark(mark: int, has_published: bool, number: int, ahead: int | None) -> None:
+def test_published_since_a_mark_is_counted_modulo_2_31(
+    mark: int, has_published: bool, number: int, ahead: int | None
+) -> None:
     """Modulo 2^31; before anything is accepted under an id and level, the service may also answer for nothing."""
     assert published_since(PublisherState(9, 4, mark, has_published=has_published), number) == ahead
     assert is_below(number, mark, has_published=has_published) is (ahead is None)
@@ -404,7 +406,9 @@ def seeds(request: pytest.FixtureRequest) -> range:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("others", [0.0, 0.2], ids=["alone", "other writers"])
-def test_exclusive_never_stores_twice_and_never_loses(request: pytest.FixtureRequest, others: float) -> None:
+def test_exclusive_processes_never_store_twice_in_random_histories(
+    request: pytest.FixtureRequest, others: float
+) -> None:
     """Processes that overlap, freeze and die at every step, late transfers: exact, or in doubt."""
     doubts = superseded = 0
     for seed in seeds(request):
@@ -422,7 +426,7 @@ def test_exclusive_never_stores_twice_and_never_loses(request: pytest.FixtureReq
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("others", [0.0, 0.2], ids=["alone", "other writers"])
-def test_a_scan_settles_every_doubt(request: pytest.FixtureRequest, others: float) -> None:
+def test_exclusive_processes_with_stamps_are_never_in_doubt(request: pytest.FixtureRequest, others: float) -> None:
     """With stamps on every event no start is in doubt, and the log is exact."""
     for seed in seeds(request):
         world = walk(seed, 400, on_doubt=OnDoubt.SCAN, others=others, is_high=seed % 5 == 0)
@@ -435,7 +439,7 @@ def test_a_scan_settles_every_doubt(request: pytest.FixtureRequest, others: floa
 
 
 @pytest.mark.timeout(900)
-def test_an_accepted_doubt_stores_again_and_never_loses(request: pytest.FixtureRequest) -> None:
+def test_exclusive_processes_that_accept_doubts_lose_nothing(request: pytest.FixtureRequest) -> None:
     """What was acknowledged is stored once; what was not may be published again; nothing is missing."""
     for seed in seeds(request):
         world = walk(seed, 400, on_doubt=OnDoubt.ACCEPT, others=0.1, is_high=seed % 5 == 0)

@@ -154,13 +154,15 @@ EVENTS, BYTES = (1, 5, 40, 200, 2000), (1000, 10_000, 60_000, 400_000)
     is_strict=st.booleans(),
 )
 @example(seed=394, max_events=200, max_bytes=1000, is_strict=False)
-def test_the_stated_bounds_hold(seed: int, max_events: int, max_bytes: int, is_strict: bool) -> None:
+def test_window_keeps_the_stated_bounds_in_random_histories(
+    seed: int, max_events: int, max_bytes: int, is_strict: bool
+) -> None:
     """Whatever comes: events stay in their budget, bytes in theirs plus what could come as it was reached."""
     _check_bounds(seed, max_events, max_bytes, is_strict=is_strict, steps=600)
 
 
 @pytest.mark.timeout(3600)
-def test_the_stated_bounds_hold_for_many_seeds(pytestconfig: pytest.Config) -> None:
+def test_window_keeps_the_stated_bounds_for_many_seeds(pytestconfig: pytest.Config) -> None:
     """The same for seed after seed: 2,000, or 100,000 in the long form."""
     seeds = range(100_000 if pytestconfig.getoption("--long") else 2000)
     for seed in (*seeds, 13_419):
@@ -170,7 +172,7 @@ def test_the_stated_bounds_hold_for_many_seeds(pytestconfig: pytest.Config) -> N
 
 
 @given(seed=st.integers(0, 2**32), max_events=st.sampled_from([5, 60]), max_bytes=st.sampled_from([200, 6000, 10**6]))
-def test_the_allowance_is_that_of_the_engine(seed: int, max_events: int, max_bytes: int) -> None:
+def test_window_allowance_equals_that_of_the_link(seed: int, max_events: int, max_bytes: int) -> None:
     """However messages and flows cross, the window and the engine's link agree on what may still come.
 
     So the engine takes what the window reckons with, and would end the link of a peer that sends more.
@@ -210,7 +212,9 @@ def test_the_allowance_is_that_of_the_engine(seed: int, max_events: int, max_byt
     is_strict=st.booleans(),
     batch=st.sampled_from([1, 7, 50]),
 )
-def test_everything_comes_in_the_end(seed: int, max_events: int, max_bytes: int, is_strict: bool, batch: int) -> None:
+def test_window_never_runs_dry_for_a_reader_that_reads_on(
+    seed: int, max_events: int, max_bytes: int, is_strict: bool, batch: int
+) -> None:
     """A reader that reads on gets every message, however small the window: credit never runs dry for good."""
     count = 600
     service = _Service(CreditWindow(max_events, max_bytes, strict=is_strict), _sizes(random.Random(seed), count))
@@ -233,7 +237,9 @@ def test_everything_comes_in_the_end(seed: int, max_events: int, max_bytes: int,
     left=st.integers(0, 400),
     more=st.integers(1, 300),
 )
-def test_what_is_wanted_comes_and_no_more(seed: int, max_events: int, max_bytes: int, left: int, more: int) -> None:
+def test_window_with_a_wanted_number_grants_exactly_that(
+    seed: int, max_events: int, max_bytes: int, left: int, more: int
+) -> None:
     """With a number of messages wanted, exactly so many come, whatever the window; and as many again as asked then."""
     rng = random.Random(seed)
     service = _Service(CreditWindow(max_events, max_bytes, left=left), _sizes(rng, 1000))
@@ -251,7 +257,7 @@ def test_what_is_wanted_comes_and_no_more(seed: int, max_events: int, max_bytes:
         assert got == service.sent == wanted
 
 
-def test_a_known_size_keeps_within_the_budget() -> None:
+def test_window_with_known_sizes_keeps_within_the_byte_budget() -> None:
     """Once sizes are known and steady, the bytes held never exceed the budget at all."""
     service = _Service(CreditWindow(3000, 50_000), iter([1000] * 5000))
     service.window.link_opened(LARGEST)
@@ -275,7 +281,7 @@ def _steady(window: CreditWindow, size: int, rounds: int) -> None:
         window.grant(0, 0)
 
 
-def test_it_starts_small_and_grows() -> None:
+def test_window_starts_small_and_grows() -> None:
     """The first grant is 32, and the window doubles with what arrives, up to the room in events."""
     window = CreditWindow(3000, 100_000_000)
     assert window.grant(0, 0) == START
@@ -287,14 +293,14 @@ def test_it_starts_small_and_grows() -> None:
     assert seen[-1] == 3000
 
 
-def test_bytes_limit_credit_by_the_size_seen() -> None:
+def test_window_limits_credit_by_the_size_seen() -> None:
     """With messages of 1000 bytes and room for 50 000, no more than 50 are let come."""
     window = CreditWindow(3000, 50_000)
     _steady(window, 1000, 12)
     assert window.credit == 50
 
 
-def test_one_large_message_is_remembered() -> None:
+def test_window_remembers_a_recent_large_message() -> None:
     """A recent large message counts, not the mean: credit follows the larger of the two."""
     window = CreditWindow(3000, 50_000)
     _steady(window, 10, 12)
@@ -303,7 +309,7 @@ def test_one_large_message_is_remembered() -> None:
     assert window.grant(0, 0) == 10
 
 
-def test_a_large_message_is_forgotten_in_time() -> None:
+def test_window_forgets_a_large_message_in_time() -> None:
     """After some thousand small messages a large one counts no more."""
     window = CreditWindow(100, 50_000)
     window.grant(0, 0)
@@ -314,7 +320,7 @@ def test_a_large_message_is_forgotten_in_time() -> None:
     assert window.credit == 100
 
 
-def test_overshoot_takes_credit_back() -> None:
+def test_window_overshot_sets_credit_to_zero_once() -> None:
     """Where larger messages than estimated fill the budget, credit is set to 0 once."""
     window = CreditWindow(1000, 10_000)
     window.grant(0, 0)
@@ -323,7 +329,7 @@ def test_overshoot_takes_credit_back() -> None:
     assert window.grant(2, 12_000) is None
 
 
-def test_top_ups_come_at_half_the_window() -> None:
+def test_window_tops_up_at_half() -> None:
     """Reading message by message out of a full cache asks for a flow every half window, not every message."""
     window = CreditWindow(1000, 1_000_000_000)
     _steady(window, 10, 12)
@@ -332,7 +338,7 @@ def test_top_ups_come_at_half_the_window() -> None:
     assert grants == [500, 0]
 
 
-def test_strict_grants_by_the_link_s_largest_message() -> None:
+def test_window_strict_grants_by_the_links_largest_message() -> None:
     """Strictly, only as many messages are let come as fit if each is as large as the link allows."""
     window = CreditWindow(1000, 10_000, strict=True)
     window.link_opened(1000)
@@ -341,7 +347,7 @@ def test_strict_grants_by_the_link_s_largest_message() -> None:
     assert window.grant(10, 10) == 9
 
 
-def test_a_new_link_starts_without_credit() -> None:
+def test_window_on_a_new_link_grants_again() -> None:
     """What was granted on a link that ended is granted again on the next."""
     window = CreditWindow(100, 10_000)
     assert window.grant(0, 0) == START
@@ -350,7 +356,7 @@ def test_a_new_link_starts_without_credit() -> None:
     assert window.grant(0, 0) == START
 
 
-def test_withdrawing_says_zero_once() -> None:
+def test_withdraw_sets_credit_to_zero_once() -> None:
     """To stop, credit is set to 0, and not again where there is none."""
     window = CreditWindow(100, 10_000)
     window.grant(0, 0)
@@ -359,7 +365,7 @@ def test_withdrawing_says_zero_once() -> None:
 
 
 @pytest.mark.parametrize(("events", "size"), [(0, 10), (10, 0)])
-def test_a_window_without_room_is_refused(events: int, size: int) -> None:
+def test_window_without_room_is_refused(events: int, size: int) -> None:
     """A budget of nothing would never let anything come."""
     with pytest.raises(ValueError, match="room"):
         CreditWindow(events, size)

@@ -22,7 +22,7 @@ def _leases(owners: list[str | None]) -> list[LeaseSnapshot]:
 
 
 @given(st.lists(names, min_size=1, max_size=40), st.integers(0, 100))
-def test_a_first_step_is_one_steal_at_most_and_a_part_of_the_plan(owners: list[str | None], seed: int) -> None:
+def test_first_step_is_one_steal_at_most(owners: list[str | None], seed: int) -> None:
     """A host that is not seen steals one lease, none where it acquires any; a seen one has no first step."""
     listing = _leases(owners)
     held = {lease.partition_id for lease in listing if lease.owner == ME}
@@ -39,7 +39,7 @@ def test_a_first_step_is_one_steal_at_most_and_a_part_of_the_plan(owners: list[s
     assert not set(step.spare).intersection(step.steal)
 
 
-def test_a_host_whose_first_steal_is_under_way_steals_nothing_more() -> None:
+def test_first_step_with_a_steal_under_way_steals_nothing() -> None:
     """A store that is slow to answer makes a joiner no thief of more than one lease."""
     listing = _leases(["a"] * 20)
     plan = plan_leases(listing, host=ME, held=(), rng=random.Random(1), taking=["3"])

@@ -40,7 +40,7 @@ def _life(ownership_lost_grace: float = 5, close_timeout: float = 20) -> PumpLif
 
 
 @pytest.mark.parametrize(("state", "happened"), list(itertools.product(PumpState, PumpInput)))
-def test_every_state_meets_every_input(state: PumpState, happened: PumpInput) -> None:
+def test_pump_takes_each_input_in_each_state(state: PumpState, happened: PumpInput) -> None:
     """Each pair leads where the table says, or is refused and changes nothing."""
     life = _life()
     life.state = state
@@ -73,7 +73,7 @@ def test_drained_returns_whether_open_had_returned(inputs: list[PumpInput], was_
     assert life.drained() is was_opened
 
 
-def test_only_a_stolen_link_suspends() -> None:
+def test_stolen_link_alone_suspends_the_pump() -> None:
     """A pump is suspended from the theft until it ends; only when its task has ended it is over."""
     life = _life()
     seen = []
@@ -92,7 +92,7 @@ def test_only_a_stolen_link_suspends() -> None:
     assert seen == [no, no, (True, False, False), ending, ending, (False, True, True)]
 
 
-def test_the_reason_is_decided_once() -> None:
+def test_close_reason_is_the_first_one() -> None:
     """The first reason stands, whatever happens afterwards; that ownership was lost is known all the same."""
     life = _life()
     life.ending(CloseReason.SHUTDOWN, 0)
@@ -103,14 +103,14 @@ def test_the_reason_is_decided_once() -> None:
     assert life.is_lost
 
 
-def test_an_end_leaves_time_for_what_follows() -> None:
+def test_deadlines_leave_time_for_close_and_the_last_write() -> None:
     """The handler's time ends before that of close, that before the last write's, and all within the given time."""
     life = _life()
     life.ending(CloseReason.SHUTDOWN, 100, within=8)
     assert 100 < life.handler_until < life.close_until < life.write_until < life.overdue_at == 108
 
 
-def test_loss_gives_the_handler_its_grace() -> None:
+def test_deadline_of_a_handler_after_loss_is_the_grace() -> None:
     """Once ownership is lost, the handler is cancelled after the grace, not after the close time-out."""
     life = _life(ownership_lost_grace=3)
     life.ownership_lost(50)

@@ -17,14 +17,14 @@ def _begun(queue: RequestQueue) -> list[int]:
     return begun
 
 
-def test_the_urgent_come_first_and_the_earlier_of_two_alike() -> None:
+def test_ask_begins_the_urgent_first_then_the_earlier() -> None:
     """Priority, then order, then arrival decide."""
     queue = RequestQueue(10, (10, 10))
     late, early, first, second = queue.ask(1, 5.0), queue.ask(1, 4.0), queue.ask(0, 9.0), queue.ask(0, 9.0)
     assert _begun(queue) == [first, second, early, late]
 
 
-def test_a_priority_at_its_share_lets_the_next_one_by() -> None:
+def test_ask_passes_over_a_priority_at_its_share() -> None:
     """What may not begin for its share holds up nobody of another priority."""
     queue = RequestQueue(4, (4, 1))
     low = [queue.ask(1), queue.ask(1)]
@@ -39,7 +39,7 @@ def test_a_priority_at_its_share_lets_the_next_one_by() -> None:
     assert _begun(queue) == low[1:]
 
 
-def test_who_left_gets_no_turn() -> None:
+def test_leave_of_a_waiting_request_gives_it_no_turn() -> None:
     """A request that was given up while it waited takes no room."""
     queue = RequestQueue(1, (1,))
     running, given_up, last = queue.ask(0), queue.ask(0), queue.ask(0)
@@ -51,7 +51,7 @@ def test_who_left_gets_no_turn() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
-def test_bounds_and_fairness_hold_in_every_history(seed: int, limit: int, shares: list[int]) -> None:
+def test_queue_keeps_bounds_and_fairness_in_every_history(seed: int, limit: int, shares: list[int]) -> None:
     """At any moment no bound is passed, no request waits that could run, and in the end everybody had a turn."""
     rng = random.Random(seed)
     queue = RequestQueue(limit, shares)

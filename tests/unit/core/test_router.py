@@ -14,7 +14,7 @@ EVENT = EventData(b"x")
 
 
 @pytest.mark.parametrize(("key", "index"), [("key0", 2), ("key1", 3), ("key2", 0), ("key3", 0), ("key4", 3), ("", 0)])
-def test_a_key_goes_where_the_service_s_hash_says(key: str, index: int) -> None:
+def test_route_of_a_key_is_the_services_hash(key: str, index: int) -> None:
     """The vectors of protocol.md 14; ids are taken in the service's order, whatever they are called."""
     router: PartitionRouter = HashRouter(partition_for_key)
     ids = [f"p{9 - each}" for each in range(7)]
@@ -22,7 +22,7 @@ def test_a_key_goes_where_the_service_s_hash_says(key: str, index: int) -> None:
     assert router.route(EVENT, key, ids) == ids[index]
 
 
-def test_events_without_key_go_round_robin() -> None:
+def test_route_without_a_key_is_round_robin() -> None:
     """Each partition gets its turn, whatever keyed events come between."""
     router = HashRouter(partition_for_key)
     chosen = []
@@ -32,7 +32,7 @@ def test_events_without_key_go_round_robin() -> None:
     assert "".join(chosen) == "01230123"
 
 
-def test_round_robin_goes_on_when_partitions_are_added() -> None:
+def test_route_round_robin_uses_added_partitions() -> None:
     """A hub that grew is used whole; one that is listed shorter is no error."""
     router = HashRouter(partition_for_key)
     for _ in range(3):

@@ -11,7 +11,7 @@ from eventpump.core.schedule import Schedule
 
 
 @given(st.integers(0, 2**32))
-def test_what_is_set_last_counts(seed: int) -> None:
+def test_take_gives_each_name_once_at_its_last_setting(seed: int) -> None:
     """After any sequence of settings and removals, each name is due once, in the order of time, at its last setting."""
     rng, schedule = random.Random(seed), Schedule()
     expected: dict[str, float] = {}

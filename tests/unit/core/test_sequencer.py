@@ -76,7 +76,7 @@ def test_numbers_wrap_to_zero() -> None:
 
 
 @pytest.mark.parametrize(("answer", "first"), [(-1, 0), (0, 1), (41, 42), (2147483647, 0)])
-def test_the_next_number_is_the_answer_plus_one(answer: int, first: int) -> None:
+def test_attach_answer_plus_one_is_the_next_number(answer: int, first: int) -> None:
     """Both initial answers, -1 and 0, are taken, and the first number is the one after what was answered."""
     sequencer = attached(answer)
     assert sequencer.last_number == answer
@@ -86,7 +86,7 @@ def test_the_next_number_is_the_answer_plus_one(answer: int, first: int) -> None
 # ------------------------------------------------------------------------------------------------- attaching
 
 
-def test_the_first_attach_carries_what_was_given() -> None:
+def test_first_attach_carries_what_was_given() -> None:
     """Nothing given: none of the three properties. Something given: that, and null for the rest."""
     assert PartitionSequencer[str]("0").attach_request.is_blank
     given = PartitionSequencer[str]("0", owner_level=4).attach_request
@@ -94,21 +94,21 @@ def test_the_first_attach_carries_what_was_given() -> None:
     assert not given.is_blank
 
 
-def test_what_the_service_answers_becomes_the_state() -> None:
+def test_attach_answer_becomes_the_state() -> None:
     """Values left out are filled by the service."""
     sequencer = PartitionSequencer[str]("0", owner_level=4)
     sequencer.attached(9, 4, 17)
     assert (sequencer.producer_id, sequencer.owner_level, sequencer.last_number) == (9, 4, 17)
 
 
-def test_attaching_again_carries_id_and_level_and_a_null_number() -> None:
+def test_second_attach_carries_id_level_and_a_null_number() -> None:
     """The service echoes a number it is given, so only null shows the truth."""
     sequencer = attached(5)
     sequencer.detached()
     assert sequencer.attach_request == AttachRequest(PRODUCER_ID, 0, None)
 
 
-def test_the_starting_number_goes_out_on_the_first_attach_only() -> None:
+def test_starting_number_goes_out_on_the_first_attach_only() -> None:
     """Until an attach was answered it is given, then never more."""
     sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, starting_number=41)
     assert sequencer.attach_request == AttachRequest(9, 1, 41)
@@ -121,7 +121,7 @@ def test_the_starting_number_goes_out_on_the_first_attach_only() -> None:
 
 
 @pytest.mark.parametrize("answer", [4, 6, 0, -1])
-def test_an_idle_publisher_is_answered_the_last_number_or_fails(answer: int) -> None:
+def test_attach_answer_to_an_idle_publisher_must_be_the_last_number(answer: int) -> None:
     """Nothing is in doubt: any other answer than the last committed number is an invalid state."""
     sequencer = attached(5)
     sequencer.detached()
@@ -131,7 +131,7 @@ def test_an_idle_publisher_is_answered_the_last_number_or_fails(answer: int) -> 
 
 
 @pytest.mark.parametrize("answer", [(None, 0, 0), (7, None, 0), (7, 0, None), (7, 0, -2), (7, 0, NUMBERS), (-1, 0, 0)])
-def test_an_answer_that_is_no_state_fails(answer: tuple[int | None, int | None, int | None]) -> None:
+def test_attach_answer_that_is_no_state_fails(answer: tuple[int | None, int | None, int | None]) -> None:
     """A service that does not answer the three values cannot be published to idempotently."""
     sequencer = PartitionSequencer[str]("0")
     publication = sequencer.offer("a", 1)
@@ -141,7 +141,7 @@ def test_an_answer_that_is_no_state_fails(answer: tuple[int | None, int | None, 
 
 
 @pytest.mark.parametrize(("producer_id", "owner_level"), [(8, 0), (7, 1)])
-def test_an_answer_for_another_id_or_level_fails(producer_id: int, owner_level: int) -> None:
+def test_attach_answer_for_another_id_or_level_fails(producer_id: int, owner_level: int) -> None:
     """Who attaches as somebody is answered as that."""
     sequencer = attached(5)
     sequencer.detached()
@@ -151,7 +151,7 @@ def test_an_answer_for_another_id_or_level_fails(producer_id: int, owner_level: 
 
 @pytest.mark.parametrize("name", ["producer_id", "owner_level", "starting_number"])
 @pytest.mark.parametrize("value", [-1, 2**63])
-def test_values_outside_the_service_s_range_are_refused(name: str, value: int) -> None:
+def test_start_values_outside_the_range_are_refused(name: str, value: int) -> None:
     """protocol.md 8.1; -1 is an answer, but not to be given."""
     kwargs: dict[str, Any] = {name: value}
     with pytest.raises(ValueError, match="between"):
@@ -161,7 +161,7 @@ def test_values_outside_the_service_s_range_are_refused(name: str, value: int) -
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def test_numbers_are_assigned_when_a_batch_is_offered() -> None:
+def test_offer_assigns_numbers_once_a_state_is_known() -> None:
     """With a state known they are there at once; before the first attach, with its answer."""
     assert attached(5).offer("a", 3).first == 6
     sequencer = PartitionSequencer[str]("0")
@@ -171,7 +171,7 @@ def test_numbers_are_assigned_when_a_batch_is_offered() -> None:
     assert [publication.first, publication.last] == [6, 8]
 
 
-def test_numbers_follow_each_other_from_batch_to_batch() -> None:
+def test_offer_continues_numbers_from_batch_to_batch() -> None:
     """The state moves on with success, by the count, across the wrap."""
     sequencer = attached(MAX - 2)
     firsts = []
@@ -183,7 +183,7 @@ def test_numbers_follow_each_other_from_batch_to_batch() -> None:
     assert sequencer.last_number == 3
 
 
-def test_numbers_stay_the_same_for_every_transfer_of_a_batch() -> None:
+def test_numbers_of_a_batch_stay_the_same_for_every_transfer() -> None:
     """Throttled, never sent, lost and sent again: the same numbers."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -205,7 +205,7 @@ def test_numbers_stay_the_same_for_every_transfer_of_a_batch() -> None:
     assert (publication.first, sequencer.last_number) == (6, 8)
 
 
-def test_a_refused_batch_has_no_numbers_and_the_next_gets_them() -> None:
+def test_numbers_of_a_refused_batch_go_to_the_next() -> None:
     """Numbers are free again when the service has refused the batch."""
     sequencer = attached(5)
     refused = sequencer.offer("a", 3)
@@ -217,7 +217,7 @@ def test_a_refused_batch_has_no_numbers_and_the_next_gets_them() -> None:
     assert sequencer.offer("b", 1).first == 6
 
 
-def test_numbers_are_not_free_because_a_look_found_them_unused() -> None:
+def test_numbers_not_stored_yet_stay_with_their_batch() -> None:
     """Not yet stored is not refused: the batch stays at the head, and nothing else is taken."""
     sequencer, publication = doubtful(5)
     again(sequencer, 5)
@@ -227,7 +227,7 @@ def test_numbers_are_not_free_because_a_look_found_them_unused() -> None:
         sequencer.offer("b", 1)
 
 
-def test_a_refusal_does_not_free_what_an_earlier_transfer_may_still_store() -> None:
+def test_refusal_does_not_settle_an_earlier_transfer_in_doubt() -> None:
     """A transfer in doubt is not settled by the refusal of the next one."""
     sequencer, publication = doubtful(5)
     again(sequencer, 5)
@@ -240,7 +240,7 @@ def test_a_refusal_does_not_free_what_an_earlier_transfer_may_still_store() -> N
     assert outcome(publication) is Outcome.PUBLISHED
 
 
-def test_one_batch_at_a_time() -> None:
+def test_offer_of_a_second_batch_is_refused() -> None:
     """A second one waits its turn: offering it is the shell's mistake, whatever the first is at."""
     sequencer = attached()
     sequencer.offer("a", 1)
@@ -249,7 +249,7 @@ def test_one_batch_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, NUMBERS])
-def test_a_batch_has_events(count: int) -> None:
+def test_offer_of_an_empty_batch_is_refused(count: int) -> None:
     """An empty batch has no numbers."""
     with pytest.raises(ValueError, match="at least one"):
         attached().offer("a", count)
@@ -258,7 +258,7 @@ def test_a_batch_has_events(count: int) -> None:
 # ------------------------------------------------------------------------------------------------- withdrawing
 
 
-def test_withdrawn_before_anything_was_sent_it_is_refused() -> None:
+def test_withdraw_before_anything_was_sent_refuses_the_batch() -> None:
     """Cancelled before the first byte left: no numbers, and the place is free."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -267,7 +267,7 @@ def test_withdrawn_before_anything_was_sent_it_is_refused() -> None:
     assert sequencer.offer("b", 1).first == 6
 
 
-def test_withdrawn_without_a_link_it_is_refused() -> None:
+def test_withdraw_without_a_link_refuses_the_batch() -> None:
     """The attach that never came took nothing with it."""
     sequencer = PartitionSequencer[str]("0")
     assert sequencer.withdraw(sequencer.offer("a", 3)) is Outcome.REFUSED
@@ -275,7 +275,7 @@ def test_withdrawn_without_a_link_it_is_refused() -> None:
     assert sequencer.head is None
 
 
-def test_withdrawn_while_out_it_is_in_doubt_until_its_outcome_comes() -> None:
+def test_withdraw_while_sent_leaves_the_batch_in_doubt() -> None:
     """Cancelled later it stays at the head, and what became of it is read from it."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -288,7 +288,7 @@ def test_withdrawn_while_out_it_is_in_doubt_until_its_outcome_comes() -> None:
     assert sequencer.withdraw(publication) is Outcome.PUBLISHED
 
 
-def test_withdrawn_and_then_not_stored_it_is_refused() -> None:
+def test_withdraw_of_what_was_not_stored_refuses_the_batch() -> None:
     """Nobody waits for another try, and nothing is in doubt: it ends."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -307,7 +307,7 @@ def test_withdrawn_and_then_not_stored_it_is_refused() -> None:
 
 
 @pytest.mark.parametrize("last", [-1, 0, 5, MAX, MAX - 1, MAX - 3])
-def test_the_last_number_means_stored(last: int) -> None:
+def test_attach_answer_of_the_last_number_means_stored(last: int) -> None:
     """An attach that is answered with the batch's last number settles it."""
     sequencer, publication = doubtful(last)
     assert outcome(publication) is Outcome.UNKNOWN
@@ -320,7 +320,7 @@ def test_the_last_number_means_stored(last: int) -> None:
 
 
 @pytest.mark.parametrize("last", [-1, 0, 5, MAX, MAX - 1, MAX - 3])
-def test_the_number_before_the_first_means_not_yet_stored(last: int) -> None:
+def test_attach_answer_before_the_first_number_means_not_stored_yet(last: int) -> None:
     """The old transfer may still arrive: the same bytes go out with the same numbers."""
     sequencer, publication = doubtful(last)
     again(sequencer, last)
@@ -330,7 +330,7 @@ def test_the_number_before_the_first_means_not_yet_stored(last: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [4, 6, 7, 9, 0])
-def test_an_answer_that_is_neither_fails(answer: int) -> None:
+def test_attach_answer_of_neither_number_fails(answer: int) -> None:
     """Neither the last committed number nor the doubtful batch's last one: an invalid state, and still in doubt."""
     sequencer, publication = doubtful(5)
     again(sequencer, answer)
@@ -340,7 +340,7 @@ def test_an_answer_that_is_neither_fails(answer: int) -> None:
     assert sequencer.head is publication
 
 
-def test_sent_again_and_refused_out_of_order_it_is_compared_once_more() -> None:
+def test_out_of_order_after_a_repeat_is_compared_once_more() -> None:
     """Stored after we looked, and not recognised as a repeat: the last number settles it."""
     sequencer, publication = doubtful(5)
     again(sequencer, 5)
@@ -353,7 +353,7 @@ def test_sent_again_and_refused_out_of_order_it_is_compared_once_more() -> None:
 
 
 @pytest.mark.parametrize("answer", [5, 6])
-def test_refused_out_of_order_and_not_stored_either_it_fails(answer: int) -> None:
+def test_out_of_order_and_not_stored_fails(answer: int) -> None:
     """A sequencing error that settlement cannot explain is fatal, and the batch stays in doubt."""
     sequencer, publication = doubtful(5)
     again(sequencer, 5)
@@ -364,7 +364,7 @@ def test_refused_out_of_order_and_not_stored_either_it_fails(answer: int) -> Non
     assert outcome(publication) is Outcome.UNKNOWN
 
 
-def test_out_of_order_with_nothing_to_settle_fails_at_once() -> None:
+def test_out_of_order_on_the_first_transfer_fails_at_once() -> None:
     """The first transfer of a batch that is refused so cannot be explained: fatal, and the batch is not stored."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -375,7 +375,7 @@ def test_out_of_order_with_nothing_to_settle_fails_at_once() -> None:
     assert sequencer.head is None
 
 
-def test_a_failed_partition_fails_every_later_send() -> None:
+def test_offer_on_a_failed_partition_fails() -> None:
     """Each is told by an error of its own."""
     sequencer = attached(5)
     sequencer.detached()
@@ -392,7 +392,7 @@ def test_a_failed_partition_fails_every_later_send() -> None:
 
 
 @pytest.mark.parametrize("answer", [-1, 0, 41])
-def test_a_given_number_may_be_unknown_to_the_service(answer: int) -> None:
+def test_attach_answer_may_not_know_a_given_number(answer: int) -> None:
     """As long as nothing is published on it, the service may say that nothing is published at all."""
     sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, starting_number=41)
     sequencer.attached(9, 1, 41)
@@ -404,7 +404,7 @@ def test_a_given_number_may_be_unknown_to_the_service(answer: int) -> None:
     assert publication.first == 42
 
 
-def test_under_a_given_number_the_last_one_proves_nothing() -> None:
+def test_attach_answer_under_a_given_number_proves_nothing() -> None:
     """It may have been stored by somebody else before: the batch goes out again, and only the service's yes counts."""
     sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, starting_number=8)
     sequencer.attached(9, 1, 8)
@@ -421,7 +421,7 @@ def test_under_a_given_number_the_last_one_proves_nothing() -> None:
     assert outcome(publication) is Outcome.UNKNOWN
 
 
-def test_a_given_number_counts_as_read_once_a_batch_is_accepted() -> None:
+def test_given_number_counts_as_read_once_a_batch_is_accepted() -> None:
     """From then on the service knows it, and answers have to fit."""
     sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, starting_number=41)
     sequencer.attached(9, 1, 41)
@@ -436,7 +436,7 @@ def test_a_given_number_counts_as_read_once_a_batch_is_accepted() -> None:
 # ------------------------------------------------------------------------------------------------- fenced
 
 
-def test_being_fenced_is_final() -> None:
+def test_fenced_transfer_is_final() -> None:
     """A transfer refused for a higher level is not stored; nothing is ever sent again."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -450,7 +450,7 @@ def test_being_fenced_is_final() -> None:
     assert step(sequencer) is Step.FAIL
 
 
-def test_being_forgotten_is_final() -> None:
+def test_forgotten_producer_is_final() -> None:
     """What nothing was sent of is refused; what was in doubt stays so."""
     for verbs, outcome in (([_OFFER], Outcome.REFUSED), ([_OFFER, _SEND, _LOSE], Outcome.UNKNOWN)):
         sequencer = attached(5)
@@ -465,7 +465,7 @@ def test_being_forgotten_is_final() -> None:
         assert sequencer.head is None or sequencer.head.outcome is outcome
 
 
-def test_fenced_while_in_doubt_it_stays_in_doubt() -> None:
+def test_fenced_in_doubt_stays_in_doubt() -> None:
     """An earlier transfer may have been stored before the level was raised."""
     sequencer, publication = doubtful(5)
     again(sequencer, 5)
@@ -476,7 +476,7 @@ def test_fenced_while_in_doubt_it_stays_in_doubt() -> None:
     assert sequencer.failure is Failure.FENCED
 
 
-def test_fenced_by_the_end_of_the_link_a_transfer_is_in_doubt() -> None:
+def test_fenced_by_a_detach_leaves_the_transfer_in_doubt() -> None:
     """Only a refusal of the transfer itself says that it is not stored."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
@@ -485,7 +485,7 @@ def test_fenced_by_the_end_of_the_link_a_transfer_is_in_doubt() -> None:
     assert outcome(publication) is Outcome.UNKNOWN
 
 
-def test_the_first_failure_stands() -> None:
+def test_first_failure_stands() -> None:
     """What comes later changes neither the reason nor its words."""
     sequencer = attached(5)
     sequencer.detached()
@@ -554,7 +554,7 @@ _LEGAL: dict[S, dict[I, S]] = {
 
 
 @pytest.mark.parametrize(("state", "happened"), list(itertools.product(_PATHS, _VERBS)))
-def test_every_state_meets_every_input(state: S, happened: I) -> None:
+def test_sequencer_takes_each_input_in_each_state(state: S, happened: I) -> None:
     """Each pair leads where it should, or is refused and changes nothing."""
     sequencer = attached(5)
     for verb in _PATHS[state]:
@@ -702,7 +702,7 @@ TestAnyInterleaving = AnyInterleaving.TestCase
 TestAnyInterleaving.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=40)
 
 
-def test_any_interleaving_by_chance(request: pytest.FixtureRequest) -> None:
+def test_sequencer_loses_and_repeats_nothing_in_random_interleavings(request: pytest.FixtureRequest) -> None:
     """No loss, no duplicate, no reorder, no number for two events, in many worlds; and every transition is made."""
     seen = set()
     for seed in range(100_000 if request.config.getoption("--long") else 4_000):

@@ -54,7 +54,7 @@ P, A, R, D, REST = Step.PROBE, Step.ASK, Step.REOPEN, Step.DROP, Step.REST
         (True, [False, True, None], [P, R, P, REST]),
     ],
 )
-def test_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> None:
+def test_check_of_a_link_follows_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> None:
     """A check goes as the module's table has it."""
     check = SilenceCheck(_answering() if answers else Peer(), was_reopened=False, may_drop=True)
     assert _go(check, *outcomes) == steps
@@ -72,7 +72,7 @@ def test_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> Non
         (True, False, [False, False], [P, R, REST]),
     ],
 )
-def test_the_table_for_a_link_opened_again_before(
+def test_check_of_a_reopened_link_follows_the_table(
     answers: bool, may_drop: bool, outcomes: list[Any], steps: list[Step]
 ) -> None:
     """A second silent link has its connection dropped, unless that was done too recently."""
@@ -86,7 +86,7 @@ def test_the_table_for_a_link_opened_again_before(
     may_drop=st.booleans(),
     outcomes=st.lists(ANSWERS, min_size=10, max_size=10),
 )
-def test_nothing_is_judged_without_evidence(
+def test_check_gives_up_nothing_without_evidence(
     answers: bool, was_reopened: bool, may_drop: bool, outcomes: list[bool | None]
 ) -> None:
     """A link is given up for an unanswered probe of a peer that answers, or a hub twice ahead; the connection only for
@@ -137,7 +137,7 @@ DROPS = st.tuples(st.floats(0.0, 10_000.0), st.booleans(), st.sampled_from([None
 
 
 @given(st.lists(DROPS, max_size=60))
-def test_drops_cannot_become_a_storm(moments: list[tuple[float, bool, str | None]]) -> None:
+def test_may_drop_spaces_out_drops_that_do_not_help(moments: list[tuple[float, bool, str | None]]) -> None:
     """Between two drops lies the shortest interval, or twice the last one allowed, to a bound, where none helped; and a
     drop is never forbidden for longer than that bound."""
     peer = Peer()
@@ -184,7 +184,7 @@ MOMENT = datetime(2024, 1, 1, tzinfo=UTC)
         ({"position": EventPosition.at_enqueued_time(MOMENT.replace(year=2025))}, False),
     ],
 )
-def test_ahead(facts: dict[str, Any], expected: bool | None) -> None:
+def test_is_ahead_compares_the_hub_with_what_was_received(facts: dict[str, Any], expected: bool | None) -> None:
     """A hub is ahead where it holds an event after what was received, or after where the link began."""
     known: dict[str, Any] = {
         "received": None,
@@ -215,7 +215,7 @@ def test_ahead(facts: dict[str, Any], expected: bool | None) -> None:
         ({"delivered": None, "look": Look(99.0, 5, is_ahead=True)}, None),
     ],
 )
-def test_lag(facts: dict[str, Any], expected: int | None) -> None:
+def test_lag_is_a_number_only_where_known(facts: dict[str, Any], expected: int | None) -> None:
     """Lag is a number only where it is known, and never 0 for want of knowledge."""
     known: dict[str, Any] = {
         "delivered": 2,

@@ -48,7 +48,7 @@ def _facts(begin: int, last: int, *, is_empty: bool | None = None) -> PartitionP
 
 
 @given(_positions)
-def test_a_start_is_read_as_it_was_written(position: EventPosition) -> None:
+def test_start_text_reads_back_as_its_position(position: EventPosition) -> None:
     """Every position has one text, and that text is read as this position."""
     text = str(position)
     assert EventPosition.parse(text) == position
@@ -63,20 +63,20 @@ def test_a_start_is_read_as_it_was_written(position: EventPosition) -> None:
         *("time>", "time>2024-01-01", "time>2024-01-01T00:00:00"),
     ],
 )
-def test_what_is_no_start_is_refused(text: str) -> None:
+def test_start_text_of_another_form_is_refused(text: str) -> None:
     """A text that this version did not write is no start; a guess could skip events."""
     with pytest.raises(ValueError, match=r"."):
         EventPosition.parse(text)
 
 
-def test_starts_of_every_setting() -> None:
+def test_start_of_a_setting_covers_every_partition() -> None:
     """One start is for all partitions; a mapping leaves those it does not name at the start of the stream."""
     assert starts_text(EventPosition.latest()) == {"": "offset>@latest"}
     assert starts_text({"1": EventPosition.at_sequence_number(7)}) == {"": "offset>-1", "1": "number>7"}
 
 
 @given(st.integers(0, 40), st.integers(1, 40))
-def test_a_partition_added_later_begins_at_its_beginning(number: int, count: int) -> None:
+def test_start_of_a_partition_added_later_is_its_beginning(number: int, count: int) -> None:
     """Whatever start is recorded, it is for the partitions that were there then."""
     record = ScopeRecord(FIRST, count, {"": "offset>@latest", "3": "number>7"})
     start = start_of(record, str(number))
@@ -92,7 +92,7 @@ def test_a_partition_added_later_begins_at_its_beginning(number: int, count: int
 
 
 @given(st.data())
-def test_a_reset_is_noted_for_the_hub_it_was_made_for(data: st.DataObject) -> None:
+def test_reset_is_recorded_for_the_hub_it_was_made_for(data: st.DataObject) -> None:
     """However hubs, hosts and partitions follow each other: what the record says to be of a hub was reset for it."""
     partitions = [str(number) for number in range(data.draw(st.integers(1, 4), "partitions"))]
     hub = FIRST
@@ -121,7 +121,7 @@ def test_a_reset_is_noted_for_the_hub_it_was_made_for(data: st.DataObject) -> No
         assert record.reset_for is None or record.reset_for == hub
 
 
-def test_the_record_takes_the_new_hub_once_all_are_listed() -> None:
+def test_reset_record_takes_the_new_hub_once_all_are_listed() -> None:
     """With the last partition the reset is over, and partitions that one of the hubs lacks begin at their beginning."""
     record = ScopeRecord(FIRST, 4, {"": "offset>@latest"})
     later = FIRST + timedelta(days=1)
@@ -139,7 +139,7 @@ def test_the_record_takes_the_new_hub_once_all_are_listed() -> None:
 
 
 @given(st.integers(-1, 60), st.integers(0, 60), st.integers(-1, 60))
-def test_what_a_checkpoint_misses(stored: int, begin: int, last: int) -> None:
+def test_find_loss_after_a_checkpoint_gives_the_numbers_not_kept(stored: int, begin: int, last: int) -> None:
     """A loss names exactly the numbers after the checkpoint that cannot be read any more, or are not there."""
     facts = _facts(min(begin, last + 1), last)
     kept = set(range(facts.beginning_sequence_number, last + 1))
@@ -156,7 +156,7 @@ def test_what_a_checkpoint_misses(stored: int, begin: int, last: int) -> None:
 
 
 @given(st.integers(-1, 60), st.integers(-1, 60))
-def test_an_empty_partition_is_judged_by_its_last_number(stored: int, last: int) -> None:
+def test_find_loss_in_an_empty_partition_goes_to_its_last_number(stored: int, last: int) -> None:
     """Whatever a service gives as the beginning of an empty partition, all up to its last number is gone."""
     if stored > last:
         return
@@ -165,7 +165,7 @@ def test_an_empty_partition_is_judged_by_its_last_number(stored: int, last: int)
         assert loss == (None if stored == last else Loss(LossKind.RETENTION, stored + 1, last))
 
 
-def test_what_follows_by_default() -> None:
+def test_action_by_default_continues_after_retention_only() -> None:
     """Retention is gone on after; a checkpoint that means nothing any more is left to a person."""
     actions = {kind: Loss(kind, 0, 1).action(None) for kind in LossKind}
     assert actions == {LossKind.RETENTION: "earliest", LossKind.RECREATED: "fail", LossKind.BEYOND_END: "fail"}
@@ -183,7 +183,7 @@ def test_what_follows_by_default() -> None:
     ],
     ids=["in use", "emptied by retention", "never used", "never used, as others tell it"],
 )
-def test_an_end_is_pinned_by_its_last_event(facts: PartitionProperties, pinned: Checkpoint) -> None:
+def test_pinned_end_is_the_last_events_place(facts: PartitionProperties, pinned: Checkpoint) -> None:
     """By offset and number of the newest event there ever was; "-1" and -1 before the first: never by 0."""
     assert at_end("0", facts) == pinned
     assert end_position(EventPosition.latest(), facts) == EventPosition.at_offset(pinned.offset)
@@ -194,7 +194,7 @@ def test_an_end_is_pinned_by_its_last_event(facts: PartitionProperties, pinned: 
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=30), st.integers(0, 200), st.booleans())
-def test_missing_numbers_are_lost_only_where_the_partition_begins_behind_them(
+def test_judge_reports_missing_numbers_only_below_what_is_kept(
     steps: list[tuple[int, int]], begin: int, has_start: bool
 ) -> None:
     """Every number that is missing before what the service keeps is reported; none is where it keeps it."""
@@ -220,7 +220,7 @@ def test_missing_numbers_are_lost_only_where_the_partition_begins_behind_them(
     assert watch.passed(number, number, 1)
 
 
-def test_gaps_within_a_batch_are_found() -> None:
+def test_look_into_finds_gaps_within_a_batch() -> None:
     """A batch that spans two links may lack numbers in its middle."""
     watch = NumberWatch(3)
     assert not watch.passed(3, 9, 5)
@@ -228,7 +228,7 @@ def test_gaps_within_a_batch_are_found() -> None:
     assert (watch.first_missing, watch.last_missing) == (5, 6)
 
 
-def test_a_compacted_partition_is_asked_about_less_and_less() -> None:
+def test_is_due_is_ever_rarer_for_a_compacted_partition() -> None:
     """Where gaps are no losses, the pause between two questions doubles up to a minute; no gap is forgotten."""
     watch, now, asked = NumberWatch(0), 0.0, 0
     for number in range(0, 7200, 2):
@@ -244,6 +244,6 @@ def test_a_compacted_partition_is_asked_about_less_and_less() -> None:
     assert loss.last_missing == 7899
 
 
-def test_retained_from() -> None:
+def test_retained_from_is_the_oldest_event_or_the_next_one() -> None:
     """What can still be read begins with the oldest event kept, or with the next one of an empty partition."""
     assert (retained_from(_facts(5, 9)), retained_from(_facts(0, 9, is_empty=True))) == (5, 10)

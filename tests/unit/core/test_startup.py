@@ -62,20 +62,18 @@ def _after(*steps: Step, at: float = 5.0) -> tuple[str | None, bool]:
         ([("tried", "0"), ("ended", "0")], (None, False)),
     ],
 )
-def test_a_refusal_ends_a_host_that_was_refused_everywhere(
-    steps: list[Step], expected: tuple[str | None, bool]
-) -> None:
+def test_refusal_of_everything_tried_ends_the_host(steps: list[Step], expected: tuple[str | None, bool]) -> None:
     """Only where everything tried was refused for the credential, the hub or the group does the host end."""
     assert _after(*steps) == expected
 
 
 @pytest.mark.parametrize(("at", "expected"), [(60.0, "no right"), (60.1, None), (86_400.0, None)])
-def test_no_refusal_ends_a_host_after_its_start(at: float, expected: str | None) -> None:
+def test_refusal_after_the_start_does_not_end_the_host(at: float, expected: str | None) -> None:
     """After the start-up time-out the same refusal is a partition's matter."""
     assert _after(("tried", "0"), ("no right", "0"), at=at) == (expected, False)
 
 
-def test_what_is_not_decided_when_the_start_is_over_is_decided() -> None:
+def test_attempt_undecided_when_the_start_is_over_is_decided() -> None:
     """An attempt that never ends keeps nothing open beyond the start."""
     assert _after(("tried", "0"), ("tried", "1"), ("no right", "0"), at=60.0) == (None, True)
     assert _after(("tried", "0"), ("tried", "1"), ("no right", "0"), at=61.0) == (None, False)

@@ -17,7 +17,7 @@ def _turn(ledger: TurnLedger, began: float, length: float) -> float:
     return began + length
 
 
-def test_quick_turns_never_close_it() -> None:
+def test_is_closed_is_false_with_quick_turns() -> None:
     """Whatever is due or under way, a host whose turns are quick delivers, and is not even asked."""
     ledger = TurnLedger()
     ledger.lease_held("0", 10.0)
@@ -28,7 +28,7 @@ def test_quick_turns_never_close_it() -> None:
     assert not ledger.is_closed(now)
 
 
-def test_a_slow_turn_and_a_due_renewal_close_it_until_the_renewal() -> None:
+def test_is_closed_with_a_slow_turn_and_a_due_renewal() -> None:
     """After a slow turn deliveries wait from the moment a renewal is due until it is done, or the lease is gone."""
     ledger = TurnLedger()
     ledger.lease_held("0", 10.0)
@@ -43,7 +43,7 @@ def test_a_slow_turn_and_a_due_renewal_close_it_until_the_renewal() -> None:
     assert not ledger.is_closed(10.6)
 
 
-def test_the_turn_under_way_counts() -> None:
+def test_is_closed_counts_the_turn_under_way() -> None:
     """Within a turn that is slow already no further delivery starts while a renewal is due."""
     ledger = TurnLedger()
     ledger.lease_held("0", 10.0)
@@ -52,7 +52,7 @@ def test_the_turn_under_way_counts() -> None:
     assert ledger.is_closed(10.0 + SLOW_TURN * 1.1)
 
 
-def test_a_call_closes_it_where_slow_turns_could_end_it() -> None:
+def test_is_closed_for_a_call_that_slow_turns_could_end() -> None:
     """A call of the store closes it only where as many such turns as it may take do not fit into its time."""
     ledger = TurnLedger()
     key = ledger.call_begun(109.0)
@@ -68,7 +68,7 @@ def test_a_call_closes_it_where_slow_turns_could_end_it() -> None:
     assert not ledger.is_closed(now)
 
 
-def test_a_slow_turn_is_soon_forgotten() -> None:
+def test_is_closed_forgets_a_slow_turn_soon() -> None:
     """A slow turn of a while ago says nothing about the next delivery."""
     ledger = TurnLedger()
     now = _turn(ledger, 5.0, 1.0)
@@ -76,7 +76,7 @@ def test_a_slow_turn_is_soon_forgotten() -> None:
     assert not ledger.is_closed(now + FRESH)
 
 
-def test_once_closed_it_is_opened_by_what_it_waits_for_alone() -> None:
+def test_is_closed_until_what_it_waits_for_is_done() -> None:
     """The quick turns while deliveries wait do not open it."""
     ledger = TurnLedger()
     ledger.lease_held("0", 6.0)

@@ -19,7 +19,7 @@ def judged(*bars: Bar, more: tuple[Bar, ...] = ()) -> BarsVerdict:
     return judge_bars(6, EXPECTED, {"0": bars, "1": more})
 
 
-def test_all_is_well() -> None:
+def test_verdict_holds_with_every_bar_once_in_order() -> None:
     """Every bar once, in order per partition; partitions have no order among them."""
     verdict = judged(BARS[0], BARS[2], more=(BARS[1],))
     assert verdict.holds
@@ -37,7 +37,7 @@ def test_all_is_well() -> None:
         ((*BARS, replace(BARS[2], start=3000)), "wrong"),
     ],
 )
-def test_each_promise_is_seen_broken(stored: tuple[Bar, ...], broken: str) -> None:
+def test_verdict_fails_for_each_broken_promise(stored: tuple[Bar, ...], broken: str) -> None:
     """One figure tells of it, the others stay at nothing, and the verdict does not hold."""
     verdict = judged(*stored)
     figures = {name: getattr(verdict, name) for name in ("lost", "duplicates", "disorder", "wrong")}
@@ -46,12 +46,12 @@ def test_each_promise_is_seen_broken(stored: tuple[Bar, ...], broken: str) -> No
     assert verdict.judgement().startswith("1 bars ")
 
 
-def test_a_duplicate_in_another_partition_is_one() -> None:
+def test_duplicate_bar_in_another_partition_is_counted() -> None:
     """Bars are counted over the whole hub."""
     assert judged(*BARS, more=(BARS[1],)).duplicates == 1
 
 
-def test_a_lost_bar_is_not_hidden_by_a_duplicate() -> None:
+def test_lost_bar_is_counted_beside_a_duplicate() -> None:
     """The totals may be right while the bars are not."""
     verdict = judged(BARS[0], BARS[1], BARS[1])
     assert (verdict.stored, verdict.lost, verdict.duplicates) == (3, 1, 1)
@@ -70,7 +70,7 @@ def test_expected_bars_do_not_depend_on_the_order_of_trades() -> None:
     assert all(bar.start % 50 == 0 and bar.low <= bar.open <= bar.high for bar in in_order.bars.values())
 
 
-def test_what_is_no_bar_is_said_to_be_none() -> None:
+def test_bar_of_another_shape_raises_value_error() -> None:
     """A body of another shape is an error of value."""
     with pytest.raises(ValueError, match="no bar"):
         Bar.decode(b'{"symbol": "A"}')

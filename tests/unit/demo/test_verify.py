@@ -12,7 +12,7 @@ FIRST = [Record("0", 0, "a", 1, 10.0), Record("0", 1, "b", 1, 11.0)]
 SECOND = [Record("1", 0, "c", 1, 10.5)]
 
 
-def test_all_is_well() -> None:
+def test_verdict_holds_with_every_event_once() -> None:
     """Every event processed once, by one owner each: the verdict holds."""
     verdict = judge("abc", STORED, {"one": FIRST, "two": SECOND})
     assert verdict.holds
@@ -20,25 +20,25 @@ def test_all_is_well() -> None:
     assert verdict.take_over is None
 
 
-def test_an_event_that_nobody_processed_is_lost() -> None:
+def test_event_that_was_not_processed_is_lost() -> None:
     """A duplicate elsewhere makes the totals right, and does not hide it."""
     verdict = judge("abc", STORED, {"one": FIRST, "two": FIRST[:1]})
     assert not verdict.holds
     assert (verdict.lost, verdict.duplicates) == (1, 1)
 
 
-def test_an_acknowledged_event_that_the_hub_does_not_hold_is_lost() -> None:
+def test_event_acknowledged_but_not_in_the_hub_is_lost() -> None:
     """What was published is compared too, not only what can be read back."""
     assert judge("abcd", STORED, {"one": FIRST, "two": SECOND}).lost == 1
 
 
-def test_another_body_is_not_the_event() -> None:
+def test_event_with_another_body_is_lost_and_unknown() -> None:
     """The right place with a wrong body is a loss, and something unknown."""
     verdict = judge("abc", STORED, {"one": FIRST, "two": [Record("1", 0, "x", 1, 10.5)]})
     assert (verdict.holds, verdict.lost, verdict.unknown) == (False, 1, 1)
 
 
-def test_two_hosts_under_one_epoch_break_the_promise() -> None:
+def test_verdict_fails_for_two_hosts_under_one_epoch() -> None:
     """One deliverer per partition and epoch; an event come again under the next epoch is but a duplicate."""
     again = [*SECOND, Record("0", 1, "b", 1, 12.0)]
     assert judge("abc", STORED, {"one": FIRST, "two": again}).shared == 1
@@ -47,7 +47,7 @@ def test_two_hosts_under_one_epoch_break_the_promise() -> None:
     assert (verdict.holds, verdict.shared, verdict.duplicates) == (True, 0, 1)
 
 
-def test_the_take_over_ends_with_the_last_orphan() -> None:
+def test_take_over_time_ends_with_the_last_orphan() -> None:
     """It counts from the kill to the last partition's first event under another host."""
     records = {"killed": FIRST, "two": [Record("0", 1, "b", 2, 16.0), Record("1", 0, "c", 2, 17.5)]}
     verdict = judge("abc", STORED, records, killed="killed", killed_at=12.0, orphans=["0", "1"])
@@ -63,7 +63,7 @@ def test_an_event_that_never_reached_the_archive_is_counted() -> None:
     assert "archive" in verdict.judgement()
 
 
-def test_records_are_read_as_written_but_for_a_line_cut_off(tmp_path: Path) -> None:
+def test_records_are_read_up_to_a_line_cut_off(tmp_path: Path) -> None:
     """A kill in the middle of a write loses that line only."""
     path = tmp_path / "records"
     file = RecordFile(path)

@@ -38,7 +38,7 @@ def granted(audience: str = "sb://h/hub", **parts: object) -> Grant:
         (token(), "sb:///", 400),
     ],
 )
-def test_bad_tokens_are_denied(text: object, audience: str, code: int) -> None:
+def test_token_with_any_defect_is_denied(text: object, audience: str, code: int) -> None:
     """Each defect is denied with its code, and the answer shows nothing of token or key."""
     denial = KEYS.check_token(text, SAS_TOKEN_TYPE, audience, NOW)
     assert isinstance(denial, Denial)
@@ -47,7 +47,7 @@ def test_bad_tokens_are_denied(text: object, audience: str, code: int) -> None:
     assert "sig=" not in denial.description
 
 
-def test_a_key_that_is_replaced() -> None:
+def test_token_after_a_key_was_replaced_needs_the_new_key() -> None:
     """From then on only the new key signs, with the rights of the rule; what was granted before stays."""
     ring = KeyRing([AccessRule("reader", "old", Right.LISTEN)])
     ring.replace_key("reader", "new")
@@ -60,7 +60,7 @@ def test_a_key_that_is_replaced() -> None:
         ring.replace_key("nobody", "new")
 
 
-def test_an_unknown_name_looks_like_a_wrong_key() -> None:
+def test_token_of_an_unknown_key_name_looks_like_a_wrong_key() -> None:
     """Nobody learns from outside which key names exist."""
     answers = [
         KEYS.check_token(text, SAS_TOKEN_TYPE, "sb://h/hub", NOW) for text in (token(key="x"), token(name="nobody"))
@@ -68,7 +68,7 @@ def test_an_unknown_name_looks_like_a_wrong_key() -> None:
     assert answers[0] == answers[1]
 
 
-def test_the_audience_bounds_the_rights() -> None:
+def test_token_rights_are_bounded_by_its_audience() -> None:
     """A token opens what its audience covers, with the rights of its rule."""
     grants = Grants()
     assert not grants.allow(SENDER, Right.SEND)
@@ -83,7 +83,7 @@ def test_the_audience_bounds_the_rights() -> None:
     assert grants.allow(SENDER, None)
 
 
-def test_rights_end_at_their_expiry() -> None:
+def test_token_rights_end_at_expiry() -> None:
     """A token put again for the same audience replaces the first; what has ended gives nothing."""
     grants = Grants()
     grants.put(granted(expires_at=1500))
@@ -110,7 +110,7 @@ def test_rights_end_at_their_expiry() -> None:
         (b"\0root\0secret\0", None),
     ],
 )
-def test_plain_is_checked(response: bytes | None, right: Right | None) -> None:
+def test_plain_credentials_give_the_rules_rights(response: bytes | None, right: Right | None) -> None:
     """Key name and key over SASL PLAIN give the rule's rights everywhere, or nothing."""
     grant = KEYS.check_plain(response)
     assert (None if grant is None else grant.rights) == right
@@ -119,7 +119,7 @@ def test_plain_is_checked(response: bytes | None, right: Right | None) -> None:
         assert grant.audience.covers(READER)
 
 
-def test_json_web_tokens_are_the_verifiers_matter() -> None:
+def test_jwt_is_decided_by_the_verifier() -> None:
     """The verifier decides on rights and expiry; without one every JWT is denied."""
     keys = KeyRing([], lambda text: VerifiedToken(float(text), Right.SEND) if text.isdigit() else None)
     answers = [keys.check_token(text, JWT_TOKEN_TYPE, "sb://h/hub", NOW) for text in ("2000", "1000", "x")]
@@ -130,7 +130,7 @@ def test_json_web_tokens_are_the_verifiers_matter() -> None:
     assert isinstance(KEYS.check_token("2000", JWT_TOKEN_TYPE, "sb://h/hub", NOW), Denial)
 
 
-def test_keys_are_not_shown() -> None:
+def test_repr_of_a_rule_shows_no_key() -> None:
     """A rule's repr does not hold its key."""
     assert "secret" not in repr(AccessRule("root", "secret"))
 
@@ -157,13 +157,13 @@ def _code(keys: KeyRing, resource: str, audience: str) -> int:
         ("sb://localhost/hub", "localhost", 400),
     ],
 )
-def test_signatures_are_for_a_host_of_the_service(resource: str, audience: str, code: int) -> None:
+def test_signature_and_audience_may_name_any_host_of_the_service(resource: str, audience: str, code: int) -> None:
     """Host of signature and audience are both names of the service, whichever; a bare name is no resource."""
     keys = KeyRing([AccessRule("root", "secret")], hosts={"localhost", "127.0.0.1", "::1", "my.name"})
     assert _code(keys, resource, audience) == code
 
 
-def test_where_its_names_are_not_known_hosts_must_agree() -> None:
+def test_signature_and_audience_must_agree_without_known_hosts() -> None:
     """A service that does not know its names takes a signature for any, but for the audience's host only."""
     assert _code(KEYS, "sb://any/hub", "sb://any/hub") == 202
     assert _code(KEYS, "sb://a/hub", "sb://b/hub") == 401

@@ -59,13 +59,13 @@ def route(payload: bytes) -> Any:
     ],
     ids=["lists", "entries", "stored", "stored in a batch", "sections", "idempotent", "an idempotent batch"],
 )
-def test_too_many_annotations(take: Callable[[], object]) -> None:
+def test_message_with_too_many_annotations_is_refused(take: Callable[[], object]) -> None:
     """A message whose annotations would take long to read is refused, in one event or over all of a batch."""
     with pytest.raises(DecodeError):
         take()
 
 
-def test_annotations_that_mean_something() -> None:
+def test_message_with_large_annotations_in_use_is_taken() -> None:
     """A MiB of events, each with a key and two annotations of its own, is taken on every way."""
     texts = [{PARTITION_KEY: f"device-{each:05}", "x-opt-a": each, "x-opt-b": "text"} for each in range(MIB // 130)]
     plain = [event(each) for each in texts]
@@ -78,7 +78,7 @@ def test_annotations_that_mean_something() -> None:
     assert run == Run(7, 1, 0, len(idempotent))
 
 
-def test_what_is_not_looked_at_costs_nothing() -> None:
+def test_envelope_sections_not_read_are_not_decoded() -> None:
     """The sections of an envelope that nobody reads are stepped over, not decoded."""
     envelope = Message(
         properties=Properties(subject="s"), application_properties={"x": [[]] * MIB}, body=Data((event(),))
@@ -86,7 +86,7 @@ def test_what_is_not_looked_at_costs_nothing() -> None:
     assert decode_batch(envelope) == [event()]
 
 
-def test_values_inside_annotations_count() -> None:
+def test_values_inside_annotations_are_counted() -> None:
     """Annotations are stored where readers can decode them, and refused where they hold more values than are taken."""
     for refused in (LISTS, LISTS | {Symbol("y"): Symbol("z")}):
         with pytest.raises(DecodeError, match="more values"):
@@ -97,14 +97,14 @@ def test_values_inside_annotations_count() -> None:
 
 
 @pytest.mark.parametrize("parts", [(b"\x45", b"\x40"), (encode([1]), b"\x40"), (encode("x"),), ()])
-def test_annotations_that_are_none(parts: tuple[bytes, ...]) -> None:
+def test_annotations_of_no_valid_form_are_refused(parts: tuple[bytes, ...]) -> None:
     """A list as a key, which no reader takes, or entries that are counted and not there, are refused."""
     with pytest.raises(DecodeError):
         stamp([annotated(*parts)], 0, 0, 0, None)
 
 
 @pytest.mark.parametrize("body", [Data((b"a", b"bc")), AmqpValue(5)])
-def test_an_envelope_in_long_forms(body: Any) -> None:
+def test_envelope_in_long_forms_is_read(body: Any) -> None:
     """Sections with a descriptor in a longer form are read as before: data is data, another body is refused."""
     raw = Message(body=body).encode().replace(b"\x00\x53\x75", b"\x00\x80" + bytes(7) + b"\x75")
     if isinstance(body, Data):
@@ -114,7 +114,7 @@ def test_an_envelope_in_long_forms(body: Any) -> None:
             decode_batch(raw)
 
 
-def test_room_for_every_partition() -> None:
+def test_unfinished_messages_have_room_for_every_partition() -> None:
     """A client with a token may have an event of 1 MiB on its way to each of 256 partitions; one without, a request."""
     assert bounds.with_token(MIB).unfinished >= 256 * MIB  # type: ignore[operator]  # it is set
     assert bounds.with_token(20 * MIB).unfinished >= 64 * 20 * MIB  # type: ignore[operator]

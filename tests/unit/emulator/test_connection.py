@@ -74,7 +74,9 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 @pytest.mark.parametrize("path", ["read", "delay", "removal"])
-async def test_the_last_resort(path: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_closes_one_connection_and_is_logged(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """What nobody expected to be raised closes one connection with a condition, and is logged once, with its traceback.
 
     That holds for what the client's bytes lead to at once, and after a fault's delay or removal. Others are served.
@@ -113,7 +115,7 @@ async def test_the_last_resort(path: str, caplog: pytest.LogCaptureFixture) -> N
     await peer.aclose()
 
 
-async def test_the_last_resort_of_deadlines(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_in_a_timer_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """The connection's own timer has the same last resort."""
     broken = Broken()
     service = await serve(now=broken.now)
@@ -129,7 +131,7 @@ async def test_the_last_resort_of_deadlines(caplog: pytest.LogCaptureFixture) ->
     await peer.aclose()
 
 
-async def test_events_are_never_answered_with_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+async def test_handlers_of_events_do_not_raise(caplog: pytest.LogCaptureFixture) -> None:
     """The shell's calls do not raise, whatever they are given: here an event that cannot be, on an open connection."""
     service = await serve()
     peer = await connect(service)
@@ -143,7 +145,7 @@ async def test_events_are_never_answered_with_an_exception(caplog: pytest.LogCap
     await peer.aclose()
 
 
-async def test_the_last_resort_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_while_closing_cuts_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """A connection that fails again while it is closed is cut, and logs no more."""
     service = await serve()
     peer = await connect(service)
@@ -160,7 +162,7 @@ async def test_the_last_resort_fails(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit])
-async def test_what_is_no_exception_passes(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+async def test_base_exception_passes(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """A cancellation, or the end of the program, is nothing that the last resort keeps."""
     broken = Broken()
     service = await serve(verifier=broken.verify)
@@ -179,7 +181,7 @@ async def test_what_is_no_exception_passes(kind: type[BaseException], caplog: py
     protocol.connection_lost(None)
 
 
-async def test_a_failing_engine(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_of_the_engine_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """What the engine itself raises on a client's bytes is for the last resort too."""
     service = await serve()
     protocol, sink = by_hand(service)
@@ -211,7 +213,7 @@ def sending(count: int) -> bytes:
     )
 
 
-async def test_events_in_one_read_with_their_attach_are_stored() -> None:
+async def test_transfers_read_with_their_attach_are_stored() -> None:
     """The service bears transfers before credit (protocol.md 7.5), also before its answer to the attach."""
     service = await serve()
     protocol, sink = by_hand(service)
@@ -222,7 +224,7 @@ async def test_events_in_one_read_with_their_attach_are_stored() -> None:
     protocol.connection_lost(None)
 
 
-async def test_a_token_in_one_read_with_everything() -> None:
+async def test_token_read_with_open_and_attach_is_answered() -> None:
     """A client that opens, attaches its pair of links and puts its token in one write gets its answer."""
     service = await serve(verifier=Broken().verify)
     protocol, sink = by_hand(service)
@@ -246,7 +248,7 @@ def sent_before_answer(data: bytes) -> list[Disposition]:
     return sent(data[:cut], Disposition)
 
 
-async def test_events_for_a_link_that_waits_are_not_dropped_silently() -> None:
+async def test_transfers_for_a_link_that_waits_detach_it() -> None:
     """Where the answer to the attach takes longer, the link is detached for them."""
     service = await serve()
     fault = service.faults.add(Hold(), on=Performative.ATTACH, role=LinkRole.PRODUCER)
@@ -262,7 +264,7 @@ async def test_events_for_a_link_that_waits_are_not_dropped_silently() -> None:
     protocol.connection_lost(None)
 
 
-async def test_events_for_a_link_that_is_refused() -> None:
+async def test_transfers_read_with_a_refused_attach_are_dropped() -> None:
     """What comes with an attach that is refused is dropped with it."""
     service = await serve()
     protocol, sink = by_hand(service)
@@ -274,7 +276,7 @@ async def test_events_for_a_link_that_is_refused() -> None:
 
 
 @pytest.mark.parametrize("piece", [1000, 65_536, 1 << 20])
-async def test_pipelined_events_are_stored_however_they_are_cut(piece: int) -> None:
+async def test_pipelined_transfers_are_stored_however_they_are_cut(piece: int) -> None:
     """More than 64 KiB behind the SASL choice, all valid, is served; the emulator reads on when it has caught up."""
     service = await serve()
     protocol, sink = by_hand(service)
@@ -292,7 +294,7 @@ async def test_pipelined_events_are_stored_however_they_are_cut(piece: int) -> N
 # ------------------------------------------------------------------------------------------------ open, frames, names
 
 
-async def test_short_idle_time_outs_are_refused() -> None:
+async def test_open_with_a_short_idle_time_out_is_refused() -> None:
     """An idle-time-out below a second is refused at the open; a second is granted, with two heartbeats in it."""
     service = await serve()
     peer = await connect(service, ConnectionConfig(container_id="short", idle_timeout=0.999))
@@ -309,7 +311,7 @@ async def test_short_idle_time_outs_are_refused() -> None:
     await peer.aclose()
 
 
-async def test_the_smallest_frames_are_enough() -> None:
+async def test_client_with_frames_of_512_bytes_reads_and_sends() -> None:
     """A client that takes frames of 512 bytes can put a token, read, and send; what is too long for it is refused."""
     service = await serve()
     peer = await connect(service, ConnectionConfig(container_id="small", max_frame_size=512))
@@ -336,7 +338,7 @@ async def test_the_smallest_frames_are_enough() -> None:
 
 @pytest.mark.parametrize("is_receiver", [True, False])
 @pytest.mark.parametrize("is_same_session", [True, False])
-async def test_a_link_is_stolen_within_its_connection(is_receiver: bool, is_same_session: bool) -> None:
+async def test_attach_of_a_name_steals_within_its_connection_only(is_receiver: bool, is_same_session: bool) -> None:
     """The second attach of a name detaches the first as stolen, and works; other connections keep theirs.
 
     Clients share names between connections (protocol.md 7.1).
@@ -370,7 +372,7 @@ async def test_a_link_is_stolen_within_its_connection(is_receiver: bool, is_same
         await each.aclose()
 
 
-async def test_a_flood_leaves_others_their_turns() -> None:
+async def test_flood_of_one_client_leaves_others_their_turns() -> None:
     """While one client's read full of echoes is worked off, another's token is put, long before the flood is over."""
     service = await serve()
     peer = await connect(service)
@@ -406,7 +408,7 @@ async def hashing(service: Service) -> tuple[AmqpPeer, asyncio.Future[Any]]:
     return peer, sending
 
 
-async def test_the_last_resort_of_long_keys(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_after_a_long_key_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     """What fails after a long key was hashed ends the connection with an answer, as what fails at once does."""
     broken = Broken()
     service = await serve(now=broken.now)
@@ -422,7 +424,7 @@ async def test_the_last_resort_of_long_keys(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("ends", ["hub", "service"])
-async def test_what_ends_while_a_long_key_is_hashed_stores_nothing(ends: str) -> None:
+async def test_send_whose_hub_ends_while_its_key_is_hashed_stores_nothing(ends: str) -> None:
     """An event for a hub that was recreated meanwhile, or for a service that is closed, is gone with it."""
     service = await serve()
     peer, sending = await hashing(service)

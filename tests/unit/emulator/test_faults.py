@@ -25,7 +25,7 @@ READER = FaultTarget(LinkRole.CONSUMER, "hub", "0", "$default")
 TRANSFER = Performative.TRANSFER
 
 
-async def test_firing_can_be_waited_for() -> None:
+async def test_until_fired_returns_once_the_fault_has_fired() -> None:
     """Who waits for a fault goes on when it has fired, and at once afterwards."""
     faults = Faults()
     fault = faults.add(DropConnection(), after=1)
@@ -39,7 +39,7 @@ async def test_firing_can_be_waited_for() -> None:
 
 
 @given(st.integers(0, 9), st.integers(0, 5) | st.none(), st.lists(st.integers(1, 7), max_size=12))
-def test_it_fires_after_and_as_often_as_told(after: int, count: int | None, runs: list[int]) -> None:
+def test_fault_fires_after_and_as_often_as_set(after: int, count: int | None, runs: list[int]) -> None:
     """However performatives are counted, one by one or in runs, the same ones are hit."""
     faults = Faults()
     fault = faults.add(DropConnection(), after=after, count=count)
@@ -72,21 +72,21 @@ def test_it_fires_after_and_as_often_as_told(after: int, count: int | None, runs
         ({"on": Performative.ATTACH}, False),
     ],
 )
-def test_it_fires_on_its_links_only(where: dict[str, object], matches: bool) -> None:
+def test_fault_fires_on_its_links_only(where: dict[str, object], matches: bool) -> None:
     """Role, hub, partition, group and performative each narrow it; names compare without case."""
     faults = Faults()
     fault = faults.add(DetachLink(), **where)  # type: ignore[arg-type]  # the table holds the right ones
     assert (faults.fire(TRANSFER, READER) is fault) is matches
 
 
-def test_the_first_added_fires_first() -> None:
+def test_fault_added_first_fires_first() -> None:
     """Of several faults one fires per performative, in the order they were added."""
     faults = Faults()
     first, second = faults.add(DetachLink()), faults.add(DropConnection())
     assert [faults.fire(TRANSFER, READER) for _ in range(3)] == [first, second, None]
 
 
-def test_removing_releases_what_is_held() -> None:
+def test_remove_releases_what_is_held() -> None:
     """What a fault holds is let go when it is removed, alone or with all others; later it is let go at once."""
     faults = Faults()
     fault = faults.add(Hold())
@@ -103,7 +103,7 @@ def test_removing_releases_what_is_held() -> None:
     assert not faults.is_any_set
 
 
-def test_an_action_that_does_not_fit_is_an_error() -> None:
+def test_add_of_a_fault_that_does_not_fit_raises() -> None:
     """A fault that could never be committed is refused when it is added."""
     with pytest.raises(ValueError, match="attach"):
         Faults().add(Refuse("amqp:internal-error"))

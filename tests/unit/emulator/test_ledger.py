@@ -78,7 +78,7 @@ def started(last: int = 10, epoch: int = 3) -> tuple[PublishingLedger, int]:
 
 
 @pytest.mark.parametrize("nothing_published", [0, -1])
-def test_nothing_claimed_gets_a_new_id(nothing_published: int) -> None:
+def test_attach_without_a_claim_gets_a_new_id(nothing_published: int) -> None:
     """A new id, epoch 0, and the number that says nothing was published; every id is another."""
     ledger = PublishingLedger()
     rng = random.Random(3)
@@ -90,20 +90,20 @@ def test_nothing_claimed_gets_a_new_id(nothing_published: int) -> None:
     assert all(0 <= each < 2**53 for each in ids)
 
 
-def test_a_new_id_is_nobodys() -> None:
+def test_new_id_is_never_one_in_use() -> None:
     """An id that is in use is not given again, whatever chance says."""
     ledger = PublishingLedger()
     ids = [attach(ledger).state.producer_id for _ in range(3)]  # each time by the same seed
     assert len(set(ids)) == 3
 
 
-def test_only_an_epoch() -> None:
+def test_attach_with_an_epoch_only_gets_a_new_id() -> None:
     """A new id, with the epoch given."""
     admission = attach(PublishingLedger(), Claim(None, 7, None))
     assert (admission.state.epoch, admission.number) == (7, 0)
 
 
-def test_only_a_number() -> None:
+def test_attach_with_a_number_only_gets_a_new_id_at_it() -> None:
     """A new id at the number given, which a later attach without one is told."""
     ledger = PublishingLedger()
     admission = attach(ledger, Claim(None, None, 41))
@@ -111,7 +111,7 @@ def test_only_a_number() -> None:
     assert attach(ledger, Claim(admission.state.producer_id, 0, None)).number == 41
 
 
-def test_id_and_epoch_are_told_the_last_number() -> None:
+def test_attach_with_id_and_epoch_is_answered_the_last_number() -> None:
     """The same id and epoch without a number: the last published, and the next is taken."""
     ledger, producer_id = started(10, 3)
     admission = attach(ledger, Claim(producer_id, 3, None))
@@ -119,14 +119,14 @@ def test_id_and_epoch_are_told_the_last_number() -> None:
     assert publish(ledger, Run(producer_id, 3, 11, 1)) == "stored"
 
 
-def test_an_id_alone_keeps_its_epoch() -> None:
+def test_attach_with_an_id_only_keeps_its_epoch() -> None:
     """An id without an epoch goes on with the current one."""
     ledger, producer_id = started(10, 3)
     assert attach(ledger, Claim(producer_id, None, None)).state.epoch == 3
 
 
 @pytest.mark.parametrize("step", [1, 5])
-def test_a_higher_epoch_begins_anew(step: int) -> None:
+def test_attach_with_a_higher_epoch_begins_anew(step: int) -> None:
     """A higher epoch without a number starts over: the id stays, nothing is published, any number may come."""
     ledger, producer_id = started(10, 3)
     admission = attach(ledger, Claim(producer_id, 3 + step, None))
@@ -134,7 +134,7 @@ def test_a_higher_epoch_begins_anew(step: int) -> None:
     assert publish(ledger, Run(producer_id, 3 + step, 1, 1)) == "stored"
 
 
-def test_a_higher_epoch_goes_on_from_a_number() -> None:
+def test_attach_with_a_higher_epoch_and_the_last_number_goes_on() -> None:
     """A higher epoch with the last number: accepted, and the next number is taken."""
     ledger, producer_id = started(10, 3)
     assert attach(ledger, Claim(producer_id, 4, 10)).number == 10
@@ -142,7 +142,7 @@ def test_a_higher_epoch_goes_on_from_a_number() -> None:
     assert publish(ledger, Run(producer_id, 4, 11, 1)) == "stored"
 
 
-def test_the_last_number_goes_on() -> None:
+def test_attach_with_the_last_number_goes_on() -> None:
     """The same id and epoch with the last number: accepted, goes on."""
     ledger, producer_id = started(10, 3)
     assert attach(ledger, Claim(producer_id, 3, 10)).number == 10
@@ -150,7 +150,7 @@ def test_the_last_number_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "number"), [(None, 6), (3, 5), (3, 12)])
-def test_a_number_is_echoed_not_corrected(epoch: int | None, number: int) -> None:
+def test_attach_with_a_wrong_number_is_echoed(epoch: int | None, number: int) -> None:
     """A wrong number is given back as it came; the first send with it is what fails, and the epoch was kept."""
     ledger, producer_id = started(10, 3)
     admission = attach(ledger, Claim(producer_id, epoch, number))
@@ -159,7 +159,7 @@ def test_a_number_is_echoed_not_corrected(epoch: int | None, number: int) -> Non
     assert attach(ledger, Claim(producer_id, 3, None)).number == 10
 
 
-def test_an_unknown_id_is_refused() -> None:
+def test_attach_with_an_unknown_id_is_refused() -> None:
     """What is all invented is refused, and so is an id of another partition."""
     ledger, producer_id = started()
     assert refused(ledger, Claim(100, 100, 100)).condition == "amqp:not-allowed"
@@ -169,14 +169,14 @@ def test_an_unknown_id_is_refused() -> None:
 @pytest.mark.parametrize(
     "claim", [Claim(-1, None, None), Claim(None, -1, None), Claim(None, None, -1), Claim(-1, -1, -1)]
 )
-def test_a_negative_value_is_refused(claim: Claim) -> None:
+def test_attach_with_a_negative_value_is_refused(claim: Claim) -> None:
     """Negative values are out of range, and the text says what is wanted."""
     refusal = refused(PublishingLedger(), claim)
     assert refusal.condition == "com.microsoft:argument-out-of-range"
     assert "zero or positive" in refusal.description
 
 
-def test_a_lower_epoch_is_fenced_at_the_attach() -> None:
+def test_attach_with_a_lower_epoch_is_refused() -> None:
     """A lower epoch than the current one is refused as stolen, and changes nothing."""
     ledger, producer_id = started(10, 3)
     refusal = refused(ledger, Claim(producer_id, 2, None))
@@ -185,7 +185,7 @@ def test_a_lower_epoch_is_fenced_at_the_attach() -> None:
     assert attach(ledger, Claim(producer_id, None, None)).state.epoch == 3
 
 
-def test_a_number_that_nobody_used_yet_is_remembered() -> None:
+def test_attach_with_an_unused_number_is_remembered() -> None:
     """As long as nothing was published, the number the producer says it stands at is the one it is told."""
     ledger = PublishingLedger()
     producer_id = attach(ledger).state.producer_id
@@ -200,7 +200,7 @@ def test_a_number_that_nobody_used_yet_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 1000, LAST])
-def test_the_first_number_is_free(first: int) -> None:
+def test_publish_of_the_first_event_takes_any_number(first: int) -> None:
     """The first event of a new id and epoch may have any number."""
     ledger = PublishingLedger()
     producer_id = attach(ledger).state.producer_id
@@ -208,7 +208,7 @@ def test_the_first_number_is_free(first: int) -> None:
     assert publish(ledger, Run(producer_id, 0, (first + 1) % NUMBERS, 1)) == "stored"
 
 
-def test_numbers_follow_each_other() -> None:
+def test_publish_continues_after_the_last_number() -> None:
     """Each batch begins after the last one; the last number moves by the count."""
     ledger, producer_id = started(10)
     assert publish(ledger, Run(producer_id, 3, 11, 5)) == "stored"
@@ -216,7 +216,7 @@ def test_numbers_follow_each_other() -> None:
     assert attach(ledger, Claim(producer_id, 3, None)).number == 16
 
 
-def test_numbers_wrap() -> None:
+def test_publish_wraps_numbers_to_zero() -> None:
     """After 2147483647 comes 0, between batches and inside one; repeats and old numbers are told across it."""
     ledger, producer_id = started(LAST - 2)
     across = Run(producer_id, 3, LAST - 1, 4)
@@ -233,7 +233,7 @@ def test_numbers_wrap() -> None:
 
 
 @pytest.mark.parametrize("back", range(1, LOOK_BACK + 1))
-def test_a_recent_batch_is_a_repeat(back: int) -> None:
+def test_publish_of_a_recent_batch_is_a_repeat(back: int) -> None:
     """A batch sent again is known as long as it is among the newest, and moves nothing."""
     ledger, producer_id = started(0)
     runs = [Run(producer_id, 3, 1 + 10 * step, 10) for step in range(10)]
@@ -242,7 +242,7 @@ def test_a_recent_batch_is_a_repeat(back: int) -> None:
     assert attach(ledger, Claim(producer_id, 3, None)).number == 100
 
 
-def test_an_older_batch_is_an_old_number() -> None:
+def test_publish_of_an_older_batch_is_refused() -> None:
     """A repeat beyond the look-back is refused as any other old number."""
     ledger, producer_id = started(0)
     for step in range(LOOK_BACK + 1):
@@ -251,7 +251,7 @@ def test_an_older_batch_is_an_old_number() -> None:
 
 
 @pytest.mark.parametrize(("first", "count"), [(11, 1), (11, 4), (11, 6), (15, 1), (12, 5), (1, 1)])
-def test_used_numbers_in_another_batch_are_old(first: int, count: int) -> None:
+def test_publish_of_used_numbers_in_another_batch_is_refused(first: int, count: int) -> None:
     """Numbers of a stored batch on other events are refused, and the text says old sequence."""
     ledger, producer_id = started(10)
     publish(ledger, Run(producer_id, 3, 11, 5))
@@ -261,7 +261,7 @@ def test_used_numbers_in_another_batch_are_old(first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("first", [12, 13, 1000])
-def test_a_gap_is_refused(first: int) -> None:
+def test_publish_with_a_gap_is_refused(first: int) -> None:
     """A number that skips some is out of order, and not old."""
     ledger, producer_id = started(10)
     run = Run(producer_id, 3, first, 1)
@@ -270,7 +270,7 @@ def test_a_gap_is_refused(first: int) -> None:
     assert publish(ledger, Run(producer_id, 3, 11, 1)) == "stored"
 
 
-def test_a_lower_epoch_is_stolen() -> None:
+def test_publish_under_a_lower_epoch_is_refused() -> None:
     """Once the epoch was raised, the former one publishes nothing, repeats included; the text names both."""
     ledger, producer_id = started(10, 0)
     attach(ledger, Claim(producer_id, 1, None))
@@ -280,21 +280,21 @@ def test_a_lower_epoch_is_stolen() -> None:
         assert "Received:0 Current:1" in text(ledger, run)
 
 
-def test_an_epoch_is_raised_by_attaching_only() -> None:
+def test_publish_under_an_epoch_not_attached_is_refused() -> None:
     """A message of an epoch nobody attached with is refused."""
     ledger, producer_id = started(10, 3)
     assert publish(ledger, Run(producer_id, 4, 11, 1)) == "amqp:not-allowed"
     assert publish(ledger, Run(producer_id, 3, 11, 1)) == "stored"
 
 
-def test_an_unknown_producer_publishes_nothing() -> None:
+def test_publish_of_an_unknown_producer_is_refused() -> None:
     """A message of an id nobody was given is refused."""
     ledger, producer_id = started()
     assert publish(ledger, Run(producer_id + 1, 0, 1, 1)) == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize("takes_strangers", [False, True])
-def test_a_forgotten_producer(takes_strangers: bool) -> None:
+def test_publish_of_a_forgotten_producer_is_refused_or_new(takes_strangers: bool) -> None:
     """One that was forgotten is refused, links and events; or it counts as new, from any number on."""
     ledger = PublishingLedger()
     producer_id = attach(ledger).state.producer_id
@@ -313,7 +313,7 @@ def test_a_forgotten_producer(takes_strangers: bool) -> None:
     assert attach(ledger, again).number == 4
 
 
-def test_equal_epochs_share() -> None:
+def test_publish_of_equal_epochs_shares_the_numbers() -> None:
     """Two links of one id and epoch publish in turn, and collide only by their numbers."""
     ledger, producer_id = started(10)
     attach(ledger, Claim(producer_id, 3, None))
@@ -322,7 +322,7 @@ def test_equal_epochs_share() -> None:
     assert publish(ledger, Run(producer_id, 3, 13, 1)) == "stored"
 
 
-def test_producers_do_not_meet() -> None:
+def test_publish_of_each_id_has_numbers_of_its_own() -> None:
     """Each id has numbers of its own."""
     ledger, first = started(10)
     second = attach(ledger, Claim(None, 3, None)).state.producer_id
@@ -333,7 +333,7 @@ def test_producers_do_not_meet() -> None:
 # ------------------------------------------------------------------------------------------------- durability
 
 
-def test_what_was_not_committed_is_taken_back() -> None:
+def test_take_back_restores_what_was_committed() -> None:
     """After a failed write the ledger stands where the disk does: numbers, epochs and ids alike."""
     ledger, producer_id = started(10)
     kept = attach(ledger, Claim(producer_id, 3, None)).state
@@ -346,7 +346,7 @@ def test_what_was_not_committed_is_taken_back() -> None:
     assert refused(ledger, Claim(lost, None, None)).condition == "amqp:not-allowed"
 
 
-def test_a_state_comes_back_whole() -> None:
+def test_restore_brings_back_a_whole_state() -> None:
     """Restored, a producer's repeats, numbers and epoch are told as before."""
     ledger, producer_id = started(10)
     publish(ledger, Run(producer_id, 3, 11, 5))
@@ -391,7 +391,7 @@ def numbered(
     return events
 
 
-def test_a_links_claim() -> None:
+def test_claim_of_a_link_is_read() -> None:
     """All three properties, some of them null, or none of them."""
     assert claim_of(None) == claim_of({}) == claim_of({Symbol("other"): 1}) == NOTHING
     claim = claim_of(three())
@@ -412,7 +412,7 @@ def test_a_links_claim() -> None:
         three(producer_id=True),
     ],
 )
-def test_a_claim_of_another_form_is_refused(properties: dict[Any, Any]) -> None:
+def test_claim_of_another_form_is_refused(properties: dict[Any, Any]) -> None:
     """Some of the three only, or of other types than long, short and int: an argument error."""
     refusal = claim_of(properties)
     assert isinstance(refusal, Refusal)
@@ -427,7 +427,7 @@ def test_a_claim_of_another_form_is_refused(properties: dict[Any, Any]) -> None:
     others=st.dictionaries(st.sampled_from(["mine", "yours"]), st.text(max_size=5) | st.integers(-5, 5)),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_run_is_read_from_every_event(
+def test_run_of_numbers_is_read_from_every_event(
     first: int, count: int, wide: bool, header: bool, others: dict[str, Any]
 ) -> None:
     """However the events are laid out, the run is the same, and what is stored is what it is without numbers."""
@@ -447,7 +447,9 @@ def test_a_run_is_read_from_every_event(
     wide=st.booleans(),
     shift=st.sampled_from([-2, -1, 1, 2, 256]),
 )
-def test_a_run_with_a_hole_is_refused(first: int, count: int, data: st.DataObject, wide: bool, shift: int) -> None:
+def test_run_of_numbers_with_a_hole_is_refused(
+    first: int, count: int, data: st.DataObject, wide: bool, shift: int
+) -> None:
     """An event of a batch whose number is not the next one is seen, wherever it is."""
     events = numbered(first, count, wide=wide)
     index = data.draw(st.integers(1, count - 1))
@@ -473,7 +475,7 @@ def test_a_run_with_a_hole_is_refused(first: int, count: int, data: st.DataObjec
         (three(epoch=Short(2)), "com.microsoft:argument-error"),
     ],
 )
-def test_every_event_must_be_numbered(index: int, found: dict[Any, Any], condition: str) -> None:
+def test_run_of_numbers_with_an_unnumbered_event_is_refused(index: int, found: dict[Any, Any], condition: str) -> None:
     """No annotations, others types, negative values, or another producer in the middle: the whole batch is refused."""
     events = numbered(9 - index, 3)
     found = dict(found)
@@ -483,7 +485,7 @@ def test_every_event_must_be_numbered(index: int, found: dict[Any, Any], conditi
     assert refusal.condition == condition
 
 
-def test_a_number_inside_another_value_is_not_the_number() -> None:
+def test_run_of_numbers_ignores_a_number_inside_another_value() -> None:
     """Bytes that look like a numbered annotation, in a user's own annotation, mislead nobody."""
     forged = b"\xa3\x26" + PRODUCER_SEQUENCE_NUMBER.encode() + b"\x71" + (7).to_bytes(4, "big")
     events = [
@@ -500,7 +502,7 @@ def test_a_number_inside_another_value_is_not_the_number() -> None:
 
 
 @given(st.binary(max_size=40) | st.builds(lambda cut: numbered(9, 1)[0][:cut], st.integers(1, 110)))
-def test_any_bytes_are_refused_in_words(raw: bytes) -> None:
+def test_run_of_numbers_of_any_bytes_raises_only_known_errors(raw: bytes) -> None:
     """Bytes that are no event give a refusal or a decode error."""
     try:
         found = run_of([raw])
@@ -600,7 +602,7 @@ def knows(ledger: PublishingLedger, producer_id: int, now: float = 0.0) -> bool:
     return isinstance(ledger.attach(Claim(producer_id, None, None), random.Random(1), now=now), Admission)
 
 
-def test_a_state_that_nobody_uses_expires() -> None:
+def test_state_not_used_for_the_retention_expires() -> None:
     """A producer that neither attached nor published for the time of the retention is unknown, and no earlier."""
     ledger = PublishingLedger()
     ledger.retention = ProducerRetention(seconds=100)
@@ -622,7 +624,7 @@ def test_a_state_that_nobody_uses_expires() -> None:
     assert not knows(ledger, used.state.producer_id, 390.5)
 
 
-def test_states_are_bounded_in_number() -> None:
+def test_states_beyond_their_bound_forget_the_oldest() -> None:
     """One producer more than there may be, and the one whose use is longest ago is forgotten, for good."""
     ledger = PublishingLedger()
     ledger.retention = ProducerRetention(count=3)
@@ -643,7 +645,7 @@ def test_states_are_bounded_in_number() -> None:
 
 
 @pytest.mark.parametrize("options", [{"seconds": 0}, {"seconds": float("nan")}, {"count": 0}])
-def test_a_retention_that_keeps_nothing_is_refused(options: dict[str, Any]) -> None:
+def test_retention_that_keeps_nothing_is_refused(options: dict[str, Any]) -> None:
     """A producer has to be remembered for some time."""
     with pytest.raises(ConfigurationError):
         ProducerRetention(**options)

@@ -38,7 +38,7 @@ def stored(log: PartitionLog) -> list[ReceivedEvent]:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans(), st.integers(0, 5)), max_size=20))
-def test_numbers_are_given_once(steps: list[tuple[int, bool, int]]) -> None:
+def test_number_gives_gapless_numbers_and_growing_offsets(steps: list[tuple[int, bool, int]]) -> None:
     """Whatever is taken back or dropped, visible numbers are gapless, offsets strictly grow, times never go back."""
     log = PartitionLog("hub", "0")
     seen: list[tuple[int, int, datetime]] = []
@@ -58,7 +58,7 @@ def test_numbers_are_given_once(steps: list[tuple[int, bool, int]]) -> None:
     assert all(a[1] < b[1] and a[2] <= b[2] for a, b in pairwise(seen))
 
 
-def test_numbered_events_are_not_visible() -> None:
+def test_number_without_publish_is_not_visible() -> None:
     """What is not published cannot be read, nor does it show in the partition's facts."""
     log = filled(1)
     log.number([event()], 2)
@@ -67,7 +67,7 @@ def test_numbered_events_are_not_visible() -> None:
     assert log.locate(EventPosition.latest()) == 1
 
 
-def test_publishing_wakes_the_readers() -> None:
+def test_publish_wakes_the_readers() -> None:
     """Listeners hear of every published batch, once."""
     log = PartitionLog("hub", "0")
     heard: list[int] = []
@@ -97,14 +97,14 @@ def test_publishing_wakes_the_readers() -> None:
         (EventPosition.at_enqueued_time(datetime.fromtimestamp(99, UTC)), 6),
     ],
 )
-def test_positions(position: EventPosition | None, start: int) -> None:
+def test_locate_by_each_kind_of_position(position: EventPosition | None, start: int) -> None:
     """Each kind of position finds its event; dropped ones fall to the beginning."""
     log = filled(0, 1000, 2000, 3000, 4000, 5000)
     log.drop_oldest(2)
     assert log.locate(position) == start
 
 
-def test_offsets_find_their_event() -> None:
+def test_locate_an_offset_between_two_events() -> None:
     """An offset is exclusive or inclusive, also when it lies between two events."""
     log = filled(0, 0, 0)
     offsets = [int(e.offset) for e in stored(log)]
@@ -114,7 +114,7 @@ def test_offsets_find_their_event() -> None:
     assert log.locate(EventPosition.at_offset(str(offsets[2]))) == 3
 
 
-def test_an_offset_beyond_the_end_is_refused() -> None:
+def test_locate_an_offset_beyond_the_end_is_refused() -> None:
     """The refusal names the last offset, also of a partition that dropped everything."""
     log = filled(0, 0)
     last = log.last_offset
@@ -124,13 +124,13 @@ def test_an_offset_beyond_the_end_is_refused() -> None:
         log.locate(EventPosition.at_offset(str(last + 1)))
 
 
-def test_an_offset_that_is_none_is_refused() -> None:
+def test_locate_a_text_that_is_no_offset_is_refused() -> None:
     """Text that is no offset raises, and does not read from somewhere."""
     with pytest.raises(InvalidPositionError):
         filled(0).locate(EventPosition.at_offset("seven"))
 
 
-def test_age_drops_whole_events() -> None:
+def test_enforce_retention_by_age_drops_whole_events() -> None:
     """What is older than the retention goes, and the beginning moves."""
     log = filled(0, 1000, 2000)
     assert enforce_retention([log], Retention(seconds=1.5), 3000) == [log]
@@ -138,7 +138,7 @@ def test_age_drops_whole_events() -> None:
     assert enforce_retention([log], Retention(seconds=1.5), 3000) == []
 
 
-def test_size_drops_from_the_largest() -> None:
+def test_enforce_retention_by_size_drops_from_the_largest() -> None:
     """Bytes over the limit go from the largest partition, oldest first."""
     large, small = filled(*[0] * 64), filled(0)
     limit = large.size // 2
@@ -148,14 +148,14 @@ def test_size_drops_from_the_largest() -> None:
     assert small.beginning == 0
 
 
-def test_an_empty_partitions_facts() -> None:
+def test_facts_of_an_empty_partition() -> None:
     """An unused partition says -1 everywhere, and year 1."""
     facts = PartitionLog("hub", "0").facts()
     assert (facts.last_enqueued_sequence_number, facts.last_enqueued_offset, facts.is_empty) == (-1, "-1", True)
     assert facts.last_enqueued_time.year == 1
 
 
-def test_partitions_are_found_by_exact_id() -> None:
+def test_partition_is_found_by_its_exact_id() -> None:
     """Only the decimal text of an existing partition finds one."""
     hub = Hub("hub", 0, group_names(["g"]), [PartitionLog("hub", str(n)) for n in range(3)])
     assert hub.partition("2") is hub.partitions[2]
@@ -166,14 +166,14 @@ def test_partitions_are_found_by_exact_id() -> None:
 
 
 @pytest.mark.parametrize("partition_id", ["9" * 5000, "0" * 5000, "1_0", "\u0661", " 1", "+1", "1\n"])
-def test_ids_that_are_no_number_find_no_partition(partition_id: str) -> None:
+def test_partition_of_an_id_that_is_no_number_is_not_found(partition_id: str) -> None:
     """An id beyond Python's limit of digits, or with digits that are not ASCII's, is the id of no partition."""
     hub = Hub("h", 0, group_names(()), [PartitionLog("h", str(number)) for number in range(12)])
     assert hub.partition(partition_id) is None
 
 
 @pytest.mark.parametrize("offset", ["1_0", " 5", "5 ", "\u0665", "+5", "", "-", "9" * 5000])
-def test_offsets_are_ascii_digits(offset: str) -> None:
+def test_locate_an_offset_with_digits_not_ascii_is_refused(offset: str) -> None:
     """What `int` would take and no service writes is no offset."""
     with pytest.raises(InvalidPositionError):
         filled(1, 2)._locate_offset(offset, inclusive=False)

@@ -12,7 +12,7 @@ def reader(key: int, epoch: int | None = None, name: str | None = None) -> Reade
     return Reader(key, name, epoch)
 
 
-def test_five_may_share() -> None:
+def test_admit_a_sixth_shared_reader_is_refused() -> None:
     """The sixth reader without an epoch is refused with the names of the five; one that leaves makes room."""
     table = ReaderTable()
     for key in range(5):
@@ -26,7 +26,7 @@ def test_five_may_share() -> None:
     assert table.admit(reader(5)) == []
 
 
-def test_an_epoch_takes_the_partition() -> None:
+def test_admit_with_an_epoch_evicts_shared_readers() -> None:
     """An exclusive reader evicts all who shared; while it is there, nobody may share."""
     table = ReaderTable()
     table.admit(reader(0))
@@ -41,7 +41,7 @@ def test_an_epoch_takes_the_partition() -> None:
     assert "epoch of '0'" in refused.description
 
 
-def test_an_equal_epoch_wins() -> None:
+def test_admit_with_an_equal_epoch_evicts_the_holder() -> None:
     """The newest of equal epochs has the partition."""
     table = ReaderTable()
     table.admit(reader(0, 4, "old"))
@@ -52,7 +52,7 @@ def test_an_equal_epoch_wins() -> None:
     assert "'old' with epoch '4'" in evicted[0].refusal.description
 
 
-def test_a_lower_epoch_is_refused() -> None:
+def test_admit_with_a_lower_epoch_is_refused() -> None:
     """The holder stays, and the text names its epoch."""
     table = ReaderTable()
     table.admit(reader(0, 4))
@@ -62,7 +62,7 @@ def test_a_lower_epoch_is_refused() -> None:
     assert "higher epoch '4' already exists" in refused.description
 
 
-def test_only_attached_readers_count() -> None:
+def test_leave_forgets_the_epoch() -> None:
     """An epoch is forgotten with its link."""
     table = ReaderTable()
     table.admit(reader(0, 9))
@@ -73,7 +73,7 @@ def test_only_attached_readers_count() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 3)), max_size=30))
-def test_never_two_holders(steps: list[tuple[bool, int | None]]) -> None:
+def test_readers_never_have_two_holders_in_any_history(steps: list[tuple[bool, int | None]]) -> None:
     """After any history there is one exclusive reader alone, or at most five that share."""
     table = ReaderTable()
     inside: dict[int, int | None] = {}

@@ -46,7 +46,7 @@ messages = st.builds(
 @given(
     st.lists(messages, min_size=1, max_size=4), st.integers(0, 2**62), st.integers(0, 2**62), st.text("k", max_size=9)
 )
-def test_only_annotations_change(events: list[Message], number: int, offset: int, key: str) -> None:
+def test_stamp_changes_only_annotations(events: list[Message], number: int, offset: int, key: str) -> None:
     """Every section but the annotations is kept, the service's annotations are added, the sender's are kept."""
     stamped = stamp([event.encode() for event in events], number, offset, 1234, key or None)
     for index, (event, raw) in enumerate(zip(events, stamped.payloads, strict=True)):
@@ -65,7 +65,7 @@ def test_only_annotations_change(events: list[Message], number: int, offset: int
     assert stamped.size == sum(map(len, stamped.payloads)) == stamped.next_offset - offset
 
 
-def test_forged_annotations_are_replaced() -> None:
+def test_stamp_replaces_forged_annotations() -> None:
     """A sender cannot choose the service's annotations, and its own producer numbers reach no reader."""
     sent = Message(
         body=Data((b"x",)),
@@ -89,7 +89,7 @@ def test_forged_annotations_are_replaced() -> None:
     }
 
 
-def test_the_events_own_key_wins() -> None:
+def test_stamp_prefers_the_events_own_key() -> None:
     """The envelope's key stands in only for events without one."""
     own = Message(body=Data((b"x",)), message_annotations={Symbol("x-opt-partition-key"): "own"}).encode()
     none = Message(body=Data((b"x",))).encode()
@@ -131,14 +131,14 @@ def test_the_events_own_key_wins() -> None:
         Message(properties=Properties(message_id="m")).encode() * 2,
     ],
 )
-def test_what_is_no_message_is_refused(raw: bytes) -> None:
+def test_stamp_of_what_is_no_message_is_refused(raw: bytes) -> None:
     """Nothing that a reader could not take apart is ever numbered."""
     with pytest.raises(DecodeError):
         stamp([raw], 0, 0, 1, None)
 
 
 @given(st.binary(max_size=60) | messages.map(lambda message: message.encode()[:-1]))
-def test_any_bytes_give_a_decode_error_or_an_event(raw: bytes) -> None:
+def test_stamp_of_any_bytes_raises_only_decode_error(raw: bytes) -> None:
     """Hostile bytes raise the one error, and what is taken has the annotations a reader looks for."""
     try:
         stored = stamp([raw], 3, 9, 1, None).payloads[0]
@@ -154,7 +154,7 @@ _VALUES = [encode(value) for value in (None, [], {}, "x", b"x", 7, [1], {"a": 1}
 
 
 @given(st.lists(st.tuples(st.integers(0x70, 0x78), st.sampled_from(_VALUES)), min_size=1, max_size=4))
-def test_what_is_stored_every_reader_can_read(sections: list[tuple[int, bytes]]) -> None:
+def test_stamp_accepts_exactly_what_readers_can_decode(sections: list[tuple[int, bytes]]) -> None:
     """Of any sections with any kinds of values, stored is what the decoder takes, and nothing else is refused."""
     raw = b"".join(bytes((0x00, 0x53, code)) + value for code, value in sections)
     try:
@@ -182,7 +182,7 @@ def test_delivery_annotations_stand_after_the_header(event: Message) -> None:
     assert Message.decode(delivered).encode() == wanted.encode()
 
 
-def test_a_uuid_message_id_survives() -> None:
+def test_message_id_that_is_a_uuid_keeps_its_type() -> None:
     """Identifiers keep their AMQP type."""
     name = uuid.uuid4()
     sent = Message(body=AmqpValue("v"), properties=Properties(message_id=name))

@@ -34,7 +34,7 @@ KNOWN = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("text", "expected"), KNOWN)
-def test_three_textual_forms(prefix: str, text: str, expected: Address) -> None:
+def test_address_is_parsed_in_three_forms(prefix: str, text: str, expected: Address) -> None:
     """A URL, a path and a bare address mean the same."""
     assert parse_address(prefix + text) == expected
     assert str(expected) == text
@@ -44,7 +44,7 @@ def test_three_textual_forms(prefix: str, text: str, expected: Address) -> None:
     "text",
     ["hub/consumergroups/g/partitions/1", "HUB/CONSUMERGROUPS/g/PARTITIONS/1".replace("HUB", "hub")],
 )
-def test_fixed_words_in_any_case(text: str) -> None:
+def test_address_is_parsed_in_any_case(text: str) -> None:
     """The fixed words of an address are known in any case."""
     assert parse_address(text) == Address(AddressKind.CONSUMER, "hub", consumer_group="g", partition_id="1")
 
@@ -65,14 +65,14 @@ def test_fixed_words_in_any_case(text: str) -> None:
         "$other",
     ],
 )
-def test_no_address(text: str) -> None:
+def test_address_of_another_form_raises_value_error(text: str) -> None:
     """What is no address is a `ValueError`."""
     with pytest.raises(ValueError, match="address"):
         parse_address(text)
 
 
 @given(names, names, names)
-def test_made_addresses_parse(hub: str, group: str, partition: str) -> None:
+def test_address_that_is_made_is_parsed(hub: str, group: str, partition: str) -> None:
     """What we make we read back."""
     consumer = parse_address(consumer_address(hub, group, partition))
     assert (consumer.kind, consumer.hub, consumer.consumer_group, consumer.partition_id) == (
@@ -86,7 +86,7 @@ def test_made_addresses_parse(hub: str, group: str, partition: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text(text: str) -> None:
+def test_address_and_audience_of_any_text_raise_only_value_error(text: str) -> None:
     """Any text is an address, an audience, or a `ValueError`, and nothing else."""
     for parse in (parse_address, parse_audience):
         try:
@@ -98,7 +98,7 @@ def test_any_text(text: str) -> None:
 NS = "ns.servicebus.windows.net"
 
 
-def test_audience_forms() -> None:
+def test_audience_is_written_as_the_official_client_does() -> None:
     """Audiences are written as the official Python client writes them."""
     assert audience(NS, "hub") == f"sb://{NS}/hub"
     assert audience(NS, "hub", consumer_group="$Default") == f"sb://{NS}/hub/consumergroups/$Default"
@@ -122,14 +122,14 @@ def test_audience_forms() -> None:
         ("/$management", Audience(NS, is_management=True)),
     ],
 )
-def test_every_clients_audience(scheme: str, path: str, expected: Audience) -> None:
+def test_audience_is_parsed_in_every_clients_form(scheme: str, path: str, expected: Audience) -> None:
     """Every form a client puts a token for is read, whatever its scheme, port and case of host."""
     assert parse_audience(f"{scheme}{NS.upper()}{path}") == expected
     assert parse_audience(f"{scheme}{NS}:5671{path}") == expected
 
 
 @pytest.mark.parametrize("text", ["", "sb://", "sb:///hub", f"sb://{NS}/a//b", f"sb://{NS}/$cbs", "hub", "localhost"])
-def test_no_audience(text: str) -> None:
+def test_audience_of_another_form_raises_value_error(text: str) -> None:
     """What is no audience is a `ValueError`."""
     with pytest.raises(ValueError, match=r"audience|address"):
         parse_audience(text)
@@ -154,7 +154,7 @@ MANAGEMENT = parse_address("$management")
         ("/$management", {MANAGEMENT}),
     ],
 )
-def test_covers(text: str, covered: set[Address]) -> None:
+def test_covers_links_within_the_audience(text: str, covered: set[Address]) -> None:
     """A token opens the links within its audience, and the management node."""
     made = parse_audience(f"sb://{NS}{text}")
     assert {each for each in (CONSUMER, PRODUCER, GATEWAY, MANAGEMENT) if made.covers(each)} == covered
@@ -175,6 +175,6 @@ def test_covers(text: str, covered: set[Address]) -> None:
         ("/other", "/hub/$management", False),
     ],
 )
-def test_includes(resource: str, put_for: str, *, expected: bool) -> None:
+def test_includes_audiences_within_the_resource(resource: str, put_for: str, *, expected: bool) -> None:
     """A signature counts for audiences within its resource only."""
     assert parse_audience(f"sb://{NS}{resource}").includes(parse_audience(f"amqps://{NS}{put_for}")) is expected

@@ -25,7 +25,7 @@ def request(message_id: MessageId = "1", reply_to: str | None = None) -> Message
 
 @pytest.mark.parametrize("message_id", IDS)
 @pytest.mark.parametrize("reply_to", [None, "cbs-1"])
-def test_request_round_trip(message_id: MessageId, reply_to: str | None) -> None:
+def test_request_is_read_as_it_was_written(message_id: MessageId, reply_to: str | None) -> None:
     """What the client asks is what the service reads."""
     assert cbs.parse_put_token(request(message_id, reply_to)) == cbs.PutToken(
         token=TOKEN,
@@ -37,7 +37,7 @@ def test_request_round_trip(message_id: MessageId, reply_to: str | None) -> None
     )
 
 
-def test_request_on_the_wire() -> None:
+def test_request_has_the_sections_keys_and_types_of_the_service() -> None:
     """A request has the sections, keys and types the service reads."""
     made = request()
     assert made.body == AmqpValue(TOKEN)
@@ -53,14 +53,14 @@ def test_request_on_the_wire() -> None:
     assert type(fields["expiration"]) is Timestamp
 
 
-def test_secret_in_no_repr() -> None:
+def test_repr_of_a_request_shows_no_token() -> None:
     """Neither the request nor what is read of it shows the token in its repr."""
     made = cbs.put_token_request(TOKEN, SAS_TOKEN_TYPE, "sb://ns/hub", message_id="1")
     assert "SECRET" not in repr(made)
     assert "SECRET" not in repr(cbs.parse_put_token(Message.decode(made.encode())))
 
 
-def test_as_javascript_asks() -> None:
+def test_request_without_an_expiry_is_read() -> None:
     """A request without an expiry is one."""
     message = Message(
         body=AmqpValue(TOKEN),
@@ -70,7 +70,7 @@ def test_as_javascript_asks() -> None:
     assert cbs.parse_put_token(message).expires_at is None
 
 
-def test_token_as_bytes() -> None:
+def test_request_with_a_token_as_bytes_is_read() -> None:
     """A token may come as ASCII bytes."""
     message = request()
     for body in (AmqpValue(TOKEN.encode()), Data((TOKEN.encode(),))):
@@ -94,7 +94,7 @@ def test_token_as_bytes() -> None:
         Message(body=AmqpValue("SECRET"), application_properties={"operation": 5, "type": "jwt", "name": "a"}),
     ],
 )
-def test_bad_requests(message: Message) -> None:
+def test_request_of_another_form_is_refused_with_a_status(message: Message) -> None:
     """What is no put-token request is refused with a status, and the text shows nothing of a token."""
     with pytest.raises(BadRequestError) as caught:
         cbs.parse_put_token(message)
@@ -104,7 +104,7 @@ def test_bad_requests(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message_id", IDS)
-def test_response(message_id: MessageId) -> None:
+def test_response_echoes_the_requests_id(message_id: MessageId) -> None:
     """The answer carries the request's id back in its type, goes to its reply-to, and has an int status."""
     made = Message.decode(cbs.response(request(message_id, "cbs-1"), 202, "Accepted").encode())
     cbs.check_response(made)
@@ -117,13 +117,13 @@ def test_response(message_id: MessageId) -> None:
     assert made.application_properties == {"status-code": 202, "status-description": "Accepted"}
 
 
-def test_response_to_a_nameless_request() -> None:
+def test_response_to_a_request_without_properties_is_written() -> None:
     """A request without properties gets an answer all the same."""
     made = cbs.response(Message(), 400, "no")
     assert correlation_id(Message.decode(made.encode())) is None
 
 
-def test_refusal() -> None:
+def test_response_of_a_refusal_raises_its_conditions_error() -> None:
     """A refusal becomes the error its condition stands for, and names the audience."""
     made = cbs.response(request(), 401, "bad signature TrackingId:t1", UNAUTHORIZED_ACCESS)
     with pytest.raises(AuthenticationError, match="bad signature") as caught:
@@ -134,13 +134,13 @@ def test_refusal() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"), [(401, AuthenticationError), (403, QuotaExceededError), (404, EntityNotFoundError)]
 )
-def test_refusal_by_code_alone(code: int, kind: type[Exception]) -> None:
+def test_response_of_a_refusal_without_a_condition_goes_by_its_code(code: int, kind: type[Exception]) -> None:
     """Without a condition the code tells."""
     with pytest.raises(kind):
         cbs.check_response(cbs.response(request(), code, "no"))
 
 
-def test_other_spelling() -> None:
+def test_response_with_another_spelling_is_read() -> None:
     """The other spelling of the keys is understood too."""
     fields = {"statusCode": Int(401), "statusDescription": "no", "errorCondition": Symbol("amqp:unauthorized-access")}
     with pytest.raises(AuthenticationError, match="no"):
@@ -149,7 +149,7 @@ def test_other_spelling() -> None:
 
 
 @pytest.mark.parametrize("fields", [None, {}, {"status-code": "200"}, {"status-code": True}])
-def test_no_status(fields: dict[str, object] | None) -> None:
+def test_response_without_a_status_raises(fields: dict[str, object] | None) -> None:
     """An answer without a status code breaks the protocol."""
     with pytest.raises(ProtocolError, match="status code"):
         cbs.check_response(Message(application_properties=fields))

@@ -84,14 +84,14 @@ ROWS: dict[str, tuple[type[ServiceError], Recovery]] = {
 
 
 @pytest.mark.parametrize("condition", ROWS)
-def test_every_row(condition: str) -> None:
+def test_condition_is_raised_as_its_class_and_recovery(condition: str) -> None:
     """Each condition of the reference is raised as its class, with its recovery."""
     error = error_for(condition, MISSING, entity="hub/Partitions/0")
     assert (type(error), error.recovery) == ROWS[condition]
     assert (error.condition, error.description, error.entity) == (condition, MISSING, "hub/Partitions/0")
 
 
-def test_no_row_untested() -> None:
+def test_condition_table_has_no_row_without_a_test() -> None:
     """The table has the rows that are tested here, and no other."""
     assert set(CONDITIONS) == set(ROWS)
 
@@ -105,7 +105,9 @@ def test_no_row_untested() -> None:
         (None, ServiceError, RELINK),
     ],
 )
-def test_not_found_text_rule(text: str | None, kind: type[ServiceError], recovery: Recovery) -> None:
+def test_not_found_is_final_only_where_an_entity_is_missing(
+    text: str | None, kind: type[ServiceError], recovery: Recovery
+) -> None:
     """Not-found is final only where the text says that an entity is missing."""
     error = error_for("amqp:not-found", text)
     assert (type(error), error.recovery) == (kind, recovery)
@@ -115,7 +117,7 @@ def test_not_found_text_rule(text: str | None, kind: type[ServiceError], recover
 @pytest.mark.parametrize(
     ("lost", "kind"), [(RETRY, ServiceError), (RELINK, LinkDetachedError), (RECONNECT, ConnectionLostError)]
 )
-def test_unlisted_condition(condition: str | None, lost: Recovery, kind: type[ServiceError]) -> None:
+def test_condition_not_listed_is_retried(condition: str | None, lost: Recovery, kind: type[ServiceError]) -> None:
     """A condition nobody listed, or none, is worth another try on what is left."""
     error = error_for(condition, "odd", lost=lost)
     assert (type(error), error.recovery, error.condition) == (kind, lost, condition)
@@ -123,7 +125,7 @@ def test_unlisted_condition(condition: str | None, lost: Recovery, kind: type[Se
 
 @pytest.mark.parametrize("condition", ROWS)
 @pytest.mark.parametrize("lost", [RETRY, RELINK, RECONNECT])
-def test_recovery_covers_what_is_lost(condition: str, lost: Recovery) -> None:
+def test_recovery_covers_what_ended(condition: str, lost: Recovery) -> None:
     """Recovery rebuilds what ended with the error at least, and a final error stays final."""
     order = [RETRY, RELINK, RECONNECT, GIVE_UP]
     _, recovery = ROWS[condition]
@@ -131,7 +133,7 @@ def test_recovery_covers_what_is_lost(condition: str, lost: Recovery) -> None:
     assert error.recovery is order[max(order.index(recovery), order.index(lost))]
 
 
-def test_detach_with_the_connection_is_a_lost_connection() -> None:
+def test_link_condition_on_a_close_is_a_lost_connection() -> None:
     """A link condition on a connection's close is a lost connection."""
     assert type(error_for("amqp:link:detach-forced", "x", lost=RECONNECT)) is ConnectionLostError
 
@@ -153,18 +155,20 @@ def test_detach_with_the_connection_is_a_lost_connection() -> None:
         (0, ServiceError, RETRY, None),
     ],
 )
-def test_status_codes(code: int, kind: type[ServiceError], recovery: Recovery, condition: str | None) -> None:
+def test_status_code_without_a_condition_is_mapped(
+    code: int, kind: type[ServiceError], recovery: Recovery, condition: str | None
+) -> None:
     """Without a condition, the status code tells which it is."""
     error = error_for_status(code, None, None, entity="hub")
     assert (type(error), error.recovery, error.condition, error.entity) == (kind, recovery, condition, "hub")
 
 
-def test_no_status_code_untested() -> None:
+def test_status_code_table_has_no_row_without_a_test() -> None:
     """Every mapped code stands in the test above."""
     assert set(STATUS_CONDITIONS) == {400, 401, 403, 404, 408, 410, 500, 501, 503}
 
 
-def test_condition_outweighs_the_code() -> None:
+def test_condition_outweighs_the_status_code() -> None:
     """An answer's condition tells more than its code."""
     error = error_for_status(400, "com.microsoft:server-busy", "wait")
     assert (type(error), error.recovery) == (ServiceBusyError, RETRY)
@@ -176,12 +180,12 @@ def test_status_404_is_final(condition: str | None) -> None:
     assert type(error_for_status(404, condition, "no such thing")) is EntityNotFoundError
 
 
-def test_not_found_with_another_code() -> None:
+def test_not_found_rule_holds_for_another_status_code() -> None:
     """The text rule holds for an answer of another code."""
     assert error_for_status(500, "amqp:not-found", "broker away").recovery is RELINK
 
 
-def test_tracking_id() -> None:
+def test_tracking_id_is_read_from_the_suffix() -> None:
     """The tracking id is read out of the service's suffix."""
     text = (
         "The link is stolen. Reference:abc, TrackingId:1f2e_G3_B7, SystemTracker:ns:eventhub:hub~0|$default, "
@@ -193,20 +197,20 @@ def test_tracking_id() -> None:
 
 
 @given(st.none() | st.text(), st.none() | st.text(), st.integers(-(2**31), 2**31 - 1))
-def test_any_words(condition: str | None, description: str | None, code: int) -> None:
+def test_error_of_any_words_is_made(condition: str | None, description: str | None, code: int) -> None:
     """Whatever a peer writes becomes an error, and writing never fails."""
     assert str(error_for(condition, description))
     assert str(error_for_status(code, condition, description))
     tracking_id(description or "")
 
 
-def test_server_busy_wait() -> None:
+def test_server_busy_waits_as_long_as_asked() -> None:
     """A throttled client waits as long as the service asks."""
     assert SERVER_BUSY_WAIT == 4.0
 
 
 @pytest.mark.parametrize("make", [lambda text: error_for(text, text), lambda text: error_for_status(503, text, text)])
-def test_an_error_quotes_an_excerpt(make: Callable[[str], ServiceError]) -> None:
+def test_error_quotes_a_short_excerpt_on_one_line(make: Callable[[str], ServiceError]) -> None:
     """However much a service says, and with whatever controls, the error is short and on one line."""
     error = make("amqp:x\r\n\x1b[2J TrackingId:" + "\x1bmessaging entity " * 50_000)
     assert str(error).isprintable()

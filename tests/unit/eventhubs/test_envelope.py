@@ -18,19 +18,19 @@ payloads = st.binary(max_size=40) | st.integers(250, 260).map(bytes) | st.just(b
 keys = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 
 
-def test_message_format() -> None:
+def test_envelope_has_the_services_message_format() -> None:
     """The envelope's format is the service's."""
     assert BATCH_MESSAGE_FORMAT == 2147563264
 
 
-def test_bytes_of_an_envelope() -> None:
+def test_envelope_has_a_data_section_per_event() -> None:
     """Each event stands in a data section of its own, with nothing around it."""
     assert encode_batch([b"ab", b""]) == b"\x00\x53\x75\xa0\x02ab\x00\x53\x75\xa0\x00"
     assert encode_batch([bytes(256)]) == b"\x00\x53\x75\xb0\x00\x00\x01\x00" + bytes(256)
 
 
 @given(st.lists(payloads, min_size=1, max_size=20), keys)
-def test_round_trip(events: list[bytes], key: str | None) -> None:
+def test_envelope_is_read_as_it_was_written(events: list[bytes], key: str | None) -> None:
     """What is put in comes out, and a general decoder sees the same message."""
     payload = encode_batch(events, key)
     assert decode_batch(payload) == events
@@ -42,21 +42,21 @@ def test_round_trip(events: list[bytes], key: str | None) -> None:
 
 
 @pytest.mark.parametrize(("event_size", "added"), [(0, 5), (1, 6), (255, 260), (256, 264), (1000, 1008), (8192, 8200)])
-def test_overhead(event_size: int, added: int) -> None:
+def test_envelope_overhead_is_5_or_8_bytes_per_event(event_size: int, added: int) -> None:
     """An event costs 5 bytes more than itself up to 255 bytes, and 8 above; so does its payload in a section."""
     assert len(encode_batch([bytes(event_size)])) == added
     assert len(EVENT_HEADS[event_size]) + event_size == added
     assert len(DATA_HEADS[event_size]) + event_size == len(encode_batch([EventData(bytes(event_size)).encode()]))
 
 
-def test_long_forms() -> None:
+def test_envelope_with_long_forms_is_read() -> None:
     """Sections in longer forms than anybody writes are read all the same."""
     eight_byte_descriptor = b"\x00\x80" + (0x75).to_bytes(8, "big") + b"\xa0\x01x"
     wide_length = b"\x00\x53\x75\xb0\x00\x00\x00\x01y"
     assert decode_batch(eight_byte_descriptor + wide_length) == [b"x", b"y"]
 
 
-def test_other_sections_are_passed_over() -> None:
+def test_envelope_with_other_sections_is_read() -> None:
     """Whatever stands before the events or in the footer is no event."""
     message = Message(
         body=Data((b"a", b"b")),
@@ -93,14 +93,14 @@ JUNK = [
 
 
 @pytest.mark.parametrize("payload", JUNK)
-def test_junk(payload: bytes) -> None:
+def test_envelope_of_junk_raises_decode_error(payload: bytes) -> None:
     """What is no envelope with events is a `DecodeError`."""
     with pytest.raises(DecodeError):
         decode_batch(payload)
 
 
 @given(st.lists(payloads, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_mutated(events: list[bytes], rng: random.Random) -> None:
+def test_envelope_with_mutated_bytes_raises_only_decode_error(events: list[bytes], rng: random.Random) -> None:
     """A damaged envelope gives events within its bytes or a `DecodeError`, and nothing else."""
     raw = bytearray(encode_batch(events, "key"))
     for _ in range(3):
@@ -114,7 +114,7 @@ def test_mutated(events: list[bytes], rng: random.Random) -> None:
         assert sum(len(each) for each in found or ()) <= len(payload)
 
 
-def test_partition_key_of_a_single_event() -> None:
+def test_partition_key_of_a_single_event_is_its_annotation() -> None:
     """A lone message is routed by its own annotation; a key that is no text counts as none."""
     assert partition_key_of(Message(body=Data((b"a",))).encode()) is None
     assert partition_key_of(Message(body=AmqpValue(1), message_annotations={PARTITION_KEY: "k"}).encode()) == "k"

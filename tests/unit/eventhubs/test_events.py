@@ -66,7 +66,7 @@ def build(**changes: Any) -> ReceivedEvent:
 
 
 @given(bodies, st.dictionaries(texts, simple, max_size=3), standards, st.none() | texts)
-def test_event_data(
+def test_event_data_encodes_every_body_property_and_key(
     body: dict[str, Any], properties: dict[str, Any], standard: dict[str, Any], key: str | None
 ) -> None:
     """What is sent decodes to every body kind, property and key that was given, by azure-eventhub's names."""
@@ -92,7 +92,7 @@ def test_event_data(
     st.integers(-(2**63), 2**63 - 1),
     moments,
 )
-def test_received_event(
+def test_received_event_reads_as_it_was_built(
     body: dict[str, Any],
     properties: dict[str, Any],
     standard: dict[str, Any],
@@ -157,7 +157,7 @@ def written(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(written(), min_size=1, max_size=4))
-def test_fields_agree_with_the_general_decoder(events: list[bytes]) -> None:
+def test_received_event_equals_the_general_decoder(events: list[bytes]) -> None:
     """The fields read by the scan, whatever it has seen before, are those that the general decoder finds."""
     for raw in events * 2:
         message = Message.decode(raw)
@@ -191,7 +191,9 @@ _READS = [
     st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), max_size=3),
     st.integers(0, 50),
 )
-def test_hostile_events(raw: bytes, changes: list[tuple[int, int]], cut: int) -> None:
+def test_received_event_of_hostile_bytes_raises_only_event_error(
+    raw: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
     """Whatever the bytes, reading an event gives a value or raises `EventError`, and again the same."""
     damaged = bytearray(raw[: len(raw) - cut] if cut < 25 else raw)
     for at, value in changes if damaged else ():
@@ -223,7 +225,7 @@ _SOUND = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestam
         _SOUND + b"x",
     ],
 )
-def test_what_cannot_be_decoded_has_its_place_and_no_body(raw: bytes) -> None:
+def test_undecodable_event_has_its_place_and_no_body(raw: bytes) -> None:
     """Of what is no message the service's annotations are read and nothing else, first or after a sound one."""
     for event in (ReceivedEvent(raw), ReceivedEvent(_SOUND + section(0x75, b"y" * 300)), ReceivedEvent(raw)):
         assert (event.sequence_number, event.offset) == (1, "1")
@@ -247,13 +249,13 @@ def test_what_cannot_be_decoded_has_its_place_and_no_body(raw: bytes) -> None:
         _SOUND[:-1],
     ],
 )
-def test_without_annotations_there_is_no_place(raw: bytes) -> None:
+def test_undecodable_event_with_broken_annotations_has_no_place(raw: bytes) -> None:
     """Where the annotations themselves are broken, reading the place raises too."""
     with pytest.raises(EventError):
         _ = ReceivedEvent(raw).sequence_number
 
 
-def test_the_place_is_found_beside_a_broken_value() -> None:
+def test_undecodable_event_with_a_broken_value_has_its_place() -> None:
     """A value that is none, and a descriptor in its long form, do not hide the annotations before them."""
     named = {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(0), Symbol("x"): "\u00e9"}
     raw = section(0x72, named).replace("\u00e9".encode(), b"\xff\xff") + section(0x75, "text")
@@ -264,7 +266,7 @@ def test_the_place_is_found_beside_a_broken_value() -> None:
             _ = event.body
 
 
-def test_body_views() -> None:
+def test_body_reads_as_text_and_json() -> None:
     """The body reads as text and JSON; what it is not is said."""
     assert build(body='{"a": [1]}').body_as_json() == {"a": [1]}
     assert build(value="text").body_as_str() == "text"
@@ -281,7 +283,7 @@ def test_body_views() -> None:
             getattr(event, read)()
 
 
-def test_body_types() -> None:
+def test_body_type_is_named() -> None:
     """Each kind of body is named, and joined where it has parts."""
     assert build(body=b"x").body_type == "data"
     assert build(value=1).body_type == "value"
@@ -296,7 +298,7 @@ def test_body_types() -> None:
 
 
 @pytest.mark.parametrize("year", [1970, 2024, 2096, 2097, 2300, 9999])
-def test_times_are_exact(year: int) -> None:
+def test_enqueued_time_is_exact_to_the_millisecond(year: int) -> None:
     """Times are right to the millisecond, with no microsecond lost to floats, as far as a datetime goes."""
     start = datetime.datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
     for milliseconds in range(0, 1000, 7):
@@ -304,21 +306,21 @@ def test_times_are_exact(year: int) -> None:
         assert build(enqueued_time=moment).enqueued_time == moment
 
 
-def test_times_beyond_datetime() -> None:
+def test_enqueued_time_beyond_datetime_is_the_nearest() -> None:
     """A time that no datetime holds is the nearest one."""
     for value, year in ((2**63 - 1, 9999), (-(2**63), 1), (-1, 1969)):
         raw = section(0x72, {SEQUENCE_NUMBER: 1, OFFSET: "1", ENQUEUED_TIME: Timestamp(value)})
         assert ReceivedEvent(raw).enqueued_time.year == year
 
 
-def test_last_enqueued() -> None:
+def test_last_enqueued_is_none_without_runtime_metrics() -> None:
     """The newest event is told where the link has runtime metrics, and None where not."""
     last = LastEnqueued(9, "900", NOW, NOW + timedelta(seconds=1))
     assert build(last_enqueued=last).last_enqueued == last
     assert build().last_enqueued is None
 
 
-def test_ids() -> None:
+def test_message_ids_keep_their_type() -> None:
     """Ids keep their kind."""
     for value in ("text", 5, uuid.UUID(int=5), b"bytes"):
         assert build(message_id=value).message_id == value
@@ -345,7 +347,7 @@ def test_ids() -> None:
         {"content_type": "ä"},
     ],
 )
-def test_what_cannot_be_sent(arguments: dict[str, Any]) -> None:
+def test_event_without_an_amqp_form_raises_event_error(arguments: dict[str, Any]) -> None:
     """An event that has no AMQP form raises `EventError`, when made or when encoded."""
     with pytest.raises(EventError):
         EventData(**arguments).encode()
@@ -354,7 +356,7 @@ def test_what_cannot_be_sent(arguments: dict[str, Any]) -> None:
             build(**arguments)
 
 
-def test_encoded_form() -> None:
+def test_event_is_encoded_as_data_section_and_key_annotation() -> None:
     """A bare event is one data section; one with a key has a durable header and the key as annotation (7.2)."""
     assert EventData(b"x").encode() == b"\x00\x53\x75\xa0\x01x"
     assert EventData(b"x").encode("k").startswith(b"\x00\x53\x70\xc0\x02\x01\x41\x00\x53\x72\xc1")
@@ -363,7 +365,7 @@ def test_encoded_form() -> None:
     assert "b'x'" in repr(EventData(b"x"))
 
 
-def test_positions() -> None:
+def test_position_is_one_of_offset_number_and_time() -> None:
     """A position is exactly one of offset, sequence number and time."""
     assert EventPosition.earliest() == EventPosition(offset="-1")
     assert EventPosition.latest() == EventPosition(offset="@latest")
@@ -383,7 +385,7 @@ def test_positions() -> None:
         {"enqueued_time": datetime.datetime(2024, 1, 1)},
     ],
 )
-def test_bad_positions(arguments: dict[str, Any]) -> None:
+def test_position_of_another_form_is_refused(arguments: dict[str, Any]) -> None:
     """What is no position is refused; a quote could not be written in the filter."""
     with pytest.raises(ValueError, match=r"position|offset|time zone"):
         EventPosition(**arguments)
@@ -435,7 +437,7 @@ def test_a_position_is_a_text_to_store(position: EventPosition, text: str) -> No
             EventPosition.parse(other)
 
 
-def test_properties_given_after_the_event_was_made_are_sent() -> None:
+def test_properties_changed_after_the_event_was_made_are_sent() -> None:
     """Changed in place or as a whole, and whatever the event was made of."""
     changed = EventData(b"body")
     changed.properties["unit"] = "C"
@@ -448,7 +450,7 @@ def test_properties_given_after_the_event_was_made_are_sent() -> None:
         assert event.properties == {"unit": "C"}
 
 
-def test_asking_for_body_and_properties_changes_nothing_that_is_sent() -> None:
+def test_reading_body_and_properties_changes_no_sent_byte() -> None:
     """Reading an event leaves its bytes as they are."""
     event = EventData(b"body")
     before = event.encode()
@@ -458,7 +460,7 @@ def test_asking_for_body_and_properties_changes_nothing_that_is_sent() -> None:
 
 @pytest.mark.parametrize("number", [ULong(2**63), ULong(2**64 - 1)])
 @pytest.mark.parametrize("damage", [b"", b"\0\x53\x78"])
-def test_a_sequence_number_beyond_a_long_is_an_error(number: ULong, damage: bytes) -> None:
+def test_sequence_number_beyond_a_long_raises(number: ULong, damage: bytes) -> None:
     """A number that no sequence number can be, and no column or store could hold, is none."""
     annotations = {SEQUENCE_NUMBER: number, OFFSET: "1", ENQUEUED_TIME: Timestamp(0)}
     event = ReceivedEvent(Message(AmqpValue(1), message_annotations=annotations).encode() + damage)

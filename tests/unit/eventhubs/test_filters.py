@@ -40,40 +40,40 @@ positions = st.one_of(
         (EventPosition.at_enqueued_time(NOON), f"amqp.annotation.x-opt-enqueued-time > '{NOON_MS}'"),
     ],
 )
-def test_selector_text(position: EventPosition, text: str) -> None:
+def test_selector_is_written_as_the_official_client_does(position: EventPosition, text: str) -> None:
     """A position is written as the official Python client writes it, and read back."""
     assert selector(position) == text
     assert parse_selector(text) == position
 
 
 @given(positions)
-def test_round_trip(position: EventPosition) -> None:
+def test_selector_reads_back_every_position(position: EventPosition) -> None:
     """Every position goes through the wire and comes back."""
     filters, _ = decode(encode(source_filter(position)))
     assert parse_source_filter(filters) == position
 
 
-def test_microseconds() -> None:
+def test_selector_of_a_time_between_milliseconds() -> None:
     """Between two milliseconds, exclusive and inclusive both begin at the next event's."""
     within = NOON + timedelta(microseconds=500)
     assert selector(EventPosition.at_enqueued_time(within)).endswith(f"> '{NOON_MS}'")
     assert selector(EventPosition.at_enqueued_time(within, inclusive=True)).endswith(f">= '{NOON_MS + 1}'")
 
 
-def test_time_zones() -> None:
+def test_selector_of_a_time_in_another_zone_is_the_same() -> None:
     """A position in another zone is the same moment."""
     there = NOON.astimezone(timezone(timedelta(hours=5)))
     assert selector(EventPosition.at_enqueued_time(there)) == selector(EventPosition.at_enqueued_time(NOON))
 
 
 @pytest.mark.parametrize("descriptor", [*SELECTOR_DESCRIPTORS, Symbol("acme:odd"), ULong(1)])
-def test_any_descriptor(descriptor: object) -> None:
+def test_filter_is_known_by_its_key_whatever_its_descriptor(descriptor: object) -> None:
     """The key of the map tells the filter; its descriptor does not matter."""
     found = parse_source_filter({SELECTOR_FILTER: Described(descriptor, "amqp.annotation.x-opt-offset > '5'")})
     assert found == EventPosition.at_offset("5")
 
 
-def test_descriptors_in_use() -> None:
+def test_filter_descriptors_of_the_reference_are_known() -> None:
     """The three descriptors of the reference are known."""
     assert SELECTOR_DESCRIPTORS == ("apache.org:selector-filter:string", 77567109365764, 0x137000000A)
 
@@ -89,7 +89,7 @@ def test_descriptors_in_use() -> None:
         ("  amqp.annotation.x-opt-offset>='7' ", EventPosition.at_offset("7", inclusive=True)),
     ],
 )
-def test_bare_values(text: str, position: EventPosition) -> None:
+def test_selector_without_quotes_is_read(text: str, position: EventPosition) -> None:
     """Values without quotes, as .NET writes them, are read too."""
     assert parse_selector(text) == position
 
@@ -97,7 +97,7 @@ def test_bare_values(text: str, position: EventPosition) -> None:
 @pytest.mark.parametrize(
     "filters", [None, {}, {Symbol("other"): Described(Symbol("other"), "x")}, {SELECTOR_FILTER: None}]
 )
-def test_no_filter(filters: dict[Symbol, Described] | None) -> None:
+def test_source_without_a_filter_has_no_position(filters: dict[Symbol, Described] | None) -> None:
     """A source without a selector has no position."""
     assert parse_source_filter(filters) is None
 
@@ -122,20 +122,20 @@ def test_no_filter(filters: dict[Symbol, Described] | None) -> None:
         "amqp.annotation.x-opt-enqueued-time > '9223372036854775807'",
     ],
 )
-def test_junk(text: str) -> None:
+def test_selector_of_junk_is_refused_with_a_reason(text: str) -> None:
     """A selector that names no position is refused with a text that says what is wrong with it."""
     with pytest.raises(ValueError, match="the selector"):
         parse_source_filter({SELECTOR_FILTER: Described(SELECTOR_FILTER, text)})
 
 
-def test_no_text() -> None:
+def test_selector_that_is_no_text_is_refused() -> None:
     """A selector that is no text is refused."""
     with pytest.raises(ValueError, match="must be text"):
         parse_source_filter({SELECTOR_FILTER: Described(SELECTOR_FILTER, 5)})
 
 
 @given(st.text() | st.from_regex(r"amqp\.annotation\.x-opt-[a-z-]{1,20} >=? '?.*'?"))
-def test_any_text(text: str) -> None:
+def test_selector_of_any_text_raises_only_value_error(text: str) -> None:
     """Any text is a position or a `ValueError`, and nothing else."""
     try:
         parse_selector(text)

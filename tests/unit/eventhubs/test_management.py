@@ -26,7 +26,7 @@ def through(message: Message) -> Message:
     return Message.decode(message.encode())
 
 
-def test_hub_request() -> None:
+def test_hub_request_is_what_the_service_reads() -> None:
     """A hub read is what the service reads, without a body section."""
     made = through(management.hub_request("telemetry", message_id=ID, reply_to="r", security_token="SECRET"))
     assert made.body is None
@@ -40,7 +40,7 @@ def test_hub_request() -> None:
     assert management.parse_request(made) == ManagementRequest("telemetry", None, "SECRET")
 
 
-def test_partition_request() -> None:
+def test_partition_request_names_its_partition() -> None:
     """A partition read names its partition."""
     made = through(management.partition_request("telemetry", "1", message_id=ID))
     assert made.application_properties == {
@@ -52,14 +52,14 @@ def test_partition_request() -> None:
     assert management.parse_request(made) == ManagementRequest("telemetry", "1", None)
 
 
-def test_secret_in_no_repr() -> None:
+def test_repr_of_a_request_shows_no_token() -> None:
     """Neither a request nor what is read of it shows the token in its repr."""
     made = management.partition_request("telemetry", "1", message_id=ID, security_token="SECRET")
     assert "SECRET" not in repr(made)
     assert "SECRET" not in repr(management.parse_request(through(made)))
 
 
-def test_as_javascript_asks() -> None:
+def test_request_with_a_body_is_read() -> None:
     """A body means nothing."""
     made = management.hub_request("telemetry", message_id="m")
     made.body = Data((b"[]",))
@@ -80,7 +80,7 @@ def test_as_javascript_asks() -> None:
         ({"operation": "READ", "type": 5, "name": "h"}, "com.microsoft:argument-error"),
     ],
 )
-def test_bad_requests(fields: dict[str, Any] | None, condition: str) -> None:
+def test_request_of_another_form_is_refused_with_a_status(fields: dict[str, Any] | None, condition: str) -> None:
     """What is no read is refused with a status and a condition."""
     with pytest.raises(BadRequestError) as caught:
         management.parse_request(Message(application_properties=fields))
@@ -101,7 +101,7 @@ def body_of(message: Message) -> dict[Any, Any]:
     return message.body.value
 
 
-def test_hub_response() -> None:
+def test_hub_response_is_read_as_it_was_written() -> None:
     """What the service tells of a hub is what the client reads."""
     made = through(hub_answer())
     assert management.parse_hub_response(made, hub="telemetry") == HUB
@@ -111,7 +111,7 @@ def test_hub_response() -> None:
     assert made.application_properties == {"operation": "READ", "status-code": 200, "status-description": "OK"}
 
 
-def test_hub_response_types() -> None:
+def test_hub_response_has_the_types_of_dotnet() -> None:
     """The values have the types that .NET casts to."""
     body = body_of(through(hub_answer()))
     assert {key: type(value) for key, value in body.items()} == {
@@ -128,13 +128,13 @@ def test_hub_response_types() -> None:
 
 
 @pytest.mark.parametrize("facts", [PARTITION, EMPTY])
-def test_partition_response(facts: PartitionFacts) -> None:
+def test_partition_response_is_read_as_it_was_written(facts: PartitionFacts) -> None:
     """What the service tells of a partition is what the client reads, year 1 included."""
     made = through(partition_answer(facts))
     assert management.parse_partition_response(made, hub="telemetry", partition_id="1") == facts
 
 
-def test_partition_response_types() -> None:
+def test_partition_response_has_the_types_of_dotnet() -> None:
     """The values have the types that .NET unboxes, and an empty partition's time is the service's."""
     body = body_of(through(partition_answer(EMPTY)))
     assert {key: type(value) for key, value in body.items()} == {
@@ -151,14 +151,14 @@ def test_partition_response_types() -> None:
 
 
 @given(st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1), st.text(st.characters(exclude_categories=["Cs"])))
-def test_partition_numbers(first: int, last: int, offset: str) -> None:
+def test_partition_response_takes_any_number_and_offset(first: int, last: int, offset: str) -> None:
     """Any number and any offset text goes through."""
     facts = PartitionFacts("h", "0", first, last, offset, NEVER, is_empty=False)
     made = through(partition_answer(facts))
     assert management.parse_partition_response(made, hub="h", partition_id="0") == facts
 
 
-def test_older_answers() -> None:
+def test_hub_response_of_older_services_is_read() -> None:
     """Partition ids may come as a list, and the geo-replication factor not at all."""
     made = hub_answer()
     body = body_of(made)
@@ -167,7 +167,7 @@ def test_older_answers() -> None:
     assert management.parse_hub_response(through(made), hub="telemetry") == HUB
 
 
-def test_error_responses() -> None:
+def test_response_of_an_error_raises_its_conditions_error() -> None:
     """A failed read becomes the error its condition stands for, and names what was asked for."""
     request = management.partition_request("telemetry", "9", message_id=ID)
     made = through(management.error_response(request, 400, ARGUMENT_OUT_OF_RANGE, "no partition 9"))
@@ -182,7 +182,7 @@ def test_error_responses() -> None:
 
 @pytest.mark.parametrize("key", ["name", "created_at", "partition_ids"])
 @pytest.mark.parametrize("value", [None, 5, b"x", [5]])
-def test_malformed_hub_response(key: str, value: Any) -> None:
+def test_hub_response_that_is_malformed_raises(key: str, value: Any) -> None:
     """An answer that lacks a fact, or has it in another type, breaks the protocol."""
     made = hub_answer()
     body_of(made)[key] = value
@@ -203,7 +203,7 @@ def test_malformed_hub_response(key: str, value: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("value", [None, b"x", []])
-def test_malformed_partition_response(key: str, value: Any) -> None:
+def test_partition_response_that_is_malformed_raises(key: str, value: Any) -> None:
     """The same of a partition."""
     made = partition_answer(PARTITION)
     body_of(made)[key] = value
@@ -211,7 +211,7 @@ def test_malformed_partition_response(key: str, value: Any) -> None:
         management.parse_partition_response(made, hub="telemetry", partition_id="1")
 
 
-def test_truth_is_no_number() -> None:
+def test_partition_response_with_a_boolean_number_raises() -> None:
     """A boolean is no sequence number."""
     made = partition_answer(PARTITION)
     body_of(made)["begin_sequence_number"] = True
@@ -219,7 +219,7 @@ def test_truth_is_no_number() -> None:
         management.parse_partition_response(made, hub="telemetry", partition_id="1")
 
 
-def test_no_map() -> None:
+def test_response_without_a_map_raises() -> None:
     """An answer without a map breaks the protocol."""
     made = hub_answer()
     made.body = AmqpValue("x")

@@ -55,7 +55,7 @@ def without_numbers(raw: bytes) -> Message:
     st.integers(0, MAX_OWNER_LEVEL),
     numbers,
 )
-def test_every_event_carries_its_number(batch: list[bytes], producer_id: int, epoch: int, first: int) -> None:
+def test_numbered_gives_every_event_its_numbers(batch: list[bytes], producer_id: int, epoch: int, first: int) -> None:
     """Id, epoch and consecutive numbers on each, in the service's types; everything else is as it was."""
     sealed = SealedBatch.seal(batch, idempotent=True)
     assert sealed.count == len(batch)
@@ -70,7 +70,7 @@ def test_every_event_carries_its_number(batch: list[bytes], producer_id: int, ep
 
 
 @given(st.lists(events, min_size=1, max_size=8), keys, st.booleans())
-def test_the_size_is_exact(batch: list[bytes], key: str | None, idempotent: bool) -> None:
+def test_size_while_filling_is_the_size_sent(batch: list[bytes], key: str | None, idempotent: bool) -> None:
     """The size kept while a batch is filled is the size sent."""
     key = None if idempotent else key
     size = len(envelope_head(key)) + sum(
@@ -83,7 +83,7 @@ def test_the_size_is_exact(batch: list[bytes], key: str | None, idempotent: bool
 @given(bodies, st.booleans())
 @example(bytes(8192), False)
 @example(bytes(8192), True)
-def test_an_event_that_is_bytes_is_not_copied_before_its_batch_is(body: bytes, idempotent: bool) -> None:
+def test_pieces_of_an_event_that_is_bytes_copies_nothing(body: bytes, idempotent: bool) -> None:
     """Its payload is a piece as it is, and the message is that of the event encoded by itself."""
     event = EventData(body)
     head, rest = pieces_of(event, idempotent=idempotent)
@@ -105,14 +105,14 @@ class Shouted(EventData):
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_an_event_that_encodes_itself_is_asked_to(idempotent: bool) -> None:
+def test_pieces_of_an_event_that_encodes_itself_asks_it(idempotent: bool) -> None:
     """A subclass is sent as it encodes itself, though its body is bytes and no more."""
     assert pieces_of(Shouted(b"x"), idempotent=idempotent) == pieces(Shouted(b"x").encode(), idempotent=idempotent)
     assert pieces_of(Shouted(b"x"))[1].endswith(b"X")
 
 
 @given(st.lists(events, min_size=1, max_size=4), keys)
-def test_a_plain_batch_is_the_envelope(batch: list[bytes], key: str | None) -> None:
+def test_seal_of_a_plain_batch_is_the_envelope(batch: list[bytes], key: str | None) -> None:
     """Without room for numbers nothing is added."""
     sealed = SealedBatch.seal(batch, partition_key=key)
     assert sealed.message == encode_batch(batch, key)
@@ -121,14 +121,14 @@ def test_a_plain_batch_is_the_envelope(batch: list[bytes], key: str | None) -> N
         sealed.numbered(1, 1, 1)
 
 
-def test_numbers_wrap_inside_a_batch() -> None:
+def test_numbered_wraps_inside_a_batch() -> None:
     """After 2147483647 comes 0."""
     sealed = SealedBatch.seal([EventData(b"x").encode()] * 4, idempotent=True)
     found = [annotations_of(raw)[PRODUCER_SEQUENCE_NUMBER] for raw in decode_batch(sealed.numbered(1, 2, NUMBERS - 2))]
     assert found == [NUMBERS - 2, NUMBERS - 1, 0, 1]
 
 
-def test_numbering_leaves_the_batch_as_it_is() -> None:
+def test_numbered_twice_gives_the_same_bytes() -> None:
     """The same numbers give the same bytes, whatever was filled in between."""
     sealed = SealedBatch.seal([EventData(b"x").encode("key"), EventData(b"y").encode()], idempotent=True)
     first = sealed.numbered(1, 2, 3)
@@ -137,7 +137,7 @@ def test_numbering_leaves_the_batch_as_it_is() -> None:
     assert sealed.size == len(first)
 
 
-def test_the_room_is_the_full_width() -> None:
+def test_room_for_numbers_has_the_full_width() -> None:
     """114 bytes of keys and values, and 6 around them (protocol.md 8.7), whatever the numbers are."""
     assert ROOM == 114 + 6
     event = EventData(b"x").encode()
@@ -154,13 +154,13 @@ def test_the_room_is_the_full_width() -> None:
     )
 
 
-def test_it_is_not_sent_without_numbers() -> None:
+def test_message_of_a_batch_without_its_numbers_is_refused() -> None:
     """The room holds whatever was there before."""
     with pytest.raises(ValueError, match="without numbers"):
         _ = SealedBatch.seal([EventData(b"x").encode()], idempotent=True).message
 
 
-def test_a_partition_key_stays() -> None:
+def test_partition_key_stays_beside_the_numbers() -> None:
     """Events keep their key for readers, next to the numbers."""
     event = EventData(b"x").encode("blue")
     raw = decode_batch(SealedBatch.seal([event], idempotent=True).numbered(1, 2, 3))[0]
@@ -176,13 +176,13 @@ def test_a_partition_key_stays() -> None:
 
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("size", range(100, 140))
-def test_the_size_is_exact_where_a_length_grows(size: int, key: str | None) -> None:
+def test_size_is_exact_where_a_length_grows(size: int, key: str | None) -> None:
     """A section of 255 bytes has its length in one byte, one of 256 in four."""
     event = EventData(bytes(size)).encode(key)
     assert SealedBatch.seal([event], idempotent=True).size == size_of(event)
 
 
-def test_other_sections_before_the_body_stay() -> None:
+def test_numbered_keeps_other_sections_before_the_body() -> None:
     """A header of any form, delivery annotations, and a body of none."""
     message = Message(
         header=Header(),
@@ -198,7 +198,7 @@ def test_other_sections_before_the_body_stay() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_an_event_with_numbers_is_refused(key: Symbol) -> None:
+def test_seal_of_an_event_with_numbers_is_refused(key: Symbol) -> None:
     """It is not known what they were for."""
     event = Message(body=Data((b"x",)), message_annotations={key: Int(5)}).encode()
     with pytest.raises(EventError, match="already"):
@@ -206,20 +206,20 @@ def test_an_event_with_numbers_is_refused(key: Symbol) -> None:
 
 
 @pytest.mark.parametrize("values", [(-1, 0, 0), (2**63, 0, 0), (0, -1, 0), (0, 2**15, 0), (0, 0, -1), (0, 0, NUMBERS)])
-def test_values_outside_the_range_are_refused(values: tuple[int, int, int]) -> None:
+def test_numbered_with_values_outside_the_range_is_refused(values: tuple[int, int, int]) -> None:
     """protocol.md 8.1."""
     with pytest.raises(ValueError, match="range"):
         SealedBatch.seal([EventData(b"x").encode()], idempotent=True).numbered(*values)
 
 
-def test_an_idempotent_batch_has_no_key() -> None:
+def test_idempotent_batch_with_a_key_is_refused() -> None:
     """Idempotent publishing is by partition; a key on the envelope would ask the gateway."""
     with pytest.raises(ValueError, match="not by a key"):
         SealedBatch.seal([EventData(b"x").encode()], partition_key="key", idempotent=True)
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_a_batch_has_events(idempotent: bool) -> None:
+def test_seal_of_an_empty_batch_is_refused(idempotent: bool) -> None:
     """An envelope without events is no message."""
     with pytest.raises(ValueError, match="at least one"):
         SealedBatch.seal([], idempotent=idempotent)

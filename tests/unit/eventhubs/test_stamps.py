@@ -23,7 +23,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=["bytes", "properties", "stamped before", "many", "looks like one"])
 @pytest.mark.parametrize("key", [None, "sensor-7"])
-def test_an_event_with_a_stamp_is_the_event_with_one_property_more(event: EventData, key: str | None) -> None:
+def test_stamp_adds_one_property_of_known_size(event: EventData, key: str | None) -> None:
     """Everything else stays, its size is known before its number is, and every numbering fills the stamp in."""
     encoded = event.encode(key)
     before = Message.decode(encoded)
@@ -51,12 +51,12 @@ def test_an_event_with_a_stamp_is_the_event_with_one_property_more(event: EventD
 @pytest.mark.parametrize(
     "value", [None, 7, "", "1:2:3", "g" * 16 + ":0000:00000000", "0" * 16 + ":0000", "é" * 16 + ":0000:00000000"]
 )
-def test_what_is_no_stamp_is_none(value: object) -> None:
+def test_stamp_of_another_form_is_not_read(value: object) -> None:
     """Properties of that name may be anybody's."""
     assert read_stamp(value) is None
 
 
-def test_a_stamp_is_spelt_at_one_width() -> None:
+def test_stamp_has_one_width() -> None:
     """Whatever the numbers."""
     for stamp in (Stamp(0, 0, 0), Stamp(MAX_PRODUCER_ID, MAX_OWNER_LEVEL, NUMBERS - 1)):
         assert len(spell_stamp(*stamp)) == 30

@@ -88,7 +88,7 @@ def open_sockets() -> int:
     return len(psutil.Process(os.getpid()).net_connections("inet"))
 
 
-async def test_an_address_that_swallows_holds_up_no_other(resolve: Any) -> None:
+async def test_connect_passes_over_an_address_that_does_not_answer(resolve: Any) -> None:
     """Where the first address answers nothing, the second is connected to while the first is still being tried."""
     with swallowing() as hole, listening() as listener:
         resolve(hole, listener.getsockname())
@@ -98,7 +98,7 @@ async def test_an_address_that_swallows_holds_up_no_other(resolve: Any) -> None:
 
 
 @pytest.mark.parametrize("carrier", ["tcp", "proxy", "websocket"])
-async def test_every_way_goes_by_it(resolve: Any, carrier: str) -> None:
+async def test_connect_passes_over_an_address_on_every_route(resolve: Any, carrier: str) -> None:
     """Straight, by way of a proxy and as a WebSocket: an address that swallows is passed over."""
     reached = asyncio.Event()
 
@@ -120,7 +120,9 @@ async def test_every_way_goes_by_it(resolve: Any, carrier: str) -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_address_that_fails_is_followed_at_once(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_after_a_failed_address_tries_the_next_at_once(
+    resolve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refused attempt is not waited out: the next address is tried, however long the stagger."""
     monkeypatch.setattr(addresses, "STAGGER", 3600.0)
     with refusing() as closed, listening() as listener:
@@ -130,7 +132,7 @@ async def test_an_address_that_fails_is_followed_at_once(resolve: Any, monkeypat
                 assert connected.getpeername() == listener.getsockname()
 
 
-async def test_two_that_answer_at_once(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_to_two_addresses_that_answer_closes_one(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of addresses that answer in one turn of the loop one wins, and the other is closed."""
     monkeypatch.setattr(addresses, "STAGGER", 0.001)
     loop = asyncio.get_running_loop()
@@ -153,7 +155,7 @@ async def test_two_that_answer_at_once(resolve: Any, monkeypatch: pytest.MonkeyP
                 assert await loop.sock_recv(other, 1) == b""
 
 
-async def test_all_fail(resolve: Any) -> None:
+async def test_connect_where_every_address_fails_gives_each_reason(resolve: Any) -> None:
     """Where every address fails, the error gives each reason."""
     with refusing() as one, refusing() as other:
         resolve(one, other)
@@ -167,7 +169,9 @@ async def test_all_fail(resolve: Any) -> None:
             await addresses.connect("two.test", 1)
 
 
-async def test_cancelled_on_the_way(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_that_is_cancelled_leaves_no_task_or_socket(
+    resolve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cancelled while addresses are tried, no task and no socket is left."""
     with swallowing() as hole, swallowing() as other:
         resolve(hole, other)
@@ -187,7 +191,7 @@ async def test_cancelled_on_the_way(resolve: Any, monkeypatch: pytest.MonkeyPatc
             await connecting
 
 
-async def test_families_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_addresses_of_both_families_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of both families alternate, beginning with the family of the first, each in its own order."""
     loop = asyncio.get_running_loop()
     six, four = [("::1", port, 0, 0) for port in (1, 2, 3)], [("127.0.0.1", port) for port in (4, 5)]
@@ -208,7 +212,7 @@ async def test_families_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried == [six[0], four[0], six[1], four[1], six[2]]
 
 
-async def test_an_address_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_address_that_is_numeric_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is an address already takes no thread."""
 
     async def getaddrinfo(*_: object, **__: object) -> list[Any]:

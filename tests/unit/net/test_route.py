@@ -95,7 +95,7 @@ async def lost(route: Route) -> ConnectionLostError:
 
 @pytest.mark.parametrize("is_websocket", [False, True], ids=["tcp", "websocket"])
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-async def test_loopback(authority: Authority, is_tls: bool, is_websocket: bool) -> None:
+async def test_connect_over_loopback_sends_and_closes(authority: Authority, is_tls: bool, is_websocket: bool) -> None:
     """Over real sockets a message of many frames arrives, and both ends close in order."""
     service = Recorder(Connection(config(container_id="you"), Role.SERVER))
     client = Client(bytes(range(256)) * 20_000)
@@ -115,7 +115,7 @@ async def test_loopback(authority: Authority, is_tls: bool, is_websocket: bool) 
 
 
 @pytest.mark.parametrize("is_websocket", [False, True], ids=["tcp", "websocket"])
-async def test_server_gone(is_websocket: bool) -> None:
+async def test_connection_cut_by_the_server_is_reported_once(is_websocket: bool) -> None:
     """A stream cut by the server is told as a lost connection, once."""
     service = Recorder(Connection(config(), Role.SERVER))
 
@@ -135,7 +135,7 @@ async def test_server_gone(is_websocket: bool) -> None:
     assert len(client.closed) == 1
 
 
-async def test_untrusted_certificate(authority: Authority) -> None:
+async def test_connect_with_an_untrusted_certificate_gives_up(authority: Authority) -> None:
     """A certificate of an authority that is not trusted is an error to give up on."""
     service = Recorder(Connection(config(), Role.SERVER))
     make = lambda: ConnectionProtocol(service.engine, service)  # noqa: E731 - it is one expression
@@ -145,7 +145,7 @@ async def test_untrusted_certificate(authority: Authority) -> None:
     assert error.recovery is Recovery.GIVE_UP
 
 
-async def test_nobody_listens() -> None:
+async def test_connect_to_a_closed_port_may_be_retried() -> None:
     """A port nobody listens on is an error worth another try; of the two ends it names the one that is missing."""
     async with answering(saying(OPEN)) as port:
         pass
@@ -156,7 +156,7 @@ async def test_nobody_listens() -> None:
     assert str(error) == f"cannot connect to the proxy 127.0.0.1:{port}: Connection refused"
 
 
-def test_tls_is_verified_whatever_is_asked_for(authority: Authority) -> None:
+def test_connect_always_verifies_tls(authority: Authority) -> None:
     """TLS is 1.2 at least, host names and certificates are verified; of the system's authorities or of one's own."""
     for context in (client_tls(), client_tls(str(authority.file))):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
@@ -165,7 +165,7 @@ def test_tls_is_verified_whatever_is_asked_for(authority: Authority) -> None:
     assert len(client_tls(str(authority.file)).get_ca_certs()) == 1
 
 
-async def test_an_alert_is_told(authority: Authority) -> None:
+async def test_tls_alert_after_the_handshake_is_reported(authority: Authority) -> None:
     """What TLS refuses after the handshake is told in its words, not as a stream that ended."""
     tls = authority.server("127.0.0.1")
     tls.verify_mode = ssl.CERT_REQUIRED
@@ -193,7 +193,7 @@ async def test_an_alert_is_told(authority: Authority) -> None:
             assert "TLS: tlsv13 alert certificate required" in str(error)
 
 
-async def test_a_peer_that_ends_the_handshake(authority: Authority) -> None:
+async def test_connect_to_a_peer_that_ends_the_handshake(authority: Authority) -> None:
     """A peer that hangs up where TLS begins is told as such, by a proxy or not."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,7 +213,7 @@ async def test_a_peer_that_ends_the_handshake(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
-async def test_a_tunnel_that_ends_at_once(authority: Authority, is_tls: bool) -> None:
+async def test_connect_through_a_proxy_that_closes_at_once(authority: Authority, is_tls: bool) -> None:
     """A proxy that opens a tunnel and closes it in the same breath leaves no stream that nobody is told of."""
     async with answering(saying(OPEN)) as port:
         tls = client_tls(str(authority.file)) if is_tls else None
@@ -225,7 +225,7 @@ async def test_a_tunnel_that_ends_at_once(authority: Authority, is_tls: bool) ->
     ("stage", "is_websocket"),
     [("tunnel", False), ("tls", False), ("tunnel", True), ("tls", True), ("handshake", True)],
 )
-async def test_cancelled_on_the_way(authority: Authority, stage: str, is_websocket: bool) -> None:
+async def test_connect_that_is_cancelled_leaves_no_stream(authority: Authority, stage: str, is_websocket: bool) -> None:
     """Cancelled while it waits for the proxy, for TLS or for a WebSocket, it leaves no stream behind."""
     reached = asyncio.Event()
     ended = asyncio.Event()
@@ -253,7 +253,7 @@ async def test_cancelled_on_the_way(authority: Authority, stage: str, is_websock
     assert client.closed in ([], [None])
 
 
-def test_a_route_says_where_it_leads() -> None:
+def test_route_text_names_service_and_proxy_without_credentials() -> None:
     """In errors a route is its service, and its proxy without credentials."""
     assert str(Route("ns.test", 5671)) == "ns.test:5671"
     route = Route("ns.test", 443, proxy=ProxySettings.parse("http://me:S3CRET@proxy.test:3128"))

@@ -137,7 +137,7 @@ async def test_pipelining_client_is_answered() -> None:
     assert AMQP_HEADER in transport.written
 
 
-async def test_heartbeats() -> None:
+async def test_heartbeats_come_at_half_of_the_peers_idle_time_out() -> None:
     """Heartbeats come at half of the peer's idle time-out after the last byte sent, and not before."""
     protocol, transport, _ = serve(peer_idle_ms=20_000)
     transport.written = b""
@@ -158,7 +158,7 @@ async def test_heartbeats() -> None:
     await protocol.wait_closed()
 
 
-async def test_an_hour_of_heartbeats() -> None:
+async def test_heartbeats_keep_a_silent_connection_for_an_hour() -> None:
     """Heartbeats go on, evenly, and keep an otherwise silent connection alive."""
     protocol, transport, _ = serve(peer_idle_ms=60_000)
     transport.written = b""
@@ -170,7 +170,7 @@ async def test_an_hour_of_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_idle_time_out(clock: VirtualClock, is_open: bool) -> None:
+async def test_silent_peer_is_closed_at_the_idle_time_out(clock: VirtualClock, is_open: bool) -> None:
     """A peer that is silent for the idle time-out is closed, whether it opened or not; a byte defers it."""
     protocol, transport, handler = serve(idle_timeout=30.0, opened=is_open)
     began = clock.monotonic()
@@ -187,7 +187,7 @@ async def test_idle_time_out(clock: VirtualClock, is_open: bool) -> None:
     assert (b"resource-limit-exceeded" in transport.written) is is_open
 
 
-async def test_no_idle_time_out() -> None:
+async def test_silent_peer_is_kept_without_an_idle_time_out() -> None:
     """Without an idle time-out, silence is fine for ever."""
     protocol, _, handler = serve()
     await asyncio.sleep(100_000)
@@ -197,7 +197,7 @@ async def test_no_idle_time_out() -> None:
     assert only(handler.events, Closed).is_local
 
 
-async def test_orderly_close() -> None:
+async def test_close_by_the_peer_is_answered_and_ends_the_stream() -> None:
     """A close by the peer is answered, told, and ends the stream, once."""
     protocol, transport, handler = serve(idle_timeout=30.0, peer_idle_ms=10_000)
     protocol.data_received(frame(0, Close()))
@@ -212,7 +212,7 @@ async def test_orderly_close() -> None:
     assert handler.closed == [None]
 
 
-async def test_broken_rules_are_told() -> None:
+async def test_broken_rule_is_reported_to_the_peer() -> None:
     """A peer that breaks a rule learns which, and the stream ends."""
     protocol, transport, _ = serve()
     protocol.data_received(b"\xff" * 8)
@@ -221,7 +221,7 @@ async def test_broken_rules_are_told() -> None:
 
 
 @pytest.mark.parametrize("end", ["finish", "close", "eof", "idle"])
-async def test_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
+async def test_close_waits_a_bounded_time_for_a_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
     """The last bytes wait for a peer that does not read, but not for ever, however the connection ended."""
     protocol, transport, handler = serve(idle_timeout=60.0)
     transport.read(on=False)
@@ -246,7 +246,7 @@ async def test_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
     assert len(handler.closed) == 1
 
 
-async def test_finished_by_its_handler(clock: VirtualClock) -> None:
+async def test_finish_from_within_an_event_cuts_off_the_peer(clock: VirtualClock) -> None:
     """A handler may finish the stream from within an event; a peer that does not read is cut off all the same."""
 
     class Finishing(Recorder):
@@ -266,7 +266,7 @@ async def test_finished_by_its_handler(clock: VirtualClock) -> None:
     assert clock.monotonic() - began == pytest.approx(CLOSE_TIMEOUT, abs=0.1)
 
 
-async def test_last_bytes_of_a_slow_peer() -> None:
+async def test_finish_gives_a_slow_peer_the_last_bytes() -> None:
     """A peer that reads in time gets the last bytes, and the stream then ends without being cut."""
     protocol, transport, _ = serve()
     transport.read(on=False)
@@ -280,7 +280,7 @@ async def test_last_bytes_of_a_slow_peer() -> None:
     assert not transport.ended[1]
 
 
-async def test_pause_and_resume() -> None:
+async def test_slow_peer_pauses_the_writers_until_it_reads() -> None:
     """A slow peer pauses the writers; when it reads again they are told."""
     protocol, transport, handler = serve()
     seen = [(protocol.is_paused, handler.writable)]
@@ -295,7 +295,7 @@ async def test_pause_and_resume() -> None:
     await protocol.wait_closed()
 
 
-async def test_answers_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_reads_no_answers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that asks and asks, and reads no answer, is not read any more; when it reads, it is again."""
     monkeypatch.setattr(stream, "_READ_STOP", 600_000)  # enough, and sooner there
     protocol, transport, _ = serve()
@@ -321,7 +321,7 @@ FRAMES = stream._TURN // FRAME_COST
 """What is worked off in one turn."""
 
 
-async def test_turns_are_fair() -> None:
+async def test_read_full_of_small_frames_is_done_in_turns() -> None:
     """A read full of small frames is worked off in turns: others are served meanwhile, and no more of it is read."""
     flooding, flooded, _ = serve()
     other, answered, _ = serve()
@@ -345,7 +345,7 @@ async def test_turns_are_fair() -> None:
         await protocol.wait_closed()
 
 
-async def test_attaches_and_detaches_take_turns_too() -> None:
+async def test_attaches_and_detaches_are_handled_in_turns() -> None:
     """What a flood asks of the handler is bounded by the same turns, in order."""
     protocol, transport, handler = serve()
     protocol.data_received(BEGIN)
@@ -362,7 +362,7 @@ async def test_attaches_and_detaches_take_turns_too() -> None:
     await protocol.wait_closed()
 
 
-async def test_what_is_worked_off_ends_with_its_stream() -> None:
+async def test_rest_of_a_read_is_dropped_when_the_stream_ends() -> None:
     """A stream that is lost, or finished, in the middle of a read's turns: the rest is not read."""
     protocol, transport, handler = serve()
     protocol.data_received(BEGIN + ECHO * 2000)
@@ -378,7 +378,7 @@ async def test_what_is_worked_off_ends_with_its_stream() -> None:
 
 
 @pytest.mark.parametrize("piece", [100, 4096, 65_536, 1 << 20])
-async def test_pipelining_beyond_a_frame_is_served(piece: int) -> None:
+async def test_pipelined_frames_are_served_however_they_are_cut(piece: int) -> None:
     """Valid frames behind the SASL choice are all answered, however the stream is cut and however many there are."""
     protocol, transport, _ = serve(opened=False)
     data = OPENING + frame(0, Open("peer")) + BEGIN + ECHO * 8000 + frame(0, Close())
@@ -391,7 +391,7 @@ async def test_pipelining_beyond_a_frame_is_served(piece: int) -> None:
     assert [each.error for each in sent(transport.written, Close)] == [None]
 
 
-async def test_a_sasl_answer_that_comes_later_is_waited_for() -> None:
+async def test_pipelined_frames_wait_for_a_late_sasl_outcome() -> None:
     """A server that looks a credential up takes its time: no turn is taken meanwhile, and nothing that came is lost."""
 
     class Patient(Recorder):
@@ -417,7 +417,7 @@ async def test_a_sasl_answer_that_comes_later_is_waited_for() -> None:
     assert handler.engine.is_open
 
 
-async def test_flush_soon() -> None:
+async def test_flush_soon_writes_once_after_the_turn() -> None:
     """What is queued in one turn of the loop goes out in one write, after the turn."""
     protocol, transport, _ = serve()
     transport.written = b""
@@ -433,7 +433,7 @@ async def test_flush_soon() -> None:
     await asyncio.sleep(0)
 
 
-async def test_refused_credential() -> None:
+async def test_refused_credential_gets_the_outcome_and_ends_the_stream() -> None:
     """A refused client gets the outcome, and the stream ends."""
     protocol, transport, handler = serve(opened=False)
     engine = handler.engine

@@ -21,13 +21,13 @@ def handshake(proxy: str = "proxy.test:3128", host: str = "ns.test", port: int =
     return TunnelHandshake(ProxySettings.parse(proxy), host, port)
 
 
-def test_what_is_asked_for() -> None:
+def test_connect_request_names_the_service() -> None:
     """The request names the service, and carries no credentials where none were given."""
     assert handshake().request() == b"CONNECT ns.test:443 HTTP/1.1\r\nHost: ns.test:443\r\n\r\n"
     assert handshake(host="::1").request().startswith(b"CONNECT [::1]:443 HTTP/1.1\r\nHost: [::1]:443\r\n")
 
 
-def test_credentials() -> None:
+def test_connect_request_has_credentials_as_basic_authentication() -> None:
     """A username and password go as basic authentication, decoded from the URL and in UTF-8 (RFC 7617)."""
     request = handshake("http://j%C3%BCrgen:p%40ss:w@proxy.test").request().decode()
     token = base64.b64encode("jürgen:p@ss:w".encode()).decode()
@@ -35,7 +35,7 @@ def test_credentials() -> None:
 
 
 @given(st.sampled_from([ANSWER, b"HTTP/1.0 200 OK\n\n", b"HTTP/1.1 299\r\n\r\n"]), st.data())
-def test_a_tunnel_opens_when_its_answer_is_whole(answer: bytes, data: st.DataObject) -> None:
+def test_tunnel_opens_when_the_answer_is_whole(answer: bytes, data: st.DataObject) -> None:
     """However an answer of success is cut, the tunnel is open with its last byte, and not before."""
     tunnel = handshake()
     cuts = sorted(data.draw(st.sets(st.integers(1, len(answer) - 1))))
@@ -59,7 +59,7 @@ def test_a_tunnel_opens_when_its_answer_is_whole(answer: bytes, data: st.DataObj
         (599, Recovery.RECONNECT),
     ],
 )
-def test_refusals(status: int, recovery: Recovery) -> None:
+def test_tunnel_refused_by_the_proxy_is_final_or_retried(status: int, recovery: Recovery) -> None:
     """What a proxy holds against the request is final, and what may pass is worth another try; both name it."""
     with pytest.raises(ConnectionLostError, match=f"^the proxy proxy.test:3128 answered {status}") as caught:
         handshake().receive(b"HTTP/1.1 %d Whatever\r\nContent-Length: 3\r\n\r\nno\n" % status)
@@ -71,7 +71,7 @@ def test_refusals(status: int, recovery: Recovery) -> None:
     ("proxy", "says"),
     [("proxy.test:3128", "asks for a username and password"), ("me:S3CRET@proxy.test:3128", "refused the credentials")],
 )
-def test_407(proxy: str, says: str) -> None:
+def test_tunnel_refused_with_407_is_an_authentication_error(proxy: str, says: str) -> None:
     """407 is an authentication error to give up on, which tells missing from wrong, and does not show what was sent."""
     with pytest.raises(AuthenticationError, match=says) as caught:
         handshake(proxy).receive(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n")
@@ -92,14 +92,14 @@ def test_407(proxy: str, says: str) -> None:
         (ANSWER + b"A", "more than an answer"),
     ],
 )
-def test_garbage(data: bytes, says: str) -> None:
+def test_tunnel_answer_of_garbage_may_be_retried(data: bytes, says: str) -> None:
     """What is no answer of a proxy is told as such at once, and is worth another try."""
     with pytest.raises(ConnectionLostError, match=f"^the proxy proxy.test:3128 .*{says}") as caught:
         handshake().receive(data)
     assert caught.value.recovery is Recovery.RECONNECT
 
 
-def test_an_end_instead_of_an_answer() -> None:
+def test_tunnel_without_an_answer_is_reported() -> None:
     """A proxy that hangs up is told as such."""
     tunnel = handshake()
     assert not tunnel.receive(ANSWER[:-1])
@@ -125,7 +125,7 @@ class Stream(asyncio.Transport):
         self.is_cut = True
 
 
-async def test_an_open_tunnel_is_not_read() -> None:
+async def test_tunnel_that_is_open_is_not_read() -> None:
     """From the answer on, nothing is read, not even an end, until somebody has taken the stream over."""
     stream, tunnel = Stream(), TunnelProtocol(handshake())
     tunnel.connection_made(stream)
@@ -139,7 +139,7 @@ async def test_an_open_tunnel_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"garbage", b""])
-async def test_a_tunnel_that_failed_is_cut(answer: bytes) -> None:
+async def test_tunnel_that_failed_is_cut(answer: bytes) -> None:
     """A stream on which no tunnel was opened is dropped."""
     stream, tunnel = Stream(), TunnelProtocol(handshake())
     tunnel.connection_made(stream)
@@ -153,7 +153,7 @@ async def test_a_tunnel_that_failed_is_cut(answer: bytes) -> None:
 
 
 @given(st.lists(st.one_of(st.binary(), st.sampled_from([b"HTTP/1.1 ", b"200", b"\r\n", b"\r\n\r\n", b" "]))))
-def test_any_bytes(pieces: list[bytes]) -> None:
+def test_tunnel_answer_of_any_bytes_has_a_verdict(pieces: list[bytes]) -> None:
     """Whatever a proxy sends, the verdict is a tunnel, an error of ours, or to wait for more."""
     tunnel = handshake()
     with contextlib.suppress(ServiceError):
@@ -166,14 +166,14 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @pytest.mark.parametrize("interim", [INTERIM, b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n", b"HTTP/1.0 102\n\n"])
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_interim_answers_are_read_past(interim: bytes, step: int) -> None:
+def test_tunnel_answer_after_interim_ones_is_read(interim: bytes, step: int) -> None:
     """1xx answers (RFC 9110, 15.2) before the final one are no answer, however they are cut."""
     tunnel, data = handshake(), interim * 3 + ANSWER
     verdicts = [tunnel.receive(data[at : at + step]) for at in range(0, len(data), step)]
     assert verdicts == [False] * (len(verdicts) - 1) + [True]
 
 
-def test_after_interim_answers_a_refusal_counts() -> None:
+def test_tunnel_refused_after_interim_answers_raises() -> None:
     """What follows an interim answer is judged as ever."""
     with pytest.raises(ConnectionLostError, match="answered 403 Forbidden"):
         handshake().receive(INTERIM + b"HTTP/1.1 403 Forbidden\r\n\r\n")
@@ -183,7 +183,7 @@ def test_after_interim_answers_a_refusal_counts() -> None:
         handshake().receive(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
 
 
-def test_interim_answers_are_bounded() -> None:
+def test_tunnel_with_endless_interim_answers_is_given_up() -> None:
     """A proxy that sends nothing but interim answers is given up after 16, and tried again."""
     tunnel = handshake()
     assert not tunnel.receive(INTERIM * 16)

@@ -121,7 +121,7 @@ def upgrading(then: Upgraded) -> Handler:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_every_byte_in_order(seed: int) -> None:
+async def test_websocket_delivers_every_byte_in_order(seed: int) -> None:
     """Whatever the pieces, and however often either end stops reading, the same bytes arrive in the same order."""
     rng = random.Random(seed)
     async with pair() as ends:
@@ -143,7 +143,7 @@ async def test_every_byte_in_order(seed: int) -> None:
             assert other.received == data
 
 
-async def test_pace() -> None:
+async def test_websocket_write_to_a_peer_that_does_not_read_pauses() -> None:
     """A peer that does not read makes the writer pause and hold what it wrote; once it reads, all of it comes."""
     async with pair() as (client, server):
         client.transport.set_write_buffer_limits(high=100_000)
@@ -163,7 +163,7 @@ async def test_pace() -> None:
         assert client.transport.get_write_buffer_size() < 100_000
 
 
-async def test_what_was_written_is_sent_before_the_close() -> None:
+async def test_close_sends_what_was_written_first() -> None:
     """Closing sends what is still held, then closes the WebSocket; the other end gets all of it, and a plain end."""
     async with pair() as (client, server):
         client.transport.write(bytes(3_000_000))
@@ -221,7 +221,7 @@ async def _break_the_rules(request: web.BaseRequest, socket: web.WebSocketRespon
         (_break_the_rules, "the WebSocket failed: "),
     ],
 )
-async def test_every_end_says_why(then: Upgraded, says: str) -> None:
+async def test_websocket_that_ends_raises_a_lost_connection(then: Upgraded, says: str) -> None:
     """A WebSocket closed, cut in a frame or misused is a lost connection that says so, once; no stream is left."""
     client = Client()
     async with asyncio.timeout(PATIENCE), http(upgrading(then)) as route:
@@ -233,7 +233,7 @@ async def test_every_end_says_why(then: Upgraded, says: str) -> None:
     assert len(client.closed) == 1
 
 
-async def test_a_peer_that_ignores_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_with_a_peer_that_ignores_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that answers no close is not waited for beyond the time any connection has for its last bytes."""
     monkeypatch.setattr(stream, "CLOSE_TIMEOUT", 0.1)
 
@@ -253,7 +253,7 @@ async def test_a_peer_that_ignores_the_close(monkeypatch: pytest.MonkeyPatch) ->
     assert len(client.closed) == 1
 
 
-async def test_aborted_in_the_middle() -> None:
+async def test_abort_while_writing_ends_at_once() -> None:
     """Aborted while it writes to a peer that does not read, and is not read itself, it is gone at once."""
     async with pair() as (client, server):
         server.transport.pause_reading()
@@ -291,7 +291,7 @@ async def lost(route: Route) -> ConnectionLostError:
         (503, Recovery.RECONNECT),
     ],
 )
-async def test_a_handshake_refused(status: int, recovery: Recovery) -> None:
+async def test_handshake_refused_raises_with_its_status(status: int, recovery: Recovery) -> None:
     """An answer other than a WebSocket is an error with its status, final where trying again would get the same."""
     count = 0
 
@@ -307,7 +307,7 @@ async def test_a_handshake_refused(status: int, recovery: Recovery) -> None:
     assert count == 1
 
 
-async def test_a_websocket_that_is_not_for_amqp() -> None:
+async def test_handshake_with_another_subprotocol_is_final() -> None:
     """A server that takes WebSockets, and not this subprotocol, is another service: final."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -323,7 +323,7 @@ async def test_a_websocket_that_is_not_for_amqp() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"AMQP\x00\x01\x00\x00", b"\x15\x03\x01\r\n\r\n", b"HTTP/1.1 101 Switch"])
-async def test_no_answer_in_http(answer: bytes) -> None:
+async def test_handshake_without_an_http_answer_may_be_retried(answer: bytes) -> None:
     """A server that hangs up or speaks something else is asked once, and worth another try."""
     count = 0
 
@@ -364,7 +364,7 @@ async def serving() -> AsyncIterator[tuple[WebSocketServer, Recorder]]:
         (PATH, {"protocols": ["mqtt"]}, 400),
     ],
 )
-async def test_the_server_refuses_what_is_not_amqp(path: str, options: dict[str, Any], status: int) -> None:
+async def test_server_refuses_another_path_or_subprotocol(path: str, options: dict[str, Any], status: int) -> None:
     """Another path or subprotocol, or a plain request, is refused, and reaches no engine."""
     async with serving() as (server, service), aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
@@ -377,7 +377,7 @@ async def test_the_server_refuses_what_is_not_amqp(path: str, options: dict[str,
 
 
 @pytest.mark.parametrize("path", [PATH, PATH + "/"])
-async def test_the_server_takes_both_paths(path: str) -> None:
+async def test_server_takes_both_paths(path: str) -> None:
     """The path may end in a slash, as that of .NET does; of the subprotocols offered the server takes its own."""
     async with serving() as (server, service), aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{server.port}{path}"
@@ -391,7 +391,7 @@ async def test_the_server_takes_both_paths(path: str) -> None:
             await service.gone.wait()
 
 
-async def test_the_server_cuts_what_is_left() -> None:
+async def test_server_close_frees_its_port_and_cuts_clients() -> None:
     """Closed, the server frees its port, and whoever is still connected is cut."""
     async with serving() as (server, service):
         end = await connect(End, Route("127.0.0.1", server.port, is_websocket=True))
@@ -447,7 +447,7 @@ async def to_the_server(pieces: list[bytes], *, is_last: bool) -> tuple[bytes, E
 
 @pytest.mark.parametrize("pieces", [[bytes(LIMIT + 1)], [bytes(100_000)] * 4], ids=["one frame", "fragments"])
 @pytest.mark.parametrize("is_last", [True, False])
-async def test_the_server_bounds_a_message(pieces: list[bytes], is_last: bool) -> None:
+async def test_server_refuses_a_message_above_the_bound(pieces: list[bytes], is_last: bool) -> None:
     """A larger message closes the socket with code 1009, whole or not, and no byte of it reaches the engine."""
     answer, end = await to_the_server(pieces, is_last=is_last)
     assert answer[0] == 0x88
@@ -455,13 +455,13 @@ async def test_the_server_bounds_a_message(pieces: list[bytes], is_last: bool) -
     assert not end.received
 
 
-async def test_the_server_takes_a_message_within_the_bound() -> None:
+async def test_server_takes_a_message_within_the_bound() -> None:
     """In several fragments, too."""
     answer, end = await to_the_server([bytes(90_000)] * 3, is_last=True)
     assert (answer, len(end.received)) == (b"", 270_000)
 
 
-async def test_the_client_bounds_a_message() -> None:
+async def test_client_ends_at_a_message_above_the_bound() -> None:
     """A larger message ends the connection, and says why; one of four of the largest frames is taken."""
     engine = config(max_frame_size=50_000)
 

@@ -30,7 +30,7 @@ class _Dripping(asyncio.Transport):
 
 
 @pytest.mark.parametrize("drips", [False, True])
-async def test_a_slow_handshake_is_cut(drips: bool) -> None:
+async def test_handshake_that_is_slow_is_cut(drips: bool) -> None:
     """A connection that is no WebSocket after the time for it is cut, also one that sends a header each second."""
     server = websocket.WebSocketServer(asyncio.Protocol, handshake_timeout=20.0)
     stream = _Dripping()

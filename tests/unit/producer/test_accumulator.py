@@ -70,7 +70,7 @@ def events(batch: Batch[str] | None) -> str | None:
 # ------------------------------------------------------------------------------------------------- by count
 
 
-def test_a_batch_full_by_count_is_ready_at_once() -> None:
+def test_add_that_fills_a_batch_by_count_makes_it_ready() -> None:
     """The event that fills it makes it ready, and its timer goes."""
     filling = accumulator(max_events=3)
     assert [filling.put("0", each, 1, 0) for each in "abc"] == [False, False, True]
@@ -80,7 +80,7 @@ def test_a_batch_full_by_count_is_ready_at_once() -> None:
     assert filling.take("0") is None
 
 
-def test_the_newest_batch_is_the_one_that_the_last_event_went_into() -> None:
+def test_newest_is_the_batch_of_the_last_event() -> None:
     """It is returned whether the event filled it or began it, and is the one that is taken."""
     filling = accumulator(max_events=2)
     batches = [filling.newest]
@@ -95,7 +95,7 @@ def test_the_newest_batch_is_the_one_that_the_last_event_went_into() -> None:
     assert filling.take("0") is batches[0]
 
 
-def test_what_follows_a_full_batch_waits_on_its_own() -> None:
+def test_add_after_a_full_batch_begins_one_with_its_own_wait() -> None:
     """The next event begins a batch with a wait of its own."""
     filling = accumulator(max_events=2)
     for now, each in enumerate("abc"):
@@ -108,7 +108,7 @@ def test_what_follows_a_full_batch_waits_on_its_own() -> None:
 # ------------------------------------------------------------------------------------------------- by bytes
 
 
-def test_an_event_that_does_not_fit_makes_the_batch_ready() -> None:
+def test_add_that_does_not_fit_makes_the_batch_ready() -> None:
     """A batch never takes more than the limit; the event begins the next one."""
     filling = accumulator(max_events=9, max_bytes=8)
     assert [filling.put("0", each, 3, 0) for each in "abc"] == [False, False, True]
@@ -118,14 +118,14 @@ def test_an_event_that_does_not_fit_makes_the_batch_ready() -> None:
     assert filling.deadline == 5
 
 
-def test_a_batch_full_to_the_byte_is_ready_at_once() -> None:
+def test_add_that_fills_a_batch_to_the_byte_makes_it_ready() -> None:
     """Nothing could be added any more."""
     filling = accumulator(max_events=9, max_bytes=10)
     assert [filling.put("0", each, 5, 0) for each in "ab"] == [False, True]
     assert events(filling.take("0")) == "ab"
 
 
-def test_one_event_can_make_two_batches_ready() -> None:
+def test_add_can_make_two_batches_ready() -> None:
     """It does not fit the first, and fills the second."""
     filling = accumulator(max_events=9, max_bytes=10)
     filling.put("0", "a", 3, 0)
@@ -136,7 +136,7 @@ def test_one_event_can_make_two_batches_ready() -> None:
 # ------------------------------------------------------------------------------------------------- by age
 
 
-def test_a_batch_is_due_when_its_first_event_has_waited() -> None:
+def test_due_batch_is_one_whose_first_event_has_waited() -> None:
     """Later events do not put it off; before that nothing is ready."""
     filling = accumulator()
     filling.put("0", "a", 1, 10)
@@ -150,7 +150,7 @@ def test_a_batch_is_due_when_its_first_event_has_waited() -> None:
     assert events(filling.take("0")) == "ab"
 
 
-def test_a_due_batch_fills_on_until_it_is_taken() -> None:
+def test_due_batch_takes_events_until_it_is_taken() -> None:
     """A partition that is busy sending gets fewer, larger batches; what is taken is fixed."""
     filling = accumulator(max_events=3)
     filling.put("0", "a", 1, 0)
@@ -163,7 +163,7 @@ def test_a_due_batch_fills_on_until_it_is_taken() -> None:
     assert filling.deadline == 7 + 5
 
 
-def test_a_due_batch_that_becomes_full_is_one_batch() -> None:
+def test_due_batch_that_becomes_full_is_ready_once() -> None:
     """It is told once, and it is there once."""
     filling = accumulator(max_events=2)
     filling.put("0", "a", 1, 0)
@@ -174,7 +174,7 @@ def test_a_due_batch_that_becomes_full_is_one_batch() -> None:
     assert filling.deadline == 11
 
 
-def test_there_is_one_deadline_for_all_partitions() -> None:
+def test_deadline_is_the_earliest_of_all_partitions() -> None:
     """The earliest; what is due comes in the order of age, and the others go on waiting."""
     filling = accumulator()
     for now, partition_id in enumerate("312"):
@@ -185,7 +185,7 @@ def test_there_is_one_deadline_for_all_partitions() -> None:
     assert not filling.is_ready("2")
 
 
-def test_a_wait_of_nothing_is_due_at_once() -> None:
+def test_max_wait_time_of_zero_is_due_at_once() -> None:
     """With `max_wait_time` 0 the deadline is now."""
     filling = accumulator(max_wait_time=0)
     filling.put("0", "a", 1, 3)
@@ -218,14 +218,14 @@ def test_flush_of_one_partition_leaves_the_others() -> None:
     assert filling.flushed() == ["0"]
 
 
-def test_an_unknown_partition_has_nothing() -> None:
+def test_take_from_an_unknown_partition_gives_nothing() -> None:
     """Asking about it is no error."""
     assert accumulator().take("7") is None
     assert not accumulator().is_ready("7")
 
 
 @pytest.mark.parametrize("limits", [{"max_events": 0}, {"max_bytes": 0}, {"max_wait_time": -1}])
-def test_limits_without_room_are_refused(limits: dict[str, int]) -> None:
+def test_limits_of_an_accumulator_without_room_are_refused(limits: dict[str, int]) -> None:
     """A batch of nothing would never go out."""
     with pytest.raises(ValueError, match="room"):
         accumulator(**limits)
@@ -370,7 +370,7 @@ def fill(room: BufferRoom, partition_id: str, size: int = 1) -> int:
     return count
 
 
-def test_a_partition_can_take_all_but_the_others_own_parts() -> None:
+def test_room_of_a_partition_ends_at_the_others_own_parts() -> None:
     """Half is common; of the other half each partition has its own share."""
     room = BufferRoom("0123", max_events=80, max_bytes=8000)
     assert fill(room, "0") == 50
@@ -378,21 +378,21 @@ def test_a_partition_can_take_all_but_the_others_own_parts() -> None:
     assert room.events == 80
 
 
-def test_slow_partitions_never_hold_up_another() -> None:
+def test_room_of_a_partition_is_not_used_by_slow_others() -> None:
     """However many are full, one that holds nothing has its own part."""
     room = BufferRoom("0123", max_events=800, max_bytes=800)
     assert sum(fill(room, each, 10) for each in "012") * 10 == 700
     assert fill(room, "3", 10) == 10
 
 
-def test_a_partition_has_a_limit_of_its_own() -> None:
+def test_room_of_a_partition_has_a_limit_of_its_own() -> None:
     """In events, and in bytes."""
     room = BufferRoom("01", max_events=100, max_bytes=1000, max_partition_events=7, max_partition_bytes=500)
     assert fill(room, "0") == 7
     assert fill(room, "1", 100) == 5
 
 
-def test_an_event_larger_than_the_room_goes_in_alone() -> None:
+def test_room_takes_an_event_larger_than_itself_alone() -> None:
     """It would wait for ever otherwise; while it is there, others have their own parts."""
     room = BufferRoom("01", max_events=100, max_bytes=100)
     assert fill(room, "0", 1000) == 1
@@ -401,7 +401,7 @@ def test_an_event_larger_than_the_room_goes_in_alone() -> None:
     assert fill(room, "1", 5) == 10
 
 
-def test_room_is_given_back() -> None:
+def test_release_gives_all_room_back() -> None:
     """All of it; and whether others profit is told."""
     room = BufferRoom("01", max_events=8, max_bytes=800)
     assert fill(room, "0") == 6
@@ -412,7 +412,7 @@ def test_room_is_given_back() -> None:
     assert fill(room, "1") == 6
 
 
-def test_more_than_is_held_cannot_be_given_back() -> None:
+def test_release_of_more_than_is_held_is_refused() -> None:
     """That would let in more than the bound later."""
     room = BufferRoom("01", max_events=8, max_bytes=800)
     room.reserve("0", 10)
@@ -431,7 +431,7 @@ def test_more_than_is_held_cannot_be_given_back() -> None:
         ("0", {"max_partition_bytes": 0}),
     ],
 )
-def test_a_buffer_without_room_is_refused(partitions: str, limits: dict[str, int]) -> None:
+def test_room_without_space_is_refused(partitions: str, limits: dict[str, int]) -> None:
     """Each partition needs room for an event."""
     with pytest.raises(ValueError, match="room"):
         BufferRoom(partitions, **{"max_events": 10, "max_bytes": 10, **limits})

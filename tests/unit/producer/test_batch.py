@@ -15,7 +15,7 @@ SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integer
 
 
 @given(SIZES, st.one_of(st.none(), st.text(max_size=20)), st.integers(20, 8000))
-def test_the_size_is_exact(sizes: list[int], key: str | None, limit: int) -> None:
+def test_add_keeps_the_size_exact(sizes: list[int], key: str | None, limit: int) -> None:
     """Whatever is added, the size is that of the encoded batch and within the limit; what fits is taken."""
     batch = EventBatch(limit, partition_key=key)
     taken: list[EventData] = []
@@ -41,14 +41,14 @@ def test_the_size_is_exact(sizes: list[int], key: str | None, limit: int) -> Non
 
 
 @pytest.mark.parametrize("size", [247, 248, 249])
-def test_around_the_short_form(size: int) -> None:
+def test_add_keeps_the_size_exact_around_the_short_form(size: int) -> None:
     """Where the length of an event no longer takes one byte but four, the count changes with it."""
     batch = EventBatch(10_000)
     assert batch.try_add(EventData(bytes(size)))
     assert batch.size == len(batch.seal().message)
 
 
-def test_it_shows_how_full_it_is() -> None:
+def test_repr_of_a_batch_shows_count_and_sizes() -> None:
     """A batch's repr tells count and sizes, and nothing of its events."""
     batch = EventBatch(1000)
     batch.try_add(EventData(b"secret"))

@@ -164,7 +164,7 @@ def now() -> float:
 # ---------------------------------------------------------------------------------------------------- batching
 
 
-async def test_a_batch_with_enough_events_is_sent_at_once() -> None:
+async def test_batch_full_by_count_is_sent_at_once() -> None:
     """The event that makes a batch full has it sent without waiting for the time to pass."""
     service = ScriptedProducer()
     async with buffered(service, max_batch_events=3, max_wait_time=60) as producer:
@@ -175,7 +175,7 @@ async def test_a_batch_with_enough_events_is_sent_at_once() -> None:
         assert [[text(raw) for raw in batch] for batch in service.sent["0"]] == [["a", "b", "c"]]
 
 
-async def test_a_batch_of_enough_bytes_is_sent_at_once() -> None:
+async def test_batch_full_by_bytes_is_sent_at_once() -> None:
     """A batch never gets larger than the bound, and is sent when the next event would make it so."""
     service = ScriptedProducer()
     size = size_of(EventData(b"x" * 100).encode())
@@ -188,7 +188,7 @@ async def test_a_batch_of_enough_bytes_is_sent_at_once() -> None:
     assert [len(batch) for batch in service.sent["0"]] == [3, 1]
 
 
-async def test_a_batch_is_sent_when_its_first_event_has_waited_long_enough() -> None:
+async def test_batch_is_sent_when_its_first_event_has_waited() -> None:
     """Age counts from the first event of the batch; five milliseconds unless told otherwise."""
     service = ScriptedProducer()
     async with buffered(service) as producer:
@@ -201,7 +201,7 @@ async def test_a_batch_is_sent_when_its_first_event_has_waited_long_enough() -> 
         assert now() - start == pytest.approx(0.005)
 
 
-async def test_one_timer_serves_all_partitions() -> None:
+async def test_batches_of_all_partitions_share_one_timer() -> None:
     """However many partitions wait, the loop has one timer of ours, and each batch goes when it is due."""
     service = ScriptedProducer(partitions=16)
     loop = asyncio.get_running_loop()
@@ -219,7 +219,7 @@ async def test_one_timer_serves_all_partitions() -> None:
             assert now() == pytest.approx(at + 1)
 
 
-async def test_events_cost_no_task_each() -> None:
+async def test_send_of_many_events_makes_no_task_per_event() -> None:
     """A thousand events make no more tasks than there are partitions."""
     async with buffered(max_batch_events=10) as producer:
         before = len(asyncio.all_tasks())
@@ -230,7 +230,7 @@ async def test_events_cost_no_task_each() -> None:
         assert 0 < most <= 4
 
 
-async def test_sending_without_a_pause_lets_batches_out() -> None:
+async def test_send_without_a_pause_does_not_delay_batches() -> None:
     """A task that does nothing but send does not keep what is ready from being sent: neither the full nor the old."""
     service = ScriptedProducer()
     loop = asyncio.get_running_loop()
@@ -247,7 +247,7 @@ async def test_sending_without_a_pause_lets_batches_out() -> None:
         assert len(service.calls) > 4
 
 
-async def test_sends_that_let_others_run_keep_their_order() -> None:
+async def test_sends_keep_their_order_while_others_run() -> None:
     """A send that begins while others let the loop run stays behind them, though nothing is due any more."""
     service = ScriptedProducer()
     async with buffered(service, max_batch_events=2, max_wait_time=60) as producer:
@@ -264,7 +264,7 @@ async def test_sends_that_let_others_run_keep_their_order() -> None:
     assert service.bodies("0") == ["full", "full", "first", "second", "third"]
 
 
-async def test_flush_ends_with_the_outcome_of_everything_accepted() -> None:
+async def test_flush_returns_when_everything_accepted_has_its_outcome() -> None:
     """After a flush every receipt made before it is done, whether its batch was waiting or on its way."""
     service = ScriptedProducer()
     service.script["1"] = [3.0]
@@ -282,7 +282,7 @@ async def test_flush_ends_with_the_outcome_of_everything_accepted() -> None:
 # ------------------------------------------------------------------------------------------------------ receipts
 
 
-async def test_cancelling_a_receipt_touches_no_other() -> None:
+async def test_receipt_that_is_cancelled_affects_no_other() -> None:
     """A wait that is cancelled or timed out ends alone; its event and the others of the batch go on."""
     service = ScriptedProducer()
     service.hold("0")
@@ -304,7 +304,7 @@ async def test_cancelling_a_receipt_touches_no_other() -> None:
         assert last.cancelled()
 
 
-async def test_a_receipt_is_awaited_as_often_as_one_likes() -> None:
+async def test_receipt_can_be_awaited_many_times() -> None:
     """Many tasks wait for one receipt, before and after its outcome, and all get it; its state can be read."""
     service = ScriptedProducer()
     service.script["0"] = [1.0, REFUSED]
@@ -320,7 +320,7 @@ async def test_a_receipt_is_awaited_as_often_as_one_likes() -> None:
         assert receipt.partition_id == "0"
 
 
-async def test_a_failure_nobody_looks_at_reaches_on_error_and_nothing_else() -> None:
+async def test_failure_of_a_dropped_receipt_reaches_on_error_only() -> None:
     """Receipts that are dropped leave the loop's exception handler alone."""
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
@@ -337,7 +337,7 @@ async def test_a_failure_nobody_looks_at_reaches_on_error_and_nothing_else() -> 
     assert not seen
 
 
-async def test_a_failure_is_logged_where_nobody_would_learn_of_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_of_a_dropped_receipt_is_logged_without_on_error(caplog: pytest.LogCaptureFixture) -> None:
     """Without on_error, a failure that no receipt is awaited for is logged, and an awaited one is not."""
     service = ScriptedProducer()
     service.script["0"] = [REFUSED, REFUSED]
@@ -362,7 +362,7 @@ async def test_callbacks_get_the_events_of_each_message_in_order() -> None:
     assert told.successes == [(events[:3], "2"), (events[3:], "2")]
 
 
-async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_callback_that_raises_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     """An error in a callback is logged; the receipt and the batches that follow are not concerned."""
 
     def fail(*_: object) -> None:
@@ -375,7 +375,7 @@ async def test_a_callback_that_fails_harms_nothing(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("name", ["on_success", "on_error", "encode"])
-def test_a_coroutine_function_is_no_callback(name: str) -> None:
+def test_callback_that_is_a_coroutine_function_is_refused(name: str) -> None:
     """What would never be awaited is refused when given."""
 
     async def callback(*_: object) -> None: ...
@@ -388,7 +388,7 @@ def test_a_coroutine_function_is_no_callback(name: str) -> None:
 # ------------------------------------------------------------------------------------------------------- routing
 
 
-async def test_a_key_meets_the_events_that_the_service_routes() -> None:
+async def test_send_with_a_key_goes_where_the_service_routes_it() -> None:
     """Buffered events and gateway sends of one key are in one partition, and readers see the key of both."""
     hub = FakeHub(partitions=7)
     keys = [f"key{number}" for number in range(40)] + ["", "é"]
@@ -410,7 +410,7 @@ async def test_a_key_meets_the_events_that_the_service_routes() -> None:
 
 
 @pytest.mark.parametrize("properties", [None, {"a": 1}])
-async def test_an_event_with_a_key_is_encoded_as_any_other_sender_does(properties: dict[str, Any] | None) -> None:
+async def test_send_with_a_key_encodes_as_any_other_sender(properties: dict[str, Any] | None) -> None:
     """The key's annotation stands where `EventData.encode` puts it, byte for byte."""
     service = ScriptedProducer()
     sent = EventData("body", properties=properties, content_type="text/plain")
@@ -419,7 +419,7 @@ async def test_an_event_with_a_key_is_encoded_as_any_other_sender_does(propertie
     assert service.sent[receipt.partition_id] == [[sent.encode("k")]]
 
 
-async def test_events_without_key_go_round() -> None:
+async def test_send_without_a_key_is_round_robin() -> None:
     """Partitions get equally many."""
     service = ScriptedProducer()
     async with buffered(service) as producer:
@@ -428,7 +428,7 @@ async def test_events_without_key_go_round() -> None:
     assert {partition_id: len(service.bodies(partition_id)) for partition_id in "0123"} == dict.fromkeys("0123", 3)
 
 
-async def test_a_router_of_ones_own_decides() -> None:
+async def test_send_with_a_router_goes_where_it_decides() -> None:
     """A router sees the event, the key and the partitions, and an explicit partition goes past it."""
     asked: list[tuple[str | None, tuple[str, ...]]] = []
 
@@ -444,7 +444,7 @@ async def test_a_router_of_ones_own_decides() -> None:
     assert asked == [("k", ("0", "1", "2", "3")), (None, ("0", "1", "2", "3"))]
 
 
-async def test_targets_that_cannot_be_are_refused() -> None:
+async def test_send_to_an_invalid_target_is_refused() -> None:
     """A partition that the hub lacks, two targets at once, a key that is no text: nothing is accepted."""
 
     class Lost:
@@ -472,7 +472,7 @@ async def test_targets_that_cannot_be_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------- room
 
 
-async def test_send_waits_for_room_and_send_nowait_does_not() -> None:
+async def test_send_waits_for_room_and_send_nowait_raises() -> None:
     """A full buffer holds `send` up until something has ended, and `send_nowait` raises, having taken nothing."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -508,7 +508,7 @@ async def test_sends_that_wait_get_room_in_their_order() -> None:
     assert service.bodies("0") == ["x", "x", "0", "1", "3", "4", "5"]
 
 
-async def test_a_send_keeps_its_place_while_its_room_is_ready() -> None:
+async def test_send_with_room_granted_is_not_overtaken() -> None:
     """One given room that has not run yet is overtaken by no send that begins in that moment."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -535,7 +535,7 @@ async def test_a_send_keeps_its_place_while_its_room_is_ready() -> None:
     assert service.bodies("0") == ["a", "b", "waits", "late"]
 
 
-async def test_a_small_event_does_not_overtake_a_large_one() -> None:
+async def test_send_of_a_small_event_does_not_overtake_a_large_one() -> None:
     """Where a large event waits for room, a smaller one that would fit waits too; where that one goes, it is let in."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -554,7 +554,7 @@ async def test_a_small_event_does_not_overtake_a_large_one() -> None:
     assert service.bodies("0") == ["f" * 500, "small"]
 
 
-async def test_all_that_fit_are_let_in_at_once() -> None:
+async def test_sends_that_fit_together_are_admitted_at_once() -> None:
     """The room of a batch of two goes to two who wait, though nothing else ends."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -573,7 +573,7 @@ async def test_all_that_fit_are_let_in_at_once() -> None:
         await asyncio.wait(waiting)
 
 
-async def test_common_room_that_is_freed_lets_other_partitions_in() -> None:
+async def test_sends_to_other_partitions_get_common_room_that_is_released() -> None:
     """What waits for a share of the common room gets it when another partition has ended."""
     service = ScriptedProducer(partitions=2)
     service.hold("0", "1")
@@ -590,7 +590,7 @@ async def test_common_room_that_is_freed_lets_other_partitions_in() -> None:
         service.let_go("1")
 
 
-async def test_room_for_any_partition_passes_on_from_who_is_cancelled() -> None:
+async def test_send_cancelled_with_room_granted_passes_it_on() -> None:
     """A send without key that is cancelled as its room is ready leaves the room to the next."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -608,7 +608,7 @@ async def test_room_for_any_partition_passes_on_from_who_is_cancelled() -> None:
     assert service.bodies("0") == ["x", "1"]
 
 
-async def test_closing_just_as_room_is_ready_takes_the_room_back() -> None:
+async def test_close_while_room_is_granted_takes_it_back() -> None:
     """A send that has its room and finds the producer closed raises, and leaves nothing."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -626,7 +626,7 @@ async def test_closing_just_as_room_is_ready_takes_the_room_back() -> None:
     assert service.bodies("0") == ["x"]
 
 
-async def test_a_cancelled_send_was_not_accepted() -> None:
+async def test_send_that_is_cancelled_was_not_accepted() -> None:
     """Cancelled while it waits, or just as its room is ready, it leaves nothing, and its room goes to the next."""
     service = ScriptedProducer(partitions=1)
     told = Told()
@@ -653,7 +653,7 @@ async def test_a_cancelled_send_was_not_accepted() -> None:
     assert service.bodies("0") == ["first", "third", "fourth"]
 
 
-async def test_a_full_buffer_does_not_wait_for_age() -> None:
+async def test_buffer_that_is_full_sends_before_max_wait_time() -> None:
     """With nothing to be gained by waiting, what is buffered is sent, however long `max_wait_time` is."""
     service = ScriptedProducer()
     async with buffered(service, max_events=4, max_wait_time=3600) as producer:
@@ -670,7 +670,7 @@ async def test_a_full_buffer_does_not_wait_for_age() -> None:
     assert len(service.everything()) == 80
 
 
-async def test_a_slow_partition_holds_up_no_other() -> None:
+async def test_partition_that_is_slow_delays_no_other() -> None:
     """With one partition stuck and its room used up, the others send on, however many events they get."""
     service = ScriptedProducer()
     service.hold("0")
@@ -688,7 +688,7 @@ async def test_a_slow_partition_holds_up_no_other() -> None:
     assert len(service.everything()) == 703
 
 
-async def test_events_without_key_pass_a_partition_without_room() -> None:
+async def test_send_without_a_key_passes_a_partition_without_room() -> None:
     """They go to whichever partition has room, and one that waits for any is let in by whichever ends first."""
     service = ScriptedProducer()
     service.hold("0")
@@ -714,7 +714,7 @@ async def test_events_without_key_pass_a_partition_without_room() -> None:
             service.let_go(partition_id)
 
 
-async def test_the_bounds_of_a_partition_hold() -> None:
+async def test_partition_bounds_hold_in_events_and_bytes() -> None:
     """A partition takes no more than its own bound, in events and in bytes, while others have room."""
     service = ScriptedProducer()
     service.hold("0", "1")
@@ -733,7 +733,7 @@ async def test_the_bounds_of_a_partition_hold() -> None:
         service.let_go("1")
 
 
-async def test_a_buffer_needs_room_for_each_partition() -> None:
+async def test_buffer_without_room_for_each_partition_is_refused() -> None:
     """A buffer that cannot hold one event of every partition is refused when the partitions are known."""
     producer = buffered(ScriptedProducer(partitions=8), max_events=7)
     with pytest.raises(ConfigurationError, match="max_events"):
@@ -746,7 +746,7 @@ async def test_a_buffer_needs_room_for_each_partition() -> None:
 
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("others", [1, 3])
-async def test_an_event_too_large_fails_alone_and_with_its_size(place: int, others: int) -> None:
+async def test_event_too_large_fails_alone_with_its_size(place: int, others: int) -> None:
     """Events around it in the batch are stored, in order, and its receipt and on_error name its size and the limit."""
     service, told = ScriptedProducer(limit=2000), Told()
     large = EventData(b"y" * 3000)
@@ -762,7 +762,7 @@ async def test_an_event_too_large_fails_alone_and_with_its_size(place: int, othe
     assert [(events, partition) for events, partition, _ in told.errors] == [([large], "0")]
 
 
-async def test_a_batch_above_the_services_limit_goes_in_parts() -> None:
+async def test_batch_above_the_services_limit_is_sent_in_parts() -> None:
     """Where the service takes less than a batch holds, it is sent in as few messages as hold it, each event once."""
     service, told = ScriptedProducer(limit=1000), Told()
     async with buffered(service, told) as producer:
@@ -774,7 +774,7 @@ async def test_a_batch_above_the_services_limit_goes_in_parts() -> None:
     assert [len(events) for events, _ in told.successes] == [10, 10, 10]
 
 
-async def test_a_service_that_misstates_its_limit_gets_ever_smaller_parts() -> None:
+async def test_batch_refused_against_the_stated_limit_is_halved() -> None:
     """A refusal of what fits by its own words is halved, until it is taken or is one event."""
 
     class Odd(ScriptedProducer):
@@ -790,7 +790,7 @@ async def test_a_service_that_misstates_its_limit_gets_ever_smaller_parts() -> N
     assert service.bodies("0") == [str(number) for number in range(10)]
 
 
-async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
+async def test_batch_that_fails_does_not_hold_up_the_next() -> None:
     """The error is that batch's own; what comes after it is sent."""
     service, told = ScriptedProducer(), Told()
     service.script["0"] = [REFUSED]
@@ -801,7 +801,7 @@ async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
     assert service.bodies("0") == ["c", "d"]
 
 
-async def test_any_exception_is_the_batchs_outcome() -> None:
+async def test_exception_of_any_kind_is_the_batchs_outcome() -> None:
     """An error of another kind than ours, or a cancellation from within, ends the batch and not the producer."""
     service, told = ScriptedProducer(), Told()
     odd = OSError("odd")
@@ -821,7 +821,7 @@ async def test_any_exception_is_the_batchs_outcome() -> None:
         assert outcomes[1:] == [SendResult("0", None)] * 2
 
 
-async def test_an_event_that_cannot_be_encoded_is_not_accepted() -> None:
+async def test_event_that_cannot_be_encoded_is_not_accepted() -> None:
     """The call raises, and neither callback hears of it."""
     told = Told()
     async with buffered(told=told) as producer:
@@ -831,7 +831,7 @@ async def test_an_event_that_cannot_be_encoded_is_not_accepted() -> None:
     assert told == Told()
 
 
-async def test_the_encode_hook_runs_before_the_size_is_measured() -> None:
+async def test_encode_hook_runs_before_the_size_is_measured() -> None:
     """What the hook gives is what is sent and counted; callbacks speak of what was given."""
     service, told = ScriptedProducer(), Told()
 
@@ -852,7 +852,7 @@ async def test_the_encode_hook_runs_before_the_size_is_measured() -> None:
 # -------------------------------------------------------------------------------------------- order and idempotence
 
 
-async def test_one_batch_is_on_its_way_per_partition() -> None:
+async def test_one_batch_per_partition_is_sent_at_a_time() -> None:
     """However many batches are ready, a partition's next one goes when the last has ended; partitions overlap."""
     service = ScriptedProducer()
     for partition_id in "01":
@@ -866,7 +866,7 @@ async def test_one_batch_is_on_its_way_per_partition() -> None:
     assert service.bodies("0") == [str(number) for number in range(0, 20, 2)]
 
 
-async def test_batches_of_a_partition_overlap_where_asked() -> None:
+async def test_max_in_flight_batches_of_a_partition_overlap() -> None:
     """With `max_in_flight=3` three batches are on their way, and not more."""
     service = ScriptedProducer()
     service.hold("0")
@@ -880,7 +880,7 @@ async def test_batches_of_a_partition_overlap_where_asked() -> None:
     assert sorted(service.everything()) == sorted(map(str, range(20)))
 
 
-async def test_a_slow_partition_sends_fewer_and_larger_batches() -> None:
+async def test_batch_waiting_for_a_slow_partition_grows() -> None:
     """What is due by age goes on filling while the batch before it is on its way."""
     service = ScriptedProducer()
     service.script["0"] = [1.0]
@@ -891,7 +891,7 @@ async def test_a_slow_partition_sends_fewer_and_larger_batches() -> None:
     assert [len(batch) for batch in service.sent["0"]] == [1, 9]
 
 
-async def test_a_receipt_tells_the_published_number() -> None:
+async def test_receipt_has_the_published_sequence_number() -> None:
     """Numbers follow the order in the batch, across messages, parts and the wrap."""
     service = ScriptedProducer(idempotent=True, limit=1000, first=NUMBERS - 3)
     async with buffered(service) as producer:
@@ -912,7 +912,7 @@ async def test_room_counts_what_numbering_adds() -> None:
     assert producer.buffered_bytes == 0
 
 
-async def test_a_batch_in_doubt_is_waited_for() -> None:
+async def test_batch_in_doubt_is_repeated_until_its_outcome_is_known() -> None:
     """The very same sealed batch is asked for until its outcome is known; nothing is told before, or sent twice."""
     service, told = ScriptedProducer(idempotent=True), Told()
     service.script["0"] = [PublishOutcomeUnknownError("0", 0, 2), 1.0, PublishOutcomeUnknownError("0", 0, 2), 1.0]
@@ -925,7 +925,7 @@ async def test_a_batch_in_doubt_is_waited_for() -> None:
     assert service.bodies("0") == ["a", "b", "c", "d"]
 
 
-async def test_a_batch_in_doubt_fails_as_such_when_the_producer_closes() -> None:
+async def test_batch_in_doubt_at_close_fails_as_unknown() -> None:
     """Closing ends the wait for a settlement, and the error says that the outcome is not known."""
     service, told = ScriptedProducer(idempotent=True), Told()
     producer = buffered(service, told, max_batch_events=1)
@@ -940,7 +940,7 @@ async def test_a_batch_in_doubt_fails_as_such_when_the_producer_closes() -> None
     assert isinstance(outcomes[1], ClosedError)
 
 
-async def test_closing_without_a_deadline_does_not_ask_for_ever() -> None:
+async def test_close_without_a_deadline_settles_a_bounded_time() -> None:
     """What is in doubt while the producer closes is reported when the retries have been used up."""
     service, told = ScriptedProducer(idempotent=True), Told()
     service.script["0"] = [5.0, PublishOutcomeUnknownError("0", 0, 1), 1000.0]
@@ -952,7 +952,7 @@ async def test_closing_without_a_deadline_does_not_ask_for_ever() -> None:
     assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
 
 
-async def test_a_doubt_stays_one_when_the_producer_below_is_closed() -> None:
+async def test_batch_in_doubt_stays_so_when_the_sender_is_closed() -> None:
     """That the sender was closed meanwhile does not make a batch in doubt one that was never sent."""
     service, told = ScriptedProducer(idempotent=True), Told()
     service.script["0"] = [PublishOutcomeUnknownError("0", 0, 1), ClosedError("producer")]
@@ -961,7 +961,7 @@ async def test_a_doubt_stays_one_when_the_producer_below_is_closed() -> None:
         assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
 
 
-async def test_numbered_events_and_pipelining_are_refused_with_idempotence() -> None:
+async def test_idempotence_refuses_numbered_events_and_pipelining() -> None:
     """An event that carries a number is not sent again as new, and batches of a partition do not overlap."""
     with pytest.raises(ConfigurationError, match="max_in_flight"):
         buffered(ScriptedProducer(idempotent=True), max_in_flight=2)
@@ -975,7 +975,7 @@ async def test_numbered_events_and_pipelining_are_refused_with_idempotence() -> 
 # ---------------------------------------------------------------------------------------------------------- life
 
 
-async def test_the_first_send_opens_it_and_a_failed_opening_is_tried_again() -> None:
+async def test_first_send_opens_and_a_failed_opening_is_repeated() -> None:
     """Calls made while it opens keep their order; a failure reaches the calls, and the next call tries again."""
     hub = FakeHub()
     hub.refuse(ServiceError("not now"), operation="hub")
@@ -993,7 +993,7 @@ async def test_the_first_send_opens_it_and_a_failed_opening_is_tried_again() -> 
     assert [each.body_as_str() for each in hub.events("0")] == [str(number) for number in range(6)]
 
 
-async def test_a_send_does_not_overtake_those_that_wait_for_the_opening() -> None:
+async def test_send_during_the_opening_does_not_overtake() -> None:
     """One that begins in the moment of the opening stays behind the calls made before."""
 
     class Announcing(ScriptedProducer):
@@ -1011,7 +1011,7 @@ async def test_a_send_does_not_overtake_those_that_wait_for_the_opening() -> Non
     assert service.bodies("0") == ["0", "1", "2", "late"]
 
 
-async def test_closing_while_it_opens_ends_both() -> None:
+async def test_close_during_the_opening_ends_both() -> None:
     """Whoever waits for the opening learns that it was closed."""
     service = ScriptedProducer()
     assert isinstance(service._transport, FakeTransport)
@@ -1026,7 +1026,7 @@ async def test_closing_while_it_opens_ends_both() -> None:
     assert producer.buffered_events == 0
 
 
-async def test_closing_sends_what_was_accepted() -> None:
+async def test_close_sends_what_was_accepted() -> None:
     """The end of the block waits for every outcome, accepts nothing more, and closes the transport; twice is fine."""
     service = ScriptedProducer()
     service.script["0"] = [5.0]
@@ -1049,7 +1049,7 @@ async def test_closing_sends_what_was_accepted() -> None:
     assert repr(producer) == "<HubBufferedProducer closed, 0 events, 0 bytes>"
 
 
-async def test_closing_without_flush_fails_what_has_not_begun() -> None:
+async def test_close_without_flush_fails_what_is_not_sent() -> None:
     """What is on its way is waited for; the rest fails with ClosedError, as do sends that wait for room."""
     service, told = ScriptedProducer(partitions=1), Told()
     service.script["0"] = [5.0]
@@ -1070,7 +1070,7 @@ async def test_closing_without_flush_fails_what_has_not_begun() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_closing_ends_at_its_deadline(*, cancelled: bool) -> None:
+async def test_close_ends_at_its_deadline(*, cancelled: bool) -> None:
     """At the deadline, or cancelled, what has not ended fails; no task and no open receipt is left."""
     service, told = ScriptedProducer(), Told()
     service.hold("0")
@@ -1093,7 +1093,7 @@ async def test_closing_ends_at_its_deadline(*, cancelled: bool) -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_closing_ends_the_wait_for_room_at_once() -> None:
+async def test_close_ends_waits_for_room_at_once() -> None:
     """Sends that wait for room learn of the closing when it begins, not when it ends."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
@@ -1113,7 +1113,7 @@ async def test_closing_ends_the_wait_for_room_at_once() -> None:
     await closing
 
 
-async def test_a_send_that_hears_of_nothing_is_cut_when_closing() -> None:
+async def test_close_cuts_off_a_send_that_ignores_it() -> None:
     """Even a sender that ignores its closing does not keep the producer from ending: its events are in doubt."""
 
     class Deaf(ScriptedProducer):
@@ -1197,7 +1197,7 @@ OPERATION = st.one_of(
     limit=st.sampled_from([250, 450, 1000]),
     closing=st.sampled_from([(True, None), (True, 3.0), (False, 3.0)]),
 )
-def test_every_accepted_event_ends_once_in_order_and_within_bounds(
+def test_buffer_ends_every_event_once_in_order_in_random_histories(
     operations: list[tuple[str, str, int]],
     seed: int,
     closing: tuple[bool, float | None],

@@ -139,7 +139,7 @@ class GrowsAtTheRaise(FakeTransport):
 # ------------------------------------------------------------------------------------------------- exclusive
 
 
-async def test_two_live_processes_of_one_name_lose_nothing(scene: Scene) -> None:
+async def test_start_of_a_second_process_shuts_out_the_first(scene: Scene) -> None:
     """The later start shuts the former out, which gets an error; what was acknowledged to either is stored."""
     former, later = scene.process(), scene.process()
     await send(former, "a", "b")
@@ -150,7 +150,7 @@ async def test_two_live_processes_of_one_name_lose_nothing(scene: Scene) -> None
     assert (scene.state.owner_level, scene.state.published) == (1, 3)
 
 
-async def test_a_closed_process_leaves_nothing_in_doubt(scene: Scene) -> None:
+async def test_start_after_a_clean_close_is_not_in_doubt(scene: Scene) -> None:
     """Its clean mark settles the next start, though other writers publish at the time."""
     for life in range(3):
         producer = scene.process()
@@ -162,7 +162,7 @@ async def test_a_closed_process_leaves_nothing_in_doubt(scene: Scene) -> None:
     assert scene.state.owner_level == 2
 
 
-async def test_what_arrives_between_reading_and_raising_is_told(scene: Scene) -> None:
+async def test_start_with_a_transfer_between_reading_and_raising_is_in_doubt(scene: Scene) -> None:
     """Read number, late transfer, raise: the start is in doubt, with the numbers, and so is each after it."""
     former = scene.process()
     await send(former, "0")
@@ -184,7 +184,7 @@ async def test_what_arrives_between_reading_and_raising_is_told(scene: Scene) ->
     assert scene.bodies == ["0", "1", "1"]
 
 
-async def test_a_buffer_ends_what_a_start_in_doubt_cannot_send(scene: Scene) -> None:
+async def test_start_in_doubt_ends_the_events_of_a_buffer(scene: Scene) -> None:
     """Its events end with the error: asking again settles nothing."""
     former = scene.process()
     await send(former, "0")
@@ -196,7 +196,7 @@ async def test_a_buffer_ends_what_a_start_in_doubt_cannot_send(scene: Scene) -> 
     await buffered.aclose()
 
 
-async def test_a_scan_counts_what_arrived(scene: Scene) -> None:
+async def test_scan_counts_what_arrived(scene: Scene) -> None:
     """Stamps tell the former process's events from others'; readers see them; an unstamped past stays in doubt."""
     scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
     former = scene.process(**scan)
@@ -221,7 +221,7 @@ async def test_a_scan_counts_what_arrived(scene: Scene) -> None:
     )
 
 
-async def test_a_scan_that_fails_is_made_again(scene: Scene) -> None:
+async def test_scan_that_fails_is_repeated(scene: Scene) -> None:
     """A link that is refused or lost in the midst of the tail is opened again, and nothing is counted twice."""
     scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
     former = scene.process(**scan)
@@ -237,7 +237,7 @@ async def test_a_scan_that_fails_is_made_again(scene: Scene) -> None:
     assert [spec.consumer_group for spec in scene.hub.attached] == ["tail", "tail"]
 
 
-async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -> None:
+async def test_scan_of_a_removed_tail_leaves_the_doubt(scene: Scene) -> None:
     """What is gone cannot be counted."""
     scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
     former = scene.process(**scan)
@@ -255,7 +255,7 @@ async def test_a_tail_that_retention_has_passed_leaves_the_doubt(scene: Scene) -
     assert "no longer holds all of them" in str(error)
 
 
-async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(scene: Scene) -> None:
+async def test_scan_of_a_tail_removed_meanwhile_leaves_the_doubt(scene: Scene) -> None:
     """What went between the look at the partition's beginning and the reading is not taken for never stored."""
     scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
     former = scene.process(**scan)
@@ -277,7 +277,7 @@ async def test_a_tail_that_retention_passes_while_it_is_read_leaves_the_doubt(sc
     assert "no longer holds all of them" in str(error)
 
 
-async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:
+async def test_published_count_of_a_buffer_is_that_of_lists(scene: Scene) -> None:
     """An application that sends through a buffer counts its events as one that sends lists does."""
     for before in (0, 2):
         async with HubBufferedProducer(scene.process()) as buffered:
@@ -286,7 +286,7 @@ async def test_a_buffer_says_where_to_go_on(scene: Scene) -> None:
                 await buffered.send(EventData(body), partition_id="0")
 
 
-async def test_a_buffer_stamps_too(scene: Scene) -> None:
+async def test_stamps_are_added_by_a_buffer(scene: Scene) -> None:
     """Every event, with a key and without, and its size counts it."""
     producer = scene.process(on_doubt="scan", scan_consumer_group="tail")
     async with HubBufferedProducer(producer) as buffered:
@@ -298,7 +298,7 @@ async def test_a_buffer_stamps_too(scene: Scene) -> None:
     assert scene.hub.events("0")[1].message_id == "m"
 
 
-async def test_a_start_goes_on_where_it_failed(scene: Scene) -> None:
+async def test_start_that_failed_goes_on_with_the_same_claim(scene: Scene) -> None:
     """An outage of the service or the store uses up no levels: the next call goes on with the same claim."""
     first = scene.process()
     await send(first, "a")
@@ -311,7 +311,7 @@ async def test_a_start_goes_on_where_it_failed(scene: Scene) -> None:
     assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
 
 
-async def test_a_start_that_the_service_refused_after_a_reset_says_so_again(scene: Scene) -> None:
+async def test_start_refused_after_a_reset_raises_the_same_error(scene: Scene) -> None:
     """Its state was reset as it began, and the service does not know the id it was given: the same error each time."""
 
     class Reset(MemoryPublisherStateStore):
@@ -328,7 +328,7 @@ async def test_a_start_that_the_service_refused_after_a_reset_says_so_again(scen
         assert isinstance(await error_of(send(second, "b")), RequestRefusedError)
 
 
-async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None:
+async def test_start_whose_caller_is_cancelled_goes_on(scene: Scene) -> None:
     """The next call joins it, and no level is used up."""
     first = scene.process()
     await send(first, "a")
@@ -346,7 +346,7 @@ async def test_a_cancelled_caller_leaves_the_start_running(scene: Scene) -> None
     assert scene.state.owner_level == 1
 
 
-async def test_a_start_that_a_stranger_cancels_goes_on_at_the_next_call(scene: Scene) -> None:
+async def test_start_cancelled_from_outside_goes_on_at_the_next_call(scene: Scene) -> None:
     """Those who wait get an error that does not say the producer is closed, and no level is used up."""
     first = scene.process()
     await send(first, "a")
@@ -363,7 +363,7 @@ async def test_a_start_that_a_stranger_cancels_goes_on_at_the_next_call(scene: S
     assert (scene.state.owner_level, scene.bodies) == (1, ["a", "b"])
 
 
-async def test_closing_while_it_starts_leaves_the_intent(scene: Scene) -> None:
+async def test_close_during_a_start_leaves_the_intent(scene: Scene) -> None:
     """Whoever waits gets `ClosedError`; the next start takes one level more."""
     first = scene.process()
     await send(first, "a")
@@ -380,7 +380,7 @@ async def test_closing_while_it_starts_leaves_the_intent(scene: Scene) -> None:
     assert (scene.state.owner_level, scene.bodies) == (2, ["a", "c"])
 
 
-async def test_a_superseded_start_stops_for_good(scene: Scene) -> None:
+async def test_start_that_was_superseded_does_not_claim_again(scene: Scene) -> None:
     """Its next swap fails, and it does not claim again at the next call."""
     first = scene.process()
     await send(first, "a")
@@ -397,7 +397,7 @@ async def test_a_superseded_start_stops_for_good(scene: Scene) -> None:
     assert (scene.state.owner_level, scene.bodies) == (2, ["a", "c"])
 
 
-async def test_at_the_highest_level_a_new_id_is_taken(scene: Scene) -> None:
+async def test_start_at_the_highest_level_takes_a_new_id(scene: Scene) -> None:
     """The former process is shut out, and what is published goes on counting, over two such starts."""
     former = scene.process()
     await send(former, "0", "1")
@@ -418,7 +418,7 @@ async def test_at_the_highest_level_a_new_id_is_taken(scene: Scene) -> None:
     assert scene.bodies == [f"{number}" for number in range(5)]
 
 
-async def test_a_state_of_the_first_version_is_taken_over(scene: Scene) -> None:
+async def test_state_of_the_first_version_is_read(scene: Scene) -> None:
     """What was published is the service's number less the stored start."""
     former = scene.process()
     await send(former, "a", "b")
@@ -427,7 +427,7 @@ async def test_a_state_of_the_first_version_is_taken_over(scene: Scene) -> None:
     assert await count(scene.process()) == 2
 
 
-async def test_replayable_processes_overlap(scene: Scene) -> None:
+async def test_replayable_processes_that_overlap_store_each_event_once(scene: Scene) -> None:
     """Two that send the same events at once: every send returns, and each event is stored once."""
     orders = [f"{number}" for number in range(40)]
 
@@ -444,7 +444,7 @@ async def test_replayable_processes_overlap(scene: Scene) -> None:
 
 @pytest.mark.parametrize("mode", ["exclusive", "replayable"])
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_a_forgotten_publisher_is_told_and_goes_on_when_asked_to(
+async def test_start_of_a_forgotten_publisher_raises_until_new_id_is_allowed(
     scene: Scene, mode: str, takes_strangers: bool
 ) -> None:
     """A start fails until it is asked to take a new id; then it counts from the newest mark."""
@@ -465,7 +465,7 @@ async def test_a_forgotten_publisher_is_told_and_goes_on_when_asked_to(
 
 
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes_strangers: bool) -> None:
+async def test_send_of_a_forgotten_publisher_raises_at_its_next_attach(scene: Scene, takes_strangers: bool) -> None:
     """At its next attach; nothing of what it is given then is stored."""
     producer = scene.process()
     await send(producer, "0")
@@ -479,7 +479,7 @@ async def test_a_running_publisher_that_is_forgotten_is_told(scene: Scene, takes
 
 
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_a_forgotten_process_leaves_its_last_mark(scene: Scene, takes_strangers: bool) -> None:
+async def test_start_with_a_new_id_counts_what_was_accepted(scene: Scene, takes_strangers: bool) -> None:
     """A start with a new id counts what was accepted until then, not what the last mark in passing said."""
     producer = scene.process()
     await send(producer, "0")
@@ -512,7 +512,7 @@ class ForgettingTransport(FakeTransport):
 
 @pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
 @pytest.mark.parametrize("fault", [SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE], ids=lambda each: each.name)
-async def test_a_doubt_that_the_service_has_forgotten_ends(
+async def test_doubt_that_the_service_has_forgotten_raises(
     scene: Scene, takes_strangers: bool, fault: SendFault
 ) -> None:
     """Nobody can settle it any more: those who wait get the error, and so does every later send."""
@@ -535,7 +535,7 @@ async def test_a_doubt_that_the_service_has_forgotten_ends(
     assert "2" not in scene.bodies
 
 
-async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) -> None:
+async def test_send_refused_as_not_allowed_attaches_again(scene: Scene) -> None:
     """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
     producer = scene.process()
     await send(producer, "0")
@@ -544,7 +544,7 @@ async def test_a_running_publisher_that_is_refused_asks_who_it_is(scene: Scene) 
     assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
 
 
-async def test_a_reset_state_begins_anew(scene: Scene) -> None:
+async def test_reset_state_begins_anew(scene: Scene) -> None:
     """After `reset_state` the next start is the first."""
     former = scene.process()
     await send(former, "0")
@@ -556,7 +556,7 @@ async def test_a_reset_state_begins_anew(scene: Scene) -> None:
     assert await count(scene.process()) == 0
 
 
-async def test_that_something_is_published_is_stored_before_the_first_send_returns(scene: Scene) -> None:
+async def test_first_send_stores_the_published_mark(scene: Scene) -> None:
     """One write per start, however many sends; where it fails, the send succeeds and the next one tries again."""
 
     class Failing(MemoryPublisherStateStore):
@@ -580,7 +580,7 @@ async def test_that_something_is_published_is_stored_before_the_first_send_retur
     assert scene.states[KEY].version == version
 
 
-async def test_the_count_goes_on_where_the_numbers_have_come_round() -> None:
+async def test_published_count_continues_beyond_2_31() -> None:
     """A process that publishes more than 2^31 events (25 days at 1,000 a second) loses none of its count."""
     states: dict[tuple[str, str], StoredPublisherState] = {}
     store = MemoryPublisherStateStore(states)
@@ -598,7 +598,7 @@ async def test_the_count_goes_on_where_the_numbers_have_come_round() -> None:
     assert (states[KEY].state.start, states[KEY].state.published) == (4, 7 + 2 * NUMBERS - 1)
 
 
-async def test_marks_are_written_now_and_then_and_at_the_end(scene: Scene) -> None:
+async def test_marks_are_written_at_intervals_and_at_close(scene: Scene) -> None:
     """Off the way of the sends, at most once per interval; a slow or failing store holds up nobody."""
     writes: list[int] = []
 
@@ -624,7 +624,7 @@ async def test_marks_are_written_now_and_then_and_at_the_end(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("retries", [3, None])
-async def test_a_first_mark_that_cannot_be_written_holds_no_send_up(
+async def test_first_mark_that_cannot_be_written_delays_no_send(
     scene: Scene, caplog: pytest.LogCaptureFixture, retries: int | None
 ) -> None:
     """The send returns and the mark's failure is logged, also where sends themselves are tried without end."""
@@ -643,9 +643,7 @@ async def test_a_first_mark_that_cannot_be_written_holds_no_send_up(
     assert "a mark was not written" in caplog.text
 
 
-async def test_a_store_that_raises_cancelled_error_is_a_failing_store(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_store_that_raises_cancelled_error_is_retried(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody was cancelled: the call is tried again, and then it is a `StoreError`."""
 
     class Cancelling(MemoryPublisherStateStore):
@@ -665,7 +663,7 @@ async def test_a_store_that_raises_cancelled_error_is_a_failing_store(
         assert isinstance(await error_of(send(scene.process(store=store), "b")), StoreError)
 
 
-async def test_an_unknown_partition_leaves_no_start(scene: Scene) -> None:
+async def test_start_on_an_unknown_partition_stores_nothing(scene: Scene) -> None:
     """Nothing is kept of a partition that the service refuses before anything is stored."""
     producer = scene.process()
     with pytest.raises(RequestRefusedError):

@@ -174,7 +174,7 @@ def tasks_named(name: str) -> list[asyncio.Task[Any]]:
 
 
 @pytest.mark.parametrize("busy_with", ["nothing yet", "attaching", "credit", "transfer", "waiting to retry", "nothing"])
-async def test_a_publisher_that_is_cancelled_lets_later_sends_go_on(scene: Scene, busy_with: str) -> None:
+async def test_publisher_cancelled_from_outside_fails_only_current_sends(scene: Scene, busy_with: str) -> None:
     """Whenever a publisher's task is cancelled from outside: who waits gets an error, and the next send goes through.
 
     What was in doubt is settled by then, so that nothing is stored twice.
@@ -211,7 +211,7 @@ async def test_a_publisher_that_is_cancelled_lets_later_sends_go_on(scene: Scene
     assert scene.bodies() == [*(["before"] if busy_with == "nothing" else []), "a", "b"]
 
 
-async def test_what_a_cancelled_publisher_left_in_doubt_is_settled_as_the_producer_closes(scene: Scene) -> None:
+async def test_publisher_cancelled_in_doubt_is_settled_at_close(scene: Scene) -> None:
     """`aclose` starts the publisher again, where something is in doubt and nobody drives it."""
     producer = scene.idempotent()
     scene.hub.hang("transfer")
@@ -227,7 +227,7 @@ async def test_what_a_cancelled_publisher_left_in_doubt_is_settled_as_the_produc
     assert batch.starting_published_sequence_number == 1
 
 
-async def test_a_publisher_cancelled_twice_loses_nothing(scene: Scene) -> None:
+async def test_publisher_cancelled_twice_loses_nothing(scene: Scene) -> None:
     """A second cancellation, while the transfer is being broken off, leaves the batch in doubt; nothing spins."""
     producer = scene.idempotent()
     scene.hub.hang("transfer")
@@ -245,7 +245,7 @@ async def test_a_publisher_cancelled_twice_loses_nothing(scene: Scene) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("call", ["open", "read", "write"])
-async def test_a_store_that_is_cancelled_by_others_is_a_failed_try(scene: Scene, call: str, times: int) -> None:
+async def test_store_that_raises_cancelled_error_is_a_failed_try(scene: Scene, call: str, times: int) -> None:
     """A `CancelledError` out of the state store cancels nobody: the send fails or is tried again; later ones go on."""
     scene.store.script[call] = [asyncio.CancelledError() for _ in range(times)]
     producer = scene.known()
@@ -262,9 +262,7 @@ async def test_a_store_that_is_cancelled_by_others_is_a_failed_try(scene: Scene,
 
 @pytest.mark.parametrize("error", [Odd(), GeneratorExit(), ValueError()], ids=repr)
 @pytest.mark.parametrize("call", ["read", "write"])
-async def test_a_store_that_raises_anything_ends_no_send_in_silence(
-    scene: Scene, call: str, error: BaseException
-) -> None:
+async def test_store_that_raises_anything_fails_the_send(scene: Scene, call: str, error: BaseException) -> None:
     """Whatever a state store raises, the send gets it, and the next one goes on with the start."""
     scene.store.script[call] = [error]
     producer = scene.known()
@@ -280,7 +278,7 @@ async def test_a_store_that_raises_anything_ends_no_send_in_silence(
     assert (found[1], later) == (None, None)
 
 
-async def test_a_link_that_is_cancelled_by_others_is_a_failed_try(scene: Scene) -> None:
+async def test_link_that_raises_cancelled_error_is_a_failed_try(scene: Scene) -> None:
     """A `CancelledError` out of the way to the service, as of a credential, cancels no send: it is tried again."""
 
     class Cancelled(FakeTransport):
@@ -298,7 +296,7 @@ async def test_a_link_that_is_cancelled_by_others_is_a_failed_try(scene: Scene) 
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_a_send_that_is_cancelled_says_so(scene: Scene, is_known: bool) -> None:
+async def test_send_that_is_cancelled_raises_cancelled_error(scene: Scene, is_known: bool) -> None:
     """A cancellation of the caller's own propagates, from wherever it waits, and holds nobody up."""
     producer = scene.known() if is_known else scene.producer()
     scene.store.script["read"] = [1000.0]
@@ -317,7 +315,7 @@ async def test_a_send_that_is_cancelled_says_so(scene: Scene, is_known: bool) ->
 
 
 @pytest.mark.parametrize("kind", ["plain", "in turn", "idempotent", "known"])
-async def test_unknown_partitions_leave_nothing_behind(scene: Scene, kind: str) -> None:
+async def test_send_to_an_unknown_partition_leaves_nothing_behind(scene: Scene, kind: str) -> None:
     """Ids that the service refuses leave no publisher, task, lock or entry in the producer."""
     options: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -357,7 +355,7 @@ async def test_unknown_partitions_leave_nothing_behind(scene: Scene, kind: str) 
     assert scene.bodies() == ["a"]
 
 
-async def test_a_partition_that_is_added_after_it_was_refused_is_published_to(scene: Scene) -> None:
+async def test_send_to_a_partition_added_later_succeeds(scene: Scene) -> None:
     """A refused id is asked for again by the next send."""
     producer = scene.known()
     assert isinstance(await outcome(producer.send(event("a"), partition_id="2")), RequestRefusedError)
@@ -372,7 +370,7 @@ async def test_a_partition_that_is_added_after_it_was_refused_is_published_to(sc
 @pytest.mark.parametrize("deadline", [1.0, 5.0, None])
 @pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
 @pytest.mark.parametrize("call", ["open", "read", "write", "close"])
-async def test_closing_keeps_its_deadline_with_a_store_that_hangs(
+async def test_close_keeps_its_deadline_with_a_hanging_store(
     scene: Scene, call: str, is_deaf: bool, deadline: float | None
 ) -> None:
     """`aclose` comes back at its deadline; where a store does not even let itself be cancelled, soon after.
@@ -397,7 +395,7 @@ async def test_closing_keeps_its_deadline_with_a_store_that_hangs(
     await asyncio.sleep(600)
 
 
-async def test_closing_goes_on_whatever_a_part_of_it_raises(scene: Scene) -> None:
+async def test_close_goes_on_where_a_part_of_it_raises(scene: Scene) -> None:
     """What the store raises as it is closed is raised, after everything was closed."""
     producer = scene.known()
     scene.producers.clear()
@@ -411,7 +409,7 @@ async def test_closing_goes_on_whatever_a_part_of_it_raises(scene: Scene) -> Non
 
 @pytest.mark.parametrize("call", ["open", "write"])
 @pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
-async def test_a_buffer_closes_within_its_deadline_whatever_hangs(scene: Scene, call: str, is_deaf: bool) -> None:
+async def test_close_of_a_buffer_keeps_its_deadline_whatever_hangs(scene: Scene, call: str, is_deaf: bool) -> None:
     """With a hanging store, every event of a buffer ends by the deadline of `aclose`, or shortly after."""
     ended: Counter[str] = Counter()
     scene.store.script[call] = [500.0]
@@ -434,9 +432,7 @@ async def test_a_buffer_closes_within_its_deadline_whatever_hangs(scene: Scene, 
 
 @pytest.mark.parametrize("call", ["open", "read", "write", "close"])
 @pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
-async def test_a_buffer_without_a_deadline_does_not_wait_for_ever_for_its_store(
-    scene: Scene, call: str, is_deaf: bool
-) -> None:
+async def test_close_of_a_buffer_without_a_deadline_is_bounded(scene: Scene, call: str, is_deaf: bool) -> None:
     """With a store that hangs for ever, `aclose` without a deadline ends after 20 s, and with it every event."""
     ended: Counter[str] = Counter()
     scene.store.script[call] = [1e6]
@@ -456,7 +452,7 @@ async def test_a_buffer_without_a_deadline_does_not_wait_for_ever_for_its_store(
     await asyncio.sleep(2e6)
 
 
-async def test_a_buffer_without_a_deadline_waits_for_what_goes_on(scene: Scene) -> None:
+async def test_close_of_a_buffer_without_a_deadline_waits_for_progress(scene: Scene) -> None:
     """A slow store, and an outage longer than 20 s, cost no event where `aclose` has no deadline."""
     scene.store.script["read"] = [15.0]
     scene.store.script["write"] = [15.0, 15.0, 15.0]
@@ -496,7 +492,7 @@ def leave() -> None:
 
 @pytest.mark.parametrize("bad", [cancelled_result, odd, leave])
 @pytest.mark.parametrize("which", ["on_success", "on_error"])
-async def test_a_callback_that_raises_anything_ends_no_lane(
+async def test_callback_that_raises_anything_ends_no_sender_task(
     scene: Scene, which: str, bad: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever a callback raises is logged: `flush` and `aclose` end, and every event ends once, in order."""
@@ -525,9 +521,7 @@ async def test_a_callback_that_raises_anything_ends_no_lane(
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 50])
 @pytest.mark.parametrize("stall", ["send", "transfer", None])
-async def test_a_task_of_a_buffer_that_is_cancelled_ends_its_events(
-    scene: Scene, turns: int, stall: str | None
-) -> None:
+async def test_sender_task_cancelled_from_outside_ends_its_events(scene: Scene, turns: int, stall: str | None) -> None:
     """Cancelled from outside at any moment, even before it began: each event ends once, and later ones are sent."""
     ended: Counter[str] = Counter()
 
@@ -555,7 +549,7 @@ async def test_a_task_of_a_buffer_that_is_cancelled_ends_its_events(
     assert producer.buffered_events == 0
 
 
-async def test_a_send_that_is_cancelled_by_others_is_a_failed_batch(scene: Scene) -> None:
+async def test_send_that_raises_cancelled_error_fails_its_batch_only(scene: Scene) -> None:
     """A `CancelledError` that nobody meant for the buffer's task fails that batch, and the next ones go on."""
     scene.store.script["read"] = [asyncio.CancelledError() for _ in range(3)]
     producer = scene.buffered(scene.known(), max_batch_events=5)
@@ -565,7 +559,7 @@ async def test_a_send_that_is_cancelled_by_others_is_a_failed_batch(scene: Scene
     assert scene.bodies() == list("56789")
 
 
-async def test_a_router_that_raises_keeps_no_room_from_others(scene: Scene) -> None:
+async def test_router_that_raises_keeps_no_room_from_others(scene: Scene) -> None:
     """Of sends that wait for room in any partition, one whose router raises leaves its turn to the next."""
 
     class Router:
@@ -594,7 +588,7 @@ async def test_a_router_that_raises_keeps_no_room_from_others(scene: Scene) -> N
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("where", ["callback", "store"])
-def test_what_ends_a_program_ends_it(error: type[BaseException], where: str) -> None:
+def test_system_exit_leaves_the_loop_and_close_ends_every_event(error: type[BaseException], where: str) -> None:
     """`KeyboardInterrupt` and `SystemExit` leave the loop as asyncio lets them, and closing then ends every event."""
     ended: Counter[str] = Counter()
     closed = []

@@ -107,7 +107,7 @@ async def batch_of(producer: HubProducer, *bodies: str, partition_id: str = "0")
 # ----------------------------------------------------------------------------------------------------- options
 
 
-async def test_only_explicit_partitions(scene: Scene) -> None:
+async def test_send_by_gateway_or_key_is_refused(scene: Scene) -> None:
     """The gateway and partition keys are refused, for events and for batches."""
     producer = scene.producer()
     targets: list[dict[str, Any]] = [{}, {"partition_key": "k"}, {"partition_key": "k", "partition_id": "0"}]
@@ -119,7 +119,7 @@ async def test_only_explicit_partitions(scene: Scene) -> None:
     assert scene.hub.send_links == []
 
 
-async def test_what_is_decided_at_construction(scene: Scene) -> None:
+async def test_options_that_need_idempotence_are_refused_without(scene: Scene) -> None:
     """Options that need idempotence are refused without; values lie in the service's range; nothing changes later."""
     options = {"0": PartitionPublishingOptions(owner_level=3)}
     for wrong in (
@@ -176,7 +176,7 @@ async def test_publishing_properties_open_the_link(scene: Scene) -> None:
     assert dataclasses.astuple(plain) == ("1", False, None, None, None, None)
 
 
-async def test_an_invented_id_and_an_unknown_partition_are_refused(scene: Scene) -> None:
+async def test_send_with_an_invented_id_or_unknown_partition_is_refused(scene: Scene) -> None:
     """The service's refusal is raised, from a send and from the properties alike."""
     options = {"0": PartitionPublishingOptions(100, 100, 100)}
     producer = scene.producer(partition_options=options)
@@ -190,7 +190,7 @@ async def test_an_invented_id_and_an_unknown_partition_are_refused(scene: Scene)
 # ----------------------------------------------------------------------------------------- batches and their states
 
 
-async def test_numbers_are_assigned_when_it_is_sent(scene: Scene) -> None:
+async def test_send_assigns_numbers(scene: Scene) -> None:
     """Batches are sent in any order; a list gets a number on each event, a batch that of its first."""
     producer = scene.producer()
     first, second = await batch_of(producer, "a", "b"), await batch_of(producer, "c")
@@ -204,7 +204,7 @@ async def test_numbers_are_assigned_when_it_is_sent(scene: Scene) -> None:
     assert scene.bodies() == list("cdeab")
 
 
-async def test_published_is_locked_and_not_sent_again(scene: Scene) -> None:
+async def test_send_of_a_published_batch_is_refused(scene: Scene) -> None:
     """A published batch takes no events and is not sent again; nor are events that carry numbers, in any set."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -227,7 +227,7 @@ async def test_published_is_locked_and_not_sent_again(scene: Scene) -> None:
     assert (scene.bodies(), scene.bodies("1")) == (list("abc"), [])
 
 
-async def test_in_flight_is_locked(scene: Scene) -> None:
+async def test_send_of_a_batch_in_flight_joins(scene: Scene) -> None:
     """On its way it takes no events; sending it again joins: one success, once."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -245,7 +245,7 @@ async def test_in_flight_is_locked(scene: Scene) -> None:
     assert (batch.state, scene.bodies()) == (BatchState.PUBLISHED, ["a"])
 
 
-async def test_refused_is_unlocked(scene: Scene) -> None:
+async def test_batch_that_was_refused_is_unlocked(scene: Scene) -> None:
     """Refused: no numbers, it takes events, and is sent as new."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -258,7 +258,7 @@ async def test_refused_is_unlocked(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["send", "credit"], ids=["attaching", "waiting for credit"])
-async def test_cancelled_before_the_first_byte_is_unlocked(scene: Scene, operation: str) -> None:
+async def test_batch_cancelled_before_it_was_sent_is_unlocked(scene: Scene, operation: str) -> None:
     """Cancelled before its first byte left: no numbers, unlocked, and sent as new; a list likewise."""
     producer = scene.producer()
     batch = EventBatch(1000, partition_id="0", is_idempotent=True)
@@ -277,7 +277,7 @@ async def test_cancelled_before_the_first_byte_is_unlocked(scene: Scene, operati
     assert scene.bodies() == ["b", "a"]
 
 
-async def test_cancelled_later_is_in_doubt_until_it_is_settled(scene: Scene) -> None:
+async def test_batch_cancelled_while_sent_is_in_doubt_until_settled(scene: Scene) -> None:
     """Cancelled on its way: `CancelledError`, in doubt and locked; what happened is read from the batch."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -298,7 +298,7 @@ async def test_cancelled_later_is_in_doubt_until_it_is_settled(scene: Scene) -> 
     assert (batch.state, batch.starting_published_sequence_number) == (BatchState.PUBLISHED, 1)
 
 
-async def test_a_plain_retry_loop_is_exactly_once(scene: Scene) -> None:
+async def test_send_repeated_until_it_succeeds_is_exactly_once(scene: Scene) -> None:
     """Sending the same batch, list or split list again until it succeeds publishes it once."""
     producer = scene.producer()
     sets: list[tuple[Any, dict[str, Any]]] = [
@@ -383,7 +383,7 @@ async def test_the_batch_of_the_error_is_the_message_of_a_split_list(scene: Scen
     assert [event.published_sequence_number for event in listed] == [1, 2, 3, 4, 5]
 
 
-async def test_an_event_in_doubt_in_another_set_is_refused(scene: Scene) -> None:
+async def test_send_of_an_event_in_doubt_in_another_set_is_refused(scene: Scene) -> None:
     """Alone, in another list or batch, on any partition; the identical list joins; settled, they carry numbers."""
     producer = scene.producer()
     listed = events("a", "b")
@@ -407,7 +407,7 @@ async def test_an_event_in_doubt_in_another_set_is_refused(scene: Scene) -> None
     assert (scene.bodies(), scene.bodies("1")) == (["a", "b"], [])
 
 
-async def test_an_event_of_a_batch_in_doubt_is_refused(scene: Scene) -> None:
+async def test_send_of_an_event_of_a_batch_in_doubt_is_refused(scene: Scene) -> None:
     """A batch's events are in doubt with it, and free when it is refused or published."""
     producer = scene.producer()
     batch = await producer.create_batch(partition_id="0")
@@ -421,7 +421,7 @@ async def test_an_event_of_a_batch_in_doubt_is_refused(scene: Scene) -> None:
     assert (scene.bodies(), scene.bodies("1")) == (["a"], ["a"])
 
 
-async def test_a_batch_under_way_elsewhere_is_refused(scene: Scene) -> None:
+async def test_send_of_a_batch_of_another_producer_is_refused(scene: Scene) -> None:
     """What one producer has in doubt, another does not send as new; nor does a plain one send it at all."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -430,7 +430,7 @@ async def test_a_batch_under_way_elsewhere_is_refused(scene: Scene) -> None:
     assert isinstance(await error_of(scene.producer(idempotent=False).send(batch)), ConfigurationError)
 
 
-async def test_two_callers_with_one_list_at_first_use(scene: Scene) -> None:
+async def test_send_of_one_list_by_two_callers_at_first_use_joins(scene: Scene) -> None:
     """They join, though both have to wait for the partition's state to be read."""
 
     class Slow(MemoryPublisherStateStore):
@@ -446,7 +446,7 @@ async def test_two_callers_with_one_list_at_first_use(scene: Scene) -> None:
     assert (scene.bodies(), len(scene.bodies("1"))) == (["a", "b"], 4)
 
 
-async def test_too_large_is_a_clear_error(scene: Scene) -> None:
+async def test_send_of_too_large_a_list_is_refused_with_sizes(scene: Scene) -> None:
     """More than fits one message is refused with the sizes, nothing is stored, and the next send is the first."""
     producer = scene.producer()
     scene.hub.max_message_size = 2000
@@ -470,7 +470,7 @@ async def test_too_large_is_a_clear_error(scene: Scene) -> None:
 # ---------------------------------------------------------------------------------------------- partitions, failure
 
 
-async def test_partitions_never_wait_for_each_other(scene: Scene) -> None:
+async def test_send_to_one_partition_never_waits_for_another(scene: Scene) -> None:
     """One hangs at its attach, at its transfer, or is in doubt: the other goes on."""
     producer = scene.producer()
     await scene.in_doubt(producer, events("a"))
@@ -482,7 +482,7 @@ async def test_partitions_never_wait_for_each_other(scene: Scene) -> None:
     await waiting
 
 
-async def test_final_errors_are_final_until_a_new_producer(scene: Scene) -> None:
+async def test_send_after_a_final_error_fails_until_a_new_producer(scene: Scene) -> None:
     """Fenced or disagreeing: every later send to that partition fails, the other goes on, and a new producer works."""
     producer = scene.producer()
     await producer.send(events("a", "b"), partition_id="0")
@@ -503,7 +503,7 @@ async def test_final_errors_are_final_until_a_new_producer(scene: Scene) -> None
 # ------------------------------------------------------------------------------------------------------- closing
 
 
-async def test_closing_settles_within_its_deadline(scene: Scene) -> None:
+async def test_close_settles_within_its_deadline(scene: Scene) -> None:
     """What is in doubt is settled, what is out has its answer, what was not sent fails; then all is closed."""
     producer = scene.producer()
     batch = await batch_of(producer, "a")
@@ -523,7 +523,7 @@ async def test_closing_settles_within_its_deadline(scene: Scene) -> None:
     await producer.aclose()
 
 
-async def test_closing_raises_what_stayed_in_doubt(scene: Scene) -> None:
+async def test_close_raises_what_stayed_in_doubt(scene: Scene) -> None:
     """After the deadline, on time, with the numbers; the batch says so too; closing again is fine."""
     producer = scene.producer()
     batch = await batch_of(producer, "a", "b")
@@ -538,7 +538,7 @@ async def test_closing_raises_what_stayed_in_doubt(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_closing_that_is_cancelled_closes(scene: Scene, turns: int) -> None:
+async def test_close_that_is_cancelled_closes(scene: Scene, turns: int) -> None:
     """Cancelled while it settles, and again while it closes: everything is closed nevertheless."""
 
     class Slow(MemoryPublisherStateStore):
@@ -563,7 +563,7 @@ async def test_closing_that_is_cancelled_closes(scene: Scene, turns: int) -> Non
     assert isinstance(await error_of(producer.get_partition_ids()), ClosedError)
 
 
-async def test_closing_while_a_state_is_read(scene: Scene) -> None:
+async def test_close_while_a_state_is_read_leaves_no_publisher(scene: Scene) -> None:
     """A publisher that is being made when the producer is closed is not left running."""
     reading = asyncio.Event()
 
@@ -584,7 +584,7 @@ async def test_closing_while_a_state_is_read(scene: Scene) -> None:
 # --------------------------------------------------------------------------------------------------------- states
 
 
-async def test_a_replayable_restart_goes_on_where_the_service_is(scene: Scene, tmp_path: Path) -> None:
+async def test_restart_replayable_continues_at_the_services_number(scene: Scene, tmp_path: Path) -> None:
     """Restored from the store: same id and level, null number; the answer tells how many events are published."""
     for restart in range(3):
         store = SqlitePublisherStateStore(tmp_path / "states.db")
@@ -603,7 +603,7 @@ async def test_a_replayable_restart_goes_on_where_the_service_is(scene: Scene, t
     ]
 
 
-async def test_a_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> None:
+async def test_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> None:
     """Killed with a batch in doubt, the next life reads whether it is stored, across the wrap."""
     states: dict[tuple[str, str], StoredPublisherState] = {}
     options = {"0": PartitionPublishingOptions(starting_sequence_number=2**31 - 3)}
@@ -624,7 +624,7 @@ async def test_a_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> No
     assert scene.bodies() == list("abcdef")
 
 
-async def test_without_a_store_the_state_is_the_services(scene: Scene) -> None:
+async def test_restart_without_a_store_counts_from_the_services_number(scene: Scene) -> None:
     """State reset: a new producer is given a new id and counts from the service's number."""
     first, second = scene.producer(), scene.producer()
     await first.send(events("a", "b"), partition_id="0")
@@ -635,7 +635,7 @@ async def test_without_a_store_the_state_is_the_services(scene: Scene) -> None:
     assert found[0].events_published is None
 
 
-async def test_an_event_in_two_concurrent_sends_is_refused(scene: Scene) -> None:
+async def test_send_of_an_event_in_flight_elsewhere_is_refused(scene: Scene) -> None:
     """While it is on its way, in another list or batch; afterwards it is published, and refused for that."""
     producer = scene.producer()
     await producer.send(events("first"), partition_id="0")
@@ -659,7 +659,7 @@ async def test_an_event_in_two_concurrent_sends_is_refused(scene: Scene) -> None
     assert (scene.bodies("0"), scene.bodies("1")) == (["first", "a", "b"], [])
 
 
-async def test_an_event_of_a_list_that_takes_several_messages_is_sent_once(scene: Scene) -> None:
+async def test_send_of_a_list_in_several_messages_sends_each_event_once(scene: Scene) -> None:
     """It waits for its message, or its message failed: in another send it is refused, or the list is."""
     producer = scene.producer()
     listed = [EventData(bytes([97 + number]) * 400_000) for number in range(4)]
@@ -683,7 +683,7 @@ async def test_an_event_of_a_list_that_takes_several_messages_is_sent_once(scene
     assert (len(scene.bodies("0")), len(scene.bodies("1"))) == (7, 1)
 
 
-async def test_an_event_that_was_refused_may_be_sent_again(scene: Scene) -> None:
+async def test_send_of_an_event_that_was_refused_succeeds(scene: Scene) -> None:
     """Nothing of a refused batch is held against its events."""
     producer = scene.producer()
     scene.hub.refuse(error_for("com.microsoft:argument-error", "no"), operation="transfer")

@@ -63,7 +63,7 @@ def test_seal_is_not_changed_by_later_events() -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_an_empty_message_cannot_be_sealed(idempotent: bool) -> None:
+def test_seal_of_an_empty_message_is_refused(idempotent: bool) -> None:
     """There is no message without events."""
     with pytest.raises(ValueError, match="at least one event"):
         BatchPacker(LIMIT, idempotent=idempotent).take()

@@ -80,7 +80,9 @@ def bodies(hub: FakeHub, partition_id: str = "0") -> list[bytes]:
 X = EventData(b"x")
 
 
-async def test_busy_is_waited_for(hub: FakeHub, producer: HubProducer, transport: CountingTransport) -> None:
+async def test_send_waits_as_a_busy_service_asks(
+    hub: FakeHub, producer: HubProducer, transport: CountingTransport
+) -> None:
     """A service that is busy is left alone for the 4 s it asks for, and the back-off on top; then the send goes on."""
     hub.refuse(error_for("com.microsoft:server-busy", "wait 4 seconds"), operation="transfer", times=2)
     before = now()
@@ -101,7 +103,7 @@ async def test_busy_is_waited_for(hub: FakeHub, producer: HubProducer, transport
     ],
     ids=["retry", "internal", "relink", "reconnect", "stuck"],
 )
-async def test_what_is_rebuilt_follows_the_error(
+async def test_send_retry_opens_a_new_link_where_the_error_says_so(
     hub: FakeHub, producer: HubProducer, transport: CountingTransport, error: ServiceError, links: int
 ) -> None:
     """Before the next try a new link is opened where the error says so, and only there."""
@@ -112,7 +114,7 @@ async def test_what_is_rebuilt_follows_the_error(
 
 
 @pytest.mark.parametrize("operation", ["transfer", "send"])
-async def test_retries_are_bounded(hub: FakeHub, producer: HubProducer, operation: str) -> None:
+async def test_send_retries_are_bounded(hub: FakeHub, producer: HubProducer, operation: str) -> None:
     """After as many retries as the options say the last error is raised, after the delays they say."""
     hub.refuse(LinkDetachedError("detached"), operation=operation, times=4)
     before = now()
@@ -135,7 +137,9 @@ async def test_retries_are_bounded(hub: FakeHub, producer: HubProducer, operatio
     ],
     ids=["refused", "unauthorised", "quota", "certificate"],
 )
-async def test_what_cannot_help_is_not_tried(hub: FakeHub, producer: HubProducer, error: ServiceError) -> None:
+async def test_send_does_not_retry_an_error_that_gives_up(
+    hub: FakeHub, producer: HubProducer, error: ServiceError
+) -> None:
     """An error to give up on is raised as it is, at once."""
     hub.refuse(error, operation="transfer", times=10)
     before = now()
@@ -144,14 +148,16 @@ async def test_what_cannot_help_is_not_tried(hub: FakeHub, producer: HubProducer
     assert now() == before
 
 
-async def test_a_link_is_opened_once_per_target(producer: HubProducer, transport: CountingTransport) -> None:
+async def test_sends_to_one_target_share_the_opening_of_its_link(
+    producer: HubProducer, transport: CountingTransport
+) -> None:
     """Sends that begin together to one target share the opening of its link."""
     await asyncio.gather(*(producer.send(X, partition_id=str(number % 2)) for number in range(20)))
     await asyncio.gather(*(producer.send(X) for _ in range(20)))
     assert len(transport.opened) == 3
 
 
-async def test_a_failed_link_is_replaced_once(
+async def test_sends_replace_a_failed_link_once(
     hub: FakeHub, producer: HubProducer, transport: CountingTransport
 ) -> None:
     """Many sends whose link fails replace it once, and none closes the link another has opened meanwhile."""
@@ -167,7 +173,7 @@ async def test_a_failed_link_is_replaced_once(
 
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["while sending", "while idle"])
-async def test_a_link_that_ended_for_good_is_not_used_again(
+async def test_send_after_a_final_detach_opens_a_new_link(
     hub: FakeHub, producer: HubProducer, transport: CountingTransport, is_used: bool
 ) -> None:
     """A send whose link was detached with an error to give up on raises it; the next send opens a new link."""
@@ -192,7 +198,7 @@ async def test_a_link_that_ended_for_good_is_not_used_again(
     assert len(transport.opened) == 2
 
 
-async def test_too_much_is_refused_before_anything_is_sent(hub: FakeHub, producer: HubProducer) -> None:
+async def test_send_of_too_many_events_is_refused_before_sending(hub: FakeHub, producer: HubProducer) -> None:
     """Events that do not fit one message are an error without a retry, and none of them is stored."""
     before = now()
     with pytest.raises(EventTooLargeError):
@@ -200,7 +206,7 @@ async def test_too_much_is_refused_before_anything_is_sent(hub: FakeHub, produce
     assert (now(), bodies(hub)) == (before, [])
 
 
-async def test_a_batch_keeps_its_target(hub: FakeHub, producer: HubProducer) -> None:
+async def test_send_of_a_batch_with_another_target_is_refused(hub: FakeHub, producer: HubProducer) -> None:
     """A batch goes where it was made for; to name a target beside it, or two at once, is a mistake."""
     batch = await producer.create_batch(partition_id="3")
     batch.try_add(X)
@@ -218,7 +224,9 @@ async def test_a_batch_keeps_its_target(hub: FakeHub, producer: HubProducer) -> 
 
 
 @pytest.mark.parametrize("target", [{"partition_id": 0}, {"partition_key": 5}])
-async def test_a_target_is_text(hub: FakeHub, producer: HubProducer, target: dict[str, Any]) -> None:
+async def test_send_to_a_target_that_is_no_text_is_refused(
+    hub: FakeHub, producer: HubProducer, target: dict[str, Any]
+) -> None:
     """A number is refused by name; as a key it would be sent, and order nothing."""
     with pytest.raises(ConfigurationError, match=f"{next(iter(target))}: must be text, not int"):
         await producer.send(X, **target)
@@ -227,19 +235,19 @@ async def test_a_target_is_text(hub: FakeHub, producer: HubProducer, target: dic
 
 
 @pytest.mark.parametrize("events", ["text", b"bytes", ["text"], [{"a": 1}]])
-async def test_only_event_data_is_sent(producer: HubProducer, events: Any) -> None:
+async def test_send_of_what_is_no_event_data_is_refused(producer: HubProducer, events: Any) -> None:
     """Whoever forgets to wrap a body is told so."""
     with pytest.raises(EventError, match="an event to send is an EventData, not "):
         await producer.send(events)
 
 
-async def test_a_batch_without_a_stated_limit() -> None:
+async def test_create_batch_without_a_stated_limit_holds_1_mib() -> None:
     """Where the service states no limit, a batch is filled to 1 MiB."""
     transport = FakeTransport(FakeHub(max_message_size=2**63))
     assert (await HubProducer(transport, "telemetry").create_batch()).max_size_in_bytes == 1024 * 1024
 
 
-async def test_a_cancelled_send_holds_up_nobody(hub: FakeHub, producer: HubProducer) -> None:
+async def test_send_cancelled_while_opening_leaves_the_link_to_others(hub: FakeHub, producer: HubProducer) -> None:
     """Cancelled while it opens the link, a send leaves that to the next."""
     hub.hang("send")
     first = asyncio.ensure_future(producer.send(EventData(b"first"), partition_id="0"))
@@ -253,7 +261,7 @@ async def test_a_cancelled_send_holds_up_nobody(hub: FakeHub, producer: HubProdu
 
 
 @pytest.mark.parametrize("moment", ["opening", "sending", "retrying"])
-async def test_closing_fails_what_waits(hub: FakeHub, producer: HubProducer, moment: str) -> None:
+async def test_close_fails_waiting_sends_at_once(hub: FakeHub, producer: HubProducer, moment: str) -> None:
     """`aclose` ends a send at once wherever it waits, and no retry follows; later use says that it is closed."""
     match moment:
         case "opening":
@@ -276,7 +284,7 @@ async def test_closing_fails_what_waits(hub: FakeHub, producer: HubProducer, mom
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_the_hub_is_described(producer: HubProducer) -> None:
+async def test_properties_describe_hub_and_partitions(producer: HubProducer) -> None:
     """A producer tells of its hub and partitions, and closes its transport when its context ends."""
     async with producer:
         assert await producer.get_partition_ids() == ("0", "1", "2", "3")
@@ -285,7 +293,7 @@ async def test_the_hub_is_described(producer: HubProducer) -> None:
         await producer.get_properties()
 
 
-async def test_a_key_that_is_too_long_is_refused(producer: HubProducer, transport: CountingTransport) -> None:
+async def test_send_with_too_long_a_key_is_refused(producer: HubProducer, transport: CountingTransport) -> None:
     """A key of 129 characters is refused where it is given, before anything is opened; one of 128 is sent."""
     for call in (producer.send(X, partition_key="k" * 129), producer.create_batch(partition_key="k" * 129)):
         with pytest.raises(ConfigurationError, match="partition_key"):

@@ -120,7 +120,7 @@ async def error_of(use: Awaitable[object]) -> BaseException:
 # ------------------------------------------------------------------------------------------------- publishing
 
 
-async def test_batches_are_numbered_one_after_the_other(scene: Scene) -> None:
+async def test_send_numbers_batches_one_after_the_other(scene: Scene) -> None:
     """The first number follows the service's; each event has one; sends made together keep the order of the calls."""
     publisher = scene.publisher()
     firsts = await asyncio.gather(*(publisher.send(sealed(*bodies)) for bodies in ("ab", "c", "def")))
@@ -130,7 +130,7 @@ async def test_batches_are_numbered_one_after_the_other(scene: Scene) -> None:
     assert scene.asked == [()]
 
 
-async def test_one_transfer_at_a_time(scene: Scene) -> None:
+async def test_send_sends_one_transfer_at_a_time(scene: Scene) -> None:
     """A second batch leaves only when the outcome of the first is known."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -142,7 +142,7 @@ async def test_one_transfer_at_a_time(scene: Scene) -> None:
     assert [await first, await second] == [1, 2]
 
 
-async def test_a_link_lost_while_idle_costs_no_try(scene: Scene) -> None:
+async def test_send_after_the_link_was_lost_while_idle_attaches_anew(scene: Scene) -> None:
     """It is attached anew for the next batch, with id, level and a null number, and no delay."""
     transport = FakeTransport(scene.hub)
     publisher = scene.publisher(transport=transport)
@@ -154,7 +154,7 @@ async def test_a_link_lost_while_idle_costs_no_try(scene: Scene) -> None:
     assert scene.asked == [(), (publisher.sequencer.producer_id, 0, None)]
 
 
-async def test_given_values_go_out_with_the_first_attach_only(scene: Scene) -> None:
+async def test_send_sends_given_values_with_the_first_attach_only(scene: Scene) -> None:
     """Id, level and starting number are sent first; afterwards the number is null."""
     first = scene.publisher()
     await first.send(sealed("a", "b"))
@@ -167,7 +167,7 @@ async def test_given_values_go_out_with_the_first_attach_only(scene: Scene) -> N
     assert (scene.bodies, other.sequencer.last_number) == (list("abcd"), 4)
 
 
-async def test_the_numbers_wrap(scene: Scene) -> None:
+async def test_send_wraps_numbers_to_zero(scene: Scene) -> None:
     """After 2147483647 comes 0, inside a batch that is settled too."""
     publisher = scene.publisher(starting_number=2**31 - 3)
     scene.hub.lose(BEFORE, after=1)
@@ -183,7 +183,7 @@ async def test_the_numbers_wrap(scene: Scene) -> None:
 
 @pytest.mark.parametrize("connection", [False, True], ids=["link", "connection"])
 @pytest.mark.parametrize("fault", [BEFORE, AFTER, LATE])
-async def test_a_lost_transfer_is_settled(scene: Scene, fault: SendFault, connection: bool) -> None:
+async def test_send_settles_a_lost_transfer(scene: Scene, fault: SendFault, connection: bool) -> None:
     """Lost before or after it was stored, or stored late: published once, under the same numbers, before the next."""
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
@@ -195,7 +195,7 @@ async def test_a_lost_transfer_is_settled(scene: Scene, fault: SendFault, connec
     assert scene.bodies == list("abcde")
 
 
-async def test_stored_is_learned_from_the_attach(scene: Scene) -> None:
+async def test_send_whose_attach_answers_its_last_number_is_stored(scene: Scene) -> None:
     """Where the attach answers the batch's last number, it is stored, and not sent again."""
     publisher = scene.publisher()
     scene.hub.lose(AFTER, after=1)
@@ -204,7 +204,7 @@ async def test_stored_is_learned_from_the_attach(scene: Scene) -> None:
     assert len(scene.hub.runs) == 2
 
 
-async def test_not_yet_stored_is_sent_again_the_same(scene: Scene) -> None:
+async def test_send_whose_attach_answers_an_earlier_number_is_repeated(scene: Scene) -> None:
     """Where the attach answers the number before its first, the same bytes go out with the same numbers."""
     publisher = scene.publisher()
     scene.hub.lose(BEFORE)
@@ -213,7 +213,7 @@ async def test_not_yet_stored_is_sent_again_the_same(scene: Scene) -> None:
     assert scene.hub.runs[0] == scene.hub.runs[1]
 
 
-async def test_a_late_transfer_between_the_look_and_the_repeat(scene: Scene) -> None:
+async def test_send_with_a_late_transfer_before_the_repeat_is_settled(scene: Scene) -> None:
     """Refused as out of order though it seemed unstored: attached once more, the answer tells that it is stored."""
     publisher = scene.publisher()
     scene.hub.lose(LATE)
@@ -230,7 +230,7 @@ async def test_a_late_transfer_between_the_look_and_the_repeat(scene: Scene) -> 
     assert (len(scene.hub.send_links), scene.bodies) == (3, ["a"])
 
 
-async def test_nothing_else_is_sent_while_one_is_in_doubt(scene: Scene) -> None:
+async def test_send_waits_while_another_batch_is_in_doubt(scene: Scene) -> None:
     """A batch in doubt stays at the head; another waits though its predecessor's caller has gone."""
     publisher = scene.publisher()
     scene.hub.lose(BEFORE)
@@ -248,7 +248,7 @@ async def test_nothing_else_is_sent_while_one_is_in_doubt(scene: Scene) -> None:
     assert scene.concluded[doubtful] == 1
 
 
-async def test_out_of_retries_with_the_outcome_unknown(scene: Scene) -> None:
+async def test_send_out_of_retries_in_doubt_raises_unknown_outcome(scene: Scene) -> None:
     """It says so, with the cause; the same batch joins, and has its success; the numbers are the same."""
     publisher = scene.publisher()
     batch = sealed("a", "b")
@@ -266,7 +266,7 @@ async def test_out_of_retries_with_the_outcome_unknown(scene: Scene) -> None:
     assert (scene.bodies, scene.concluded) == (["a", "b"], {batch: 1})
 
 
-async def test_out_of_retries_with_nothing_stored(scene: Scene) -> None:
+async def test_send_out_of_retries_not_stored_raises_the_services_error(scene: Scene) -> None:
     """The error is the service's and says that nothing is stored; the batch is free, and its numbers are."""
     publisher = scene.publisher()
     scene.hub.refuse(LinkDetachedError("away"), operation="send", times=3)
@@ -279,7 +279,7 @@ async def test_out_of_retries_with_nothing_stored(scene: Scene) -> None:
     assert scene.bodies == ["b"]
 
 
-async def test_busy_is_waited_for_and_then_raised(scene: Scene) -> None:
+async def test_send_to_a_busy_service_waits_then_raises(scene: Scene) -> None:
     """A throttled batch is tried again after four seconds at least, on the same link; then it is known not stored."""
     publisher = scene.publisher()
     busy = error_for("com.microsoft:server-busy", "wait 4 seconds")
@@ -295,7 +295,7 @@ async def test_busy_is_waited_for_and_then_raised(scene: Scene) -> None:
     assert (scene.bodies, len(scene.hub.send_links)) == (["a", "c"], 1)
 
 
-async def test_refused_frees_the_numbers(scene: Scene) -> None:
+async def test_send_refused_gives_its_numbers_to_the_next(scene: Scene) -> None:
     """Refused for good: raised at once, not stored, and the next batch has its numbers."""
     publisher = scene.publisher()
     scene.hub.refuse(error_for("amqp:not-allowed", "no"), operation="transfer")
@@ -307,7 +307,7 @@ async def test_refused_frees_the_numbers(scene: Scene) -> None:
     assert (scene.bodies, scene.concluded[batch]) == (["c"], None)
 
 
-async def test_refused_after_a_doubt_frees_nothing(scene: Scene) -> None:
+async def test_send_refused_after_a_doubt_keeps_its_numbers(scene: Scene) -> None:
     """A refusal of the repeat says nothing of the first transfer: the batch stays, with its numbers."""
     publisher = scene.publisher()
     scene.hub.lose(LATE)
@@ -321,7 +321,7 @@ async def test_refused_after_a_doubt_frees_nothing(scene: Scene) -> None:
     assert (scene.bodies, scene.concluded) == (["a"], {batch: 1})
 
 
-async def test_given_back_or_refused_without_a_reason(scene: Scene) -> None:
+async def test_send_released_is_in_doubt_and_rejected_is_refused(scene: Scene) -> None:
     """A message that is given back is in doubt and settled; one rejected without a reason is refused."""
     publisher = scene.publisher()
     scene.hub.refuse(ServiceError("the service gave the message back"), operation="transfer")
@@ -335,7 +335,7 @@ async def test_given_back_or_refused_without_a_reason(scene: Scene) -> None:
 # ----------------------------------------------------------------------------------------------- cancellation
 
 
-async def test_cancelled_in_the_queue(scene: Scene) -> None:
+async def test_send_cancelled_in_the_queue_is_not_sent(scene: Scene) -> None:
     """It is not published, those before and behind are, and the same batch may be sent as new."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -353,7 +353,7 @@ async def test_cancelled_in_the_queue(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["send", "credit"], ids=["attaching", "waiting for credit"])
-async def test_cancelled_before_the_first_byte(scene: Scene, operation: str) -> None:
+async def test_send_cancelled_before_the_first_byte_is_not_sent(scene: Scene, operation: str) -> None:
     """It is not published, has no numbers, and the next batch has them."""
     publisher = scene.publisher()
     scene.hub.hang(operation)
@@ -369,7 +369,7 @@ async def test_cancelled_before_the_first_byte(scene: Scene, operation: str) -> 
     assert scene.bodies == ["a"]
 
 
-async def test_cancelled_as_credit_comes(scene: Scene) -> None:
+async def test_send_cancelled_as_credit_comes_is_not_sent_or_settled(scene: Scene) -> None:
     """Cancelled in the same turn of the loop in which it could leave: either it never leaves, or it is settled."""
     publisher = scene.publisher()
     for turns in range(-4, 10):
@@ -391,7 +391,7 @@ async def test_cancelled_as_credit_comes(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("fault", [None, BEFORE, AFTER, LATE])
-async def test_cancelled_on_its_way(scene: Scene, fault: SendFault | None) -> None:
+async def test_send_cancelled_while_sent_is_in_doubt_and_settled(scene: Scene, fault: SendFault | None) -> None:
     """It is in doubt, keeps its numbers, and is settled by itself; the next batch waits for that."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -412,7 +412,7 @@ async def test_cancelled_on_its_way(scene: Scene, fault: SendFault | None) -> No
 
 
 @pytest.mark.parametrize("condition", ["amqp:not-allowed", "com.microsoft:server-busy"])
-async def test_cancelled_on_its_way_and_then_refused(scene: Scene, condition: str) -> None:
+async def test_send_cancelled_while_sent_and_refused_is_not_stored(scene: Scene, condition: str) -> None:
     """It is concluded at once, as not stored; who settles learns of it, and the publisher goes on."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -432,7 +432,7 @@ async def test_cancelled_on_its_way_and_then_refused(scene: Scene, condition: st
     assert scene.bodies == ["b"]
 
 
-async def test_joined_and_then_refused(scene: Scene) -> None:
+async def test_send_joined_and_refused_is_not_stored(scene: Scene) -> None:
     """Cancelled, sent again, and then refused: the second caller learns that it is not stored, and so do settlers."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -451,7 +451,7 @@ async def test_joined_and_then_refused(scene: Scene) -> None:
     assert scene.concluded == {batch: None}
 
 
-async def test_cancelled_while_settling(scene: Scene) -> None:
+async def test_send_joined_and_cancelled_stays_in_doubt(scene: Scene) -> None:
     """A caller that joined and is cancelled changes nothing: it stays in doubt until it is settled."""
     publisher = scene.publisher()
     scene.hub.lose(BEFORE)
@@ -470,7 +470,7 @@ async def test_cancelled_while_settling(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_a_look_that_finds_numbers_unused_frees_nothing(scene: Scene, is_late: bool) -> None:
+async def test_send_cancelled_before_the_repeat_stays_in_doubt(scene: Scene, is_late: bool) -> None:
     """Cancelled after the look, before the repeat leaves: the old transfer may still come, so it stays in doubt."""
     publisher = scene.publisher()
     scene.hub.lose(LATE)
@@ -492,7 +492,7 @@ async def test_a_look_that_finds_numbers_unused_frees_nothing(scene: Scene, is_l
     assert (scene.bodies, scene.concluded[batch]) == (["a", "b"], 1)
 
 
-async def test_two_callers_share_a_batch(scene: Scene) -> None:
+async def test_send_of_one_batch_by_two_callers_is_shared(scene: Scene) -> None:
     """They have one success; one cancelled leaves the other its own, queued and on its way."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -511,7 +511,7 @@ async def test_two_callers_share_a_batch(scene: Scene) -> None:
 # -------------------------------------------------------------------------------------------------- failures
 
 
-async def test_an_invented_id_is_refused(scene: Scene) -> None:
+async def test_send_with_an_invented_id_is_refused(scene: Scene) -> None:
     """The attach is refused; the error says so, each time, and nothing is in doubt."""
     publisher = scene.publisher(producer_id=100, owner_level=100, starting_number=100)
     for _ in range(2):
@@ -520,7 +520,7 @@ async def test_an_invented_id_is_refused(scene: Scene) -> None:
     assert publisher.doubtful is None
 
 
-async def test_fenced_at_the_attach(scene: Scene) -> None:
+async def test_send_fenced_at_the_attach_is_final(scene: Scene) -> None:
     """A higher level took over while there was no link: final, for this batch, those behind it, and later ones."""
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
@@ -534,7 +534,7 @@ async def test_fenced_at_the_attach(scene: Scene) -> None:
     assert publisher.doubtful is None
 
 
-async def test_fenced_on_a_send(scene: Scene) -> None:
+async def test_send_fenced_by_the_outcome_is_final_and_not_stored(scene: Scene) -> None:
     """Rejected as stolen: final, and known not to be stored."""
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
@@ -547,7 +547,7 @@ async def test_fenced_on_a_send(scene: Scene) -> None:
     assert scene.bodies == ["a"]
 
 
-async def test_fenced_with_the_end_of_the_link(scene: Scene) -> None:
+async def test_send_fenced_by_the_detach_is_final_and_in_doubt(scene: Scene) -> None:
     """The link ends as stolen with a transfer out: final at once, and that batch stays in doubt."""
     transport = FakeTransport(scene.hub)
     publisher = scene.publisher(transport=transport)
@@ -563,7 +563,7 @@ async def test_fenced_with_the_end_of_the_link(scene: Scene) -> None:
     assert len(scene.hub.send_links) == 1
 
 
-async def test_a_link_that_ends_refuses_nothing(scene: Scene) -> None:
+async def test_send_whose_link_ends_for_good_is_settled(scene: Scene) -> None:
     """A link that ends for good with a transfer out says nothing of it: in doubt, and settled."""
     transport = FakeTransport(scene.hub)
     publisher = scene.publisher(transport=transport)
@@ -578,7 +578,7 @@ async def test_a_link_that_ends_refuses_nothing(scene: Scene) -> None:
     assert (scene.bodies, scene.concluded) == (["a"], {batch: 1})
 
 
-async def test_an_unexplained_refusal_is_final(scene: Scene) -> None:
+async def test_send_out_of_order_without_a_doubt_is_final(scene: Scene) -> None:
     """Out of order with nothing in doubt: the state is invalid, now and always, and the batch is not stored."""
     publisher = scene.publisher()
     await publisher.send(sealed("a", "b", "c"))
@@ -591,7 +591,7 @@ async def test_an_unexplained_refusal_is_final(scene: Scene) -> None:
     assert scene.bodies == ["a", "b", "c"]
 
 
-async def test_an_answer_that_is_neither_number_is_final(scene: Scene) -> None:
+async def test_send_whose_attach_answers_neither_number_is_final(scene: Scene) -> None:
     """Another publisher used our numbers: the attach tells, and no batch is sent."""
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
@@ -602,7 +602,7 @@ async def test_an_answer_that_is_neither_number_is_final(scene: Scene) -> None:
     assert len(scene.hub.runs) == 2
 
 
-async def test_a_message_that_is_too_large(scene: Scene) -> None:
+async def test_send_of_too_large_a_message_is_refused(scene: Scene) -> None:
     """It is refused with its size before anything leaves; the publisher goes on."""
     scene.hub.max_message_size = 500
     publisher = scene.publisher()
@@ -619,7 +619,7 @@ async def test_a_message_that_is_too_large(scene: Scene) -> None:
     assert await publisher.send(sealed("a")) == 1
 
 
-async def test_a_link_that_ends_as_soon_as_it_is_attached(scene: Scene) -> None:
+async def test_send_whose_link_ends_at_every_attach_uses_up_its_tries(scene: Scene) -> None:
     """Attaching again and again counts as tries, with delays between them."""
 
     class Fleeting(FakeTransport):
@@ -641,7 +641,7 @@ async def test_a_link_that_ends_as_soon_as_it_is_attached(scene: Scene) -> None:
     assert await publisher.send(sealed("b")) == 1
 
 
-async def test_who_waits_for_the_link_has_tries_of_its_own(scene: Scene) -> None:
+async def test_attached_has_tries_of_its_own(scene: Scene) -> None:
     """`attached` fails after its own retries, also behind a batch that used up its own."""
     publisher = scene.publisher()
     scene.hub.refuse(LinkDetachedError("away"), operation="send", times=100)
@@ -655,7 +655,7 @@ async def test_who_waits_for_the_link_has_tries_of_its_own(scene: Scene) -> None
     await publisher.attached()
 
 
-async def test_a_shared_batch_is_given_up_when_the_newest_caller_has_used_its_tries(scene: Scene) -> None:
+async def test_send_shared_is_given_up_after_the_newest_callers_tries(scene: Scene) -> None:
     """A caller that joins late has all its tries, and the first one waits as long."""
     scene.hub.refuse(LinkDetachedError("away"), operation="send", times=10_000)
     loop = asyncio.get_running_loop()
@@ -673,7 +673,7 @@ async def test_a_shared_batch_is_given_up_when_the_newest_caller_has_used_its_tr
     assert lasted[1] > 1.5 * lasted[0]
 
 
-async def test_an_unexpected_exception_fails_everybody(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_fails_every_caller(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """A mistake in the driver is raised to all who wait, is logged, and is the cause of what later callers get."""
 
     class Mistaken(FakeTransport):
@@ -691,7 +691,9 @@ async def test_an_unexpected_exception_fails_everybody(scene: Scene, caplog: pyt
     assert list(scene.concluded.values()) == [None, None]
 
 
-async def test_an_unexpected_exception_while_one_is_on_its_way(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_exception_while_sending_leaves_the_batch_in_doubt(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     """What was on its way is in doubt, not refused; those who settle learn that nobody does."""
 
     class Mistaken(FakeTransport):
@@ -712,7 +714,7 @@ async def test_an_unexpected_exception_while_one_is_on_its_way(scene: Scene, cap
 # --------------------------------------------------------------------------------------------- settle and close
 
 
-async def test_settling_looks_at_once(scene: Scene) -> None:
+async def test_settled_looks_at_once(scene: Scene) -> None:
     """Whoever settles does not wait for the end of a long delay between two looks."""
     publisher = scene.publisher()
     scene.hub.lose(BEFORE)
@@ -726,7 +728,7 @@ async def test_settling_looks_at_once(scene: Scene) -> None:
     assert asyncio.get_running_loop().time() == started
 
 
-async def test_settling_that_is_cancelled_harms_nobody(scene: Scene) -> None:
+async def test_settled_that_is_cancelled_affects_no_other(scene: Scene) -> None:
     """Another who settles is told; with nothing in doubt it returns at once."""
     publisher = scene.publisher()
     await publisher.settled()
@@ -748,7 +750,7 @@ async def test_settling_that_is_cancelled_harms_nobody(scene: Scene) -> None:
     assert scene.bodies == ["a"]
 
 
-async def test_closing_ends_everything(scene: Scene) -> None:
+async def test_close_fails_unsent_and_reports_sent_as_unknown(scene: Scene) -> None:
     """What was not sent fails as closed, what is out as unknown; later use is refused; closing twice is fine."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -767,7 +769,7 @@ async def test_closing_ends_everything(scene: Scene) -> None:
         assert isinstance(await error_of(use), ClosedError)
 
 
-async def test_closed_as_the_answer_comes(scene: Scene) -> None:
+async def test_close_as_the_answer_comes_counts_it(scene: Scene) -> None:
     """An answer that arrived counts, whenever the publisher is closed."""
     seen = set()
     for turns in range(20):
@@ -790,7 +792,7 @@ async def test_closed_as_the_answer_comes(scene: Scene) -> None:
     assert seen == {int, PublishOutcomeUnknownError, ClosedError}
 
 
-async def test_closed_in_the_turn_the_answer_comes_in(scene: Scene) -> None:
+async def test_close_in_the_same_turn_as_the_answer_counts_it(scene: Scene) -> None:
     """An answer that was heard counts, though its driver is cancelled before it can look at it."""
     closing: list[asyncio.Task[None]] = []
 
@@ -809,7 +811,7 @@ async def test_closed_in_the_turn_the_answer_comes_in(scene: Scene) -> None:
     assert (publisher.doubtful, scene.concluded) == (None, {batch: 1})
 
 
-async def test_draining_waits_for_what_is_out(scene: Scene) -> None:
+async def test_drained_waits_for_what_was_sent(scene: Scene) -> None:
     """What is out has its answer, what waits fails as closed, and nothing more is taken."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
@@ -826,7 +828,7 @@ async def test_draining_waits_for_what_is_out(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["send", "credit"])
-async def test_draining_lets_go_of_what_has_not_left(scene: Scene, operation: str) -> None:
+async def test_drained_fails_what_was_not_sent(scene: Scene, operation: str) -> None:
     """Attaching, or waiting for credit: it fails as closed, at once."""
     publisher = scene.publisher()
     scene.hub.hang(operation)
@@ -845,7 +847,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(400 if metafunc.config.getoption("--long") else 25))
 
 
-async def test_whatever_happens_every_event_is_stored_once_and_in_order(scene: Scene, seed: int) -> None:
+async def test_send_stores_every_event_once_and_in_order_in_any_history(scene: Scene, seed: int) -> None:
     """Batches under every fault, cancelled and sent again: exactly once, in order, and no number for two events."""
     rng = random.Random(seed)
     start = rng.choice([None, None, 2**31 - 20])
@@ -905,7 +907,7 @@ async def test_whatever_happens_every_event_is_stored_once_and_in_order(scene: S
     assert publisher.sequencer.head is None or publisher.sequencer.head.outcome is not Outcome.UNKNOWN
 
 
-def test_the_errors_are_ours() -> None:
+def test_errors_of_publishing_have_one_base() -> None:
     """What publishing raises has one base."""
     for kind in (PublishOutcomeUnknownError, InvalidClientStateError, ProducerDisconnectedError):
         assert issubclass(kind, EventPumpError)

@@ -27,7 +27,7 @@ def make_credential() -> SharedKey:
 @given(
     upper=st.lists(st.booleans(), min_size=40, max_size=40), prefix=st.sampled_from(["", "eventhubs.", "EventHubs."])
 )
-def test_options_are_known_in_any_case_and_with_the_connectors_prefix(upper: list[bool], prefix: str) -> None:
+def test_connection_options_are_known_in_any_case_and_with_the_prefix(upper: list[bool], prefix: str) -> None:
     """However an option is spelled it sets its field, and what is no option of a connection is given back as it is."""
     given_options = {"connectionString": _STRING, "hub": "telemetry", "operationTimeout": "PT5M", "idleTimeout": "30"}
     spelled = {
@@ -40,13 +40,13 @@ def test_options_are_known_in_any_case_and_with_the_connectors_prefix(upper: lis
     assert rest == {"consumerGroup": "x"}
 
 
-def test_the_hub_may_stand_in_the_connection_string() -> None:
+def test_connection_takes_the_hub_from_the_connection_string() -> None:
     """`EntityPath` names the hub where no option does."""
     connection, _ = SparkConnection.split_options({"connectionString": f"{_STRING};EntityPath=telemetry"})
     assert connection.hub == connection.settings().hub == "telemetry"
 
 
-def test_it_travels_and_is_a_key() -> None:
+def test_connection_is_pickled_and_hashable() -> None:
     """A copy that went through a pickle is equal, and finds what the original stored."""
     connection, _ = SparkConnection.split_options(_OPTIONS)
     copy = pickle.loads(pickle.dumps(connection))
@@ -54,7 +54,7 @@ def test_it_travels_and_is_a_key() -> None:
     assert copy.settings() == connection.settings()
 
 
-def test_no_secret_is_shown() -> None:
+def test_repr_of_a_connection_shows_no_secret() -> None:
     """Neither its repr nor its text holds the key."""
     connection, _ = SparkConnection.split_options(_OPTIONS)
     assert "TOPSECRET" not in repr(connection) + str(connection) + repr(connection.settings())
@@ -76,7 +76,7 @@ def test_no_secret_is_shown() -> None:
         ({**_OPTIONS, "customEndpointAddress": "http://localhost"}, "customEndpointAddress"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_at_once(options: dict[str, str], field: str) -> None:
+def test_connection_with_a_bad_value_is_refused_by_its_option(options: dict[str, str], field: str) -> None:
     """A bad value fails before anything is sent, by the option's name, and the error does not show the value."""
     with pytest.raises(ConfigurationError) as caught:
         SparkConnection.split_options(options)
@@ -84,7 +84,7 @@ def test_what_cannot_work_is_refused_at_once(options: dict[str, str], field: str
     assert "TOPSECRET" not in str(caught.value)
 
 
-def test_a_credential_is_made_where_it_is_needed() -> None:
+def test_credential_by_name_is_made_where_it_is_needed() -> None:
     """A credential given by its import name is called by what connects, and only then."""
     connection = SparkConnection(
         hub="telemetry",
@@ -95,14 +95,14 @@ def test_a_credential_is_made_where_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("name", ["no.such_module:make", f"{__name__}:missing", f"{__name__}:_STRING"])
-def test_a_credential_that_cannot_be_made_is_told(name: str) -> None:
+def test_credential_by_name_that_cannot_be_made_is_named(name: str) -> None:
     """A name that cannot be imported or called is a configuration error that names it."""
     connection = SparkConnection(hub="telemetry", fully_qualified_namespace="ns.example.net", credential=name)
     with pytest.raises(ConfigurationError, match="credential: "):
         connection.settings()
 
 
-def test_hubs_of_a_namespace_have_one_connection_in_common() -> None:
+def test_connection_is_shared_by_hubs_of_a_namespace() -> None:
     """Two hubs with one key share a connection, wherever their names stand; another key does not."""
     both: list[Any] = [
         SparkConnection.split_options({"connectionString": f"{_STRING};EntityPath=one"})[0],
@@ -113,11 +113,11 @@ def test_hubs_of_a_namespace_have_one_connection_in_common() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("60", 60.0), ("0.5", 0.5), ("PT60S", 60.0), ("PT5M", 300.0)])
-def test_durations(text: str, expected: float) -> None:
+def test_duration_is_seconds_or_the_connectors_form(text: str, expected: float) -> None:
     """A number is seconds; the connector's form is understood too."""
     assert seconds(text) == expected
 
 
-def test_every_option_sets_a_field() -> None:
+def test_connection_options_table_agrees_with_the_model() -> None:
     """The table of options and the model agree."""
     assert set(CONNECTION_OPTIONS.values()) == set(SparkConnection.model_fields)

@@ -21,7 +21,7 @@ def behind(ledger: LagLedger, time: float, position: int, latest: int) -> Partit
     return lag
 
 
-def test_events_behind_are_the_difference_of_the_offsets() -> None:
+def test_lag_in_events_is_the_difference_of_the_offsets() -> None:
     """Per hub and partition, in the order of their numbers."""
     source = (offsets(p0=5, p10=7, p2=1), offsets(p0=9, p10=7, p2=4))
     found = LagLedger().progressed("run", 0.0, [source, (offsets("a", p0=1), offsets("a", p0=2))])
@@ -33,7 +33,7 @@ def test_events_behind_are_the_difference_of_the_offsets() -> None:
     ]
 
 
-def test_seconds_behind_are_the_age_of_the_first_unread_event() -> None:
+def test_lag_in_seconds_is_the_age_of_the_first_unread_event() -> None:
     """It came between two looks, evenly with those beside it."""
     ledger = LagLedger()
     behind(ledger, 100.0, 10, 10)
@@ -41,7 +41,7 @@ def test_seconds_behind_are_the_age_of_the_first_unread_event() -> None:
     assert behind(ledger, 120.0, 14, 30).seconds == pytest.approx(120.0 - 105.0)
 
 
-def test_a_backlog_from_before_the_first_look_is_a_lower_bound() -> None:
+def test_lag_of_a_backlog_before_the_first_look_is_a_lower_bound() -> None:
     """How long it has been there is not known, and is not made up."""
     ledger = LagLedger()
     assert behind(ledger, 100.0, 0, 50) == PartitionLag("hub", "0", 0, 50, 0.0, is_lower_bound=True)
@@ -49,7 +49,7 @@ def test_a_backlog_from_before_the_first_look_is_a_lower_bound() -> None:
     assert not behind(ledger, 131.0, 50, 60).is_lower_bound
 
 
-def test_an_idle_time_is_no_lag() -> None:
+def test_lag_does_not_count_an_idle_time() -> None:
     """What comes after a quiet hour came when the query last looked, and not in the middle of that hour."""
     ledger = LagLedger()
     behind(ledger, 0.0, 10, 10)
@@ -57,14 +57,14 @@ def test_an_idle_time_is_no_lag() -> None:
     assert behind(ledger, 3602.0, 10, 12).seconds <= 2.0
 
 
-def test_a_hub_made_anew_starts_anew() -> None:
+def test_lag_of_a_recreated_hub_starts_anew() -> None:
     """Ends that run backwards forget what was seen before."""
     ledger = LagLedger()
     behind(ledger, 0.0, 100, 120)
     assert behind(ledger, 10.0, 0, 5) == PartitionLag("hub", "0", 0, 5, 0.0, is_lower_bound=True)
 
 
-def test_runs_and_sources_are_kept_apart() -> None:
+def test_lag_of_runs_and_sources_is_kept_apart() -> None:
     """The same hub in two sources, or in another run, has a growth of its own; an ended run is forgotten."""
     ledger = LagLedger()
     two = [(offsets(p0=0), offsets(p0=10)), (offsets(p0=10), offsets(p0=10))]
@@ -80,20 +80,20 @@ def test_runs_and_sources_are_kept_apart() -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "null", "None", "7", "[]", '"x"', '{"hub": 3}', '{"hub": {"x": 1}}', '{"hub": {"0": "1"}}']
 )
-def test_offsets_of_another_source_are_passed_over(text: str | None) -> None:
+def test_lag_leaves_out_offsets_of_other_sources(text: str | None) -> None:
     """Only the shape that our source writes is read; a query of other sources has no lag."""
     assert parse_offsets(text) is None
     assert LagLedger().progressed("run", 0.0, [(text, text)]) == ()
 
 
-def test_the_start_in_a_first_batch_is_no_hub() -> None:
+def test_lag_leaves_out_the_start_in_a_first_batch() -> None:
     """The first batch's offset keeps the batch's start too, which is nothing to be behind of."""
     first = HubOffset("hub", {"0": 7}, first_start={"0": 3}).to_json()
     assert parse_offsets(json.dumps(first)) == {("hub", "0"): 7}
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=700))
-def test_a_lag_is_never_negative_nor_older_than_the_first_look(steps: list[tuple[float, int, int]]) -> None:
+def test_lag_is_never_negative_nor_older_than_the_first_look(steps: list[tuple[float, int, int]]) -> None:
     """Whatever the growth and the reading: zero events are zero seconds."""
     ledger, time, position, latest = LagLedger(), 0.0, 0, 0
     for wait, grown, read in steps:
@@ -106,7 +106,7 @@ def test_a_lag_is_never_negative_nor_older_than_the_first_look(steps: list[tuple
         assert lag.seconds == 0.0 or lag.events > 0
 
 
-def test_a_query_that_falls_behind_for_long_keeps_a_bounded_memory_of_it() -> None:
+def test_lag_of_a_query_that_falls_behind_takes_bounded_memory() -> None:
     """What is remembered of the growth gets coarser, and the age of the first unread event stays about right."""
     ledger = LagLedger()
     for moment in range(4999):
@@ -116,7 +116,7 @@ def test_a_query_that_falls_behind_for_long_keeps_a_bounded_memory_of_it() -> No
     assert lag.seconds == pytest.approx(4999 - 499, rel=0.05)
 
 
-def test_a_query_is_described_in_one_line() -> None:
+def test_lag_of_a_query_is_described_in_one_line() -> None:
     """Totals, and the spread over partitions, with a mark where a figure is a lower bound."""
     partitions = (PartitionLag("hub", "0", 0, 10, 4.0, is_lower_bound=True), PartitionLag("hub", "1", 5, 0, 0.0, False))
     lag = QueryLag("id", "run", "bars", 3, 0.0, partitions)

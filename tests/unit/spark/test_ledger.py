@@ -80,7 +80,7 @@ SINK = Sink(sink_id="sink", namespace="example.servicebus.windows.net", hub="hub
 
 
 @pytest.mark.timeout(600)
-def test_every_row_once_and_in_order(request: pytest.FixtureRequest) -> None:
+def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: pytest.FixtureRequest) -> None:
     """*No loss, no duplicate and no reorder*, whatever dies, gets lost, comes late or is forgotten; then all is stored.
 
     With the policy `atLeastOnce` no loss and no reorder; with `fail` the query may stop, and never for nothing.
@@ -183,7 +183,7 @@ records = st.one_of(
 
 
 @given(records)
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_record_is_read_as_it_was_written(record: Record) -> None:
     """Every record comes back equal, and equal records are equal bytes; none is taken for another kind."""
     raw = encode_record(record)
     assert decode_record(raw, type(record)) == record
@@ -194,7 +194,7 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
 
 
 @given(receipts | losses)
-def test_an_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
+def test_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
     """What a task reports comes back equal from its text."""
     assert decode_outcome(encode_outcome(outcome)) == outcome
 
@@ -227,13 +227,13 @@ def changed(**values: object) -> bytes:
         (lambda: changed(partitions=[{}]), r"partitions\.0\.partition_id"),
     ],
 )
-def test_what_is_no_record_is_refused(raw: bytes | Callable[[], bytes], says: str) -> None:
+def test_record_of_damaged_or_foreign_bytes_is_refused(raw: bytes | Callable[[], bytes], says: str) -> None:
     """Torn, foreign, newer or damaged bytes are told apart in words, and never taken for a record."""
     with pytest.raises(ValueError, match=says):
         decode_record(raw if isinstance(raw, bytes) else raw(), Plan)
 
 
-def test_names_sort_by_batch() -> None:
+def test_record_names_sort_by_batch() -> None:
     """Names of records sort by batch and tell it; other files' tell nothing."""
     batches = [0, 9, 10, 41, 10**11]
     names = [name for each in batches for name in (done_name(each), plan_name(each), plan_name(each, 1))]
@@ -243,7 +243,7 @@ def test_names_sort_by_batch() -> None:
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
-def test_directories_are_apart(one: str, other: str) -> None:
+def test_directory_names_differ_by_sink_id(one: str, other: str) -> None:
     """Different sink ids are different, harmless names; what cannot be a name is refused."""
     for text in (one, other):
         if not text.isprintable():
@@ -255,7 +255,7 @@ def test_directories_are_apart(one: str, other: str) -> None:
     assert not set(first) & set('./\\:*?"<>| ')
 
 
-def test_a_long_sink_id_is_refused() -> None:
+def test_sink_id_that_is_too_long_is_refused() -> None:
     """A name must fit the file systems it is for."""
     assert directory_name("n" * 200)
     for text in ("n" * 201, "é" * 40, ""):
@@ -396,14 +396,14 @@ def planned(step: Plan | Done) -> Plan:
     return step
 
 
-def test_a_batch_that_is_done_is_told() -> None:
+def test_plan_of_a_batch_that_is_done_asks_nothing() -> None:
     """Nothing is asked of the service for it."""
     outside = Outside(done(1))
     assert outside.run(begin(batch(1))) == done(1)
     assert outside.made == []
 
 
-def test_a_new_sink_is_given_producers_before_it_is_planned() -> None:
+def test_plan_of_a_new_sink_is_made_of_the_services_answers() -> None:
     """The plan holds what the service assigned and where partitions ended, and goes on from the answer plus one."""
     outside = Outside()
     made = planned(outside.run(begin(batch(0, is_stamped=True, limits=PackingLimits(max_events=3)))))
@@ -414,7 +414,7 @@ def test_a_new_sink_is_given_producers_before_it_is_planned() -> None:
     assert decode_record(outside.records[plan_name(0)], Plan) == made
 
 
-def test_a_plan_that_exists_is_used_as_it_is() -> None:
+def test_plan_that_exists_is_used_as_it_is() -> None:
     """A replay keeps partitions, limits and stamps of its plan, whatever the hub and the options are by now."""
     existing = plan(1, entry("0"), limits=PackingLimits(max_events=3), is_stamped=True)
     outside = Outside(existing)
@@ -422,7 +422,7 @@ def test_a_plan_that_exists_is_used_as_it_is() -> None:
     assert outside.made == []
 
 
-def test_of_two_drivers_that_plan_the_first_is_followed() -> None:
+def test_plan_of_two_drivers_is_the_first_one() -> None:
     """A plan that another run made meanwhile is used in place of one's own."""
     outside = Outside()
     other = plan(0)
@@ -430,7 +430,7 @@ def test_of_two_drivers_that_plan_the_first_is_followed() -> None:
     assert outside.run(begin(batch(0))) == other
 
 
-def test_a_batch_goes_on_from_the_one_before() -> None:
+def test_plan_continues_from_the_batch_before() -> None:
     """The plan takes producers and numbers from the batch before, and gives partitions that came new producers."""
     before = Outside(partitions={"0": (0, 99)})
     rows = finish(batch(0), plan(0, entry("0", tail=89)), [receipt(entry("0"), 10)], FAIL)
@@ -442,7 +442,7 @@ def test_a_batch_goes_on_from_the_one_before() -> None:
     assert made.partition("10").is_fresh
 
 
-def test_a_producer_without_rows_stays_fresh() -> None:
+def test_plan_keeps_a_producer_without_rows_fresh() -> None:
     """As long as nothing was published under it, what the service says proves nothing."""
     fresh = [entry("0", is_fresh=True), entry("1", is_fresh=True)]
     outside = Outside()
@@ -451,7 +451,7 @@ def test_a_producer_without_rows_stays_fresh() -> None:
     assert [each.is_fresh for each in made.partitions] == [True, False]
 
 
-def test_a_producer_is_renewed_before_its_numbers_end() -> None:
+def test_plan_replaces_a_producer_before_its_numbers_end() -> None:
     """Near 2^31 the next batch takes a new producer; one that published nothing yet is left."""
     outside = Outside(
         done(0, entry("0", next_number=RENEW_AT), entry("1", next_number=RENEW_AT - 1)),
@@ -462,7 +462,7 @@ def test_a_producer_is_renewed_before_its_numbers_end() -> None:
     assert (made.partition("0").next_number, made.partition("0").is_fresh) == (1, True)
 
 
-def test_a_tail_that_went_back_is_noted() -> None:
+def test_plan_records_a_tail_that_went_back() -> None:
     """Where a partition ends before where it must have ended, the plan says by how many events."""
     outside = Outside(partitions={"0": (0, 9), "1": (0, 9)})
     outside.run(finish(batch(0), plan(0), [receipt(entry("0"), 10)], FAIL))
@@ -490,7 +490,9 @@ def of_sink(**values: str) -> Sink:
         ([done(0, entry("0"), entry("2"))], ConfigurationError, "partition 2 no longer exists"),
     ],
 )
-def test_a_ledger_that_does_not_fit_is_refused(existing: list[Record], error: type[EventPumpError], says: str) -> None:
+def test_ledger_of_another_query_hub_or_sink_is_refused(
+    existing: list[Record], error: type[EventPumpError], says: str
+) -> None:
     """Another query's, hub's or sink's records are clear errors, and so is a query that is not where its ledger is."""
     outside = Outside(*existing)
     with pytest.raises(error, match=says):
@@ -498,20 +500,20 @@ def test_a_ledger_that_does_not_fit_is_refused(existing: list[Record], error: ty
     assert not any(isinstance(each, str) and "plan" in each for each in outside.made)
 
 
-def test_hubs_are_compared_without_case() -> None:
+def test_ledger_compares_hubs_without_case() -> None:
     """The service knows names in any case."""
     sink = of_sink(hub="HUB", namespace="EXAMPLE.servicebus.windows.net")
     assert isinstance(Outside(done(1)).run(begin(batch(1, sink=sink))), Done)
 
 
-def test_a_query_that_is_not_told_is_not_compared() -> None:
+def test_ledger_does_not_compare_an_unknown_query() -> None:
     """Where Spark does not tell the query's id, the sink's alone counts."""
     assert isinstance(Outside(done(1)).run(begin(batch(1, query_id=None))), Done)
     assert isinstance(Outside(done(1, query_id=None)).run(begin(batch(1))), Done)
 
 
 @pytest.mark.parametrize(("raw", "says"), [(b"{", "not JSON"), (changed(version=2), "newer version")])
-def test_a_record_that_cannot_be_read_is_named(raw: bytes, says: str) -> None:
+def test_ledger_with_an_unreadable_record_names_it(raw: bytes, says: str) -> None:
     """Damaged and newer records are errors that name them, and nothing is done."""
     for name in (plan_name(1), done_name(1), done_name(0)):
         outside = Outside()
@@ -521,7 +523,7 @@ def test_a_record_that_cannot_be_read_is_named(raw: bytes, says: str) -> None:
         assert outside.made == []
 
 
-def test_a_record_under_another_batchs_name_is_refused() -> None:
+def test_ledger_with_a_renamed_record_is_refused() -> None:
     """Records that were copied or renamed are not what they seem."""
     outside = Outside()
     outside.records[done_name(1)] = encode_record(done(0))
@@ -529,7 +531,7 @@ def test_a_record_under_another_batchs_name_is_refused() -> None:
         outside.run(begin(batch(1)))
 
 
-def test_a_conclusion_without_its_plan_is_refused() -> None:
+def test_ledger_with_a_take_over_without_its_plan_is_refused() -> None:
     """A take-over whose plan is gone is not guessed at."""
     outside = Outside()
     outside.run(finish(batch(1), plan(1), [lost()], ANYHOW))
@@ -537,7 +539,7 @@ def test_a_conclusion_without_its_plan_is_refused() -> None:
         outside.run(begin(batch(1)))
 
 
-def test_after_a_gap_producers_are_new() -> None:
+def test_plan_after_a_gap_takes_new_producers() -> None:
     """Where the batch before is unknown and an earlier one done, numbers may be used: the service assigns anew."""
     outside = Outside(done(0))
     made = planned(outside.run(begin(batch(5))))
@@ -548,7 +550,7 @@ def test_after_a_gap_producers_are_new() -> None:
 # ------------------------------------------------------------------------------------------------- the end of a batch
 
 
-def test_the_end_of_a_batch_holds_its_receipts() -> None:
+def test_finish_stores_the_receipts_of_every_partition() -> None:
     """Every partition of the plan is there, with the number after its last row; receipts stay as they came."""
     entries = [entry("0"), entry("1", next_number=NUMBERS - 2), entry("2")]
     receipts = [receipt(entries[1], 3), receipt(entries[0], 4)]
@@ -565,7 +567,7 @@ def test_the_end_of_a_batch_holds_its_receipts() -> None:
     assert outside.records[done_name(1)] == encode_record(made)
 
 
-def test_a_task_that_reports_twice_counts_once() -> None:
+def test_finish_counts_a_repeated_report_once() -> None:
     """Equal reports are one; different ones of a partition are an error."""
     twice = [receipt(entry(), 4), receipt(entry(), 4)]
     assert isinstance(Outside().run(finish(batch(), plan(), twice, FAIL)), Done)
@@ -577,7 +579,7 @@ def test_a_task_that_reports_twice_counts_once() -> None:
     "values",
     [{"producer_id": 8}, {"owner_level": 4}, {"next_number": 26}, {"offset": 1}, {"count": 5}, {"partition_id": "9"}],
 )
-def test_a_report_that_does_not_fit_is_refused(values: dict[str, Any]) -> None:
+def test_finish_refuses_a_report_that_does_not_fit(values: dict[str, Any]) -> None:
     """A report of another producer, partition or count ends the batch without a record."""
     outside = Outside()
     with pytest.raises(InvalidClientStateError):
@@ -585,7 +587,7 @@ def test_a_report_that_does_not_fit_is_refused(values: dict[str, Any]) -> None:
     assert outside.made == []
 
 
-def test_of_two_drivers_that_finish_one_fails() -> None:
+def test_finish_by_two_drivers_fails_one() -> None:
     """The batch is done once; the run that comes second learns of it. The same run may say it again."""
     outside = Outside()
     rows = [receipt(entry(), 4)]
@@ -597,7 +599,7 @@ def test_of_two_drivers_that_finish_one_fails() -> None:
     assert not any(isinstance(each, AttachRequest) for each in outside.made)
 
 
-def test_old_records_are_deleted() -> None:
+def test_finish_deletes_old_records() -> None:
     """Now and then, once a batch is done, what is older than the last hundred batches goes, and nothing else."""
     last = PRUNED_EVERY * (KEPT_BATCHES // PRUNED_EVERY + 2)
     outside = Outside(*(done(each) for each in range(last)))
@@ -616,7 +618,7 @@ def lost(partition_id: str = "0") -> StateLost:
     return StateLost(partition_id=partition_id, reason=LossReason.UNKNOWN, stored=0)
 
 
-def test_a_loss_fails_the_query() -> None:
+def test_loss_fails_the_query_by_default() -> None:
     """By default nothing is done, and the error names partitions, reason and ways out."""
     outside = Outside()
     with pytest.raises(ProducerStateLostError, match=r"partitions 0, 1.*unknown.*tailScan.*atLeastOnce") as caught:
@@ -625,7 +627,7 @@ def test_a_loss_fails_the_query() -> None:
     assert outside.made == []
 
 
-def test_only_stamps_are_counted() -> None:
+def test_take_over_by_scan_needs_stamps() -> None:
     """A batch that was planned without stamps is not taken over by a scan, and nothing is done."""
     outside = Outside()
     with pytest.raises(ConfigurationError, match="tailScan requires events with stamps"):
@@ -633,7 +635,7 @@ def test_only_stamps_are_counted() -> None:
     assert outside.made == []
 
 
-def test_a_producer_is_taken_over_before_its_rows_are_counted() -> None:
+def test_take_over_raises_the_level_before_it_counts() -> None:
     """The intent stands before the level is raised, the level before the tail is read, and the plan after all."""
     outside = Outside()
     outside.rows = [0, 1, 2]
@@ -647,7 +649,7 @@ def test_a_producer_is_taken_over_before_its_rows_are_counted() -> None:
     assert made.partition("0").number_of(3) == 1
 
 
-def test_a_producer_nobody_knows_is_replaced() -> None:
+def test_take_over_of_an_unknown_producer_replaces_it() -> None:
     """Where the service refuses the raised level as unknown, it assigns a new producer."""
     outside = Outside()
     outside.known = set()
@@ -655,7 +657,7 @@ def test_a_producer_nobody_knows_is_replaced() -> None:
     assert (made.partition("0").producer_id, made.partition("0").owner_level, made.partition("0").offset) == (100, 0, 0)
 
 
-def test_a_take_over_that_was_begun_is_finished() -> None:
+def test_take_over_that_was_begun_is_finished() -> None:
     """A driver that comes after the intent raises the same level, and comes to the same plan."""
     old = plan(1, is_stamped=True)
     whole = Outside(old)
@@ -670,7 +672,7 @@ def test_a_take_over_that_was_begun_is_finished() -> None:
     assert begun.made.count(AttachRequest(7, 4)) == 1
 
 
-def test_a_take_over_may_be_taken_over() -> None:
+def test_take_over_of_a_take_over_counts_on() -> None:
     """Lost again, the next revision counts on from what the last one counted."""
     outside = Outside(plan(1, is_stamped=True))
     outside.rows = [0, 1]
@@ -687,21 +689,21 @@ def test_a_take_over_may_be_taken_over() -> None:
     assert following.partition("1").next_number == 5
 
 
-def test_what_retention_has_passed_is_not_counted() -> None:
+def test_take_over_past_retention_fails() -> None:
     """Where events since the plan are gone, the rows cannot be counted, and the query fails."""
     outside = Outside(partitions={"0": (11, 30), "1": (0, 9)})
     with pytest.raises(ProducerStateLostError, match="retention"):
         outside.run(finish(batch(), plan(1, is_stamped=True), [lost("0")], SCAN))
 
 
-def test_rows_that_were_taken_over_must_come_again() -> None:
+def test_take_over_with_stored_rows_missing_in_the_replay_is_refused() -> None:
     """A partition of which rows are stored, and that has none in the replay, is not silently done."""
     taken = plan(1, entry("0", offset=3))
     with pytest.raises(InvalidClientStateError, match="3 rows are stored, but the batch has no rows"):
         Outside().run(finish(batch(), taken, [], FAIL))
 
 
-def test_stored_rows_are_a_row_without_holes() -> None:
+def test_take_over_counts_stored_rows_up_to_a_hole() -> None:
     """Rows count up to the first that is not there; one beyond it is an error, as a row was lost."""
     assert count_stored(entry(), []) == 0
     assert count_stored(entry(), [0, 1, 0, 2]) == 3
@@ -710,7 +712,7 @@ def test_stored_rows_are_a_row_without_holes() -> None:
         count_stored(entry(), [0, 2])
 
 
-def test_levels_end() -> None:
+def test_take_over_at_the_highest_level_is_refused() -> None:
     """A producer of the highest level cannot be taken over."""
     highest = plan(1, entry("0", owner_level=MAX_OWNER_LEVEL))
     with pytest.raises(ProducerStateLostError, match="the highest owner level"):
@@ -735,7 +737,7 @@ def working(each: PartitionPlan, rows: int = 10, last: int | None = None, **opti
     return work
 
 
-def test_it_looks_before_it_sends() -> None:
+def test_attempt_looks_before_it_sends() -> None:
     """The first step is to ask the service, rows or none."""
     work = PartitionWork(entry())
     assert step(work) is WorkStep.LOOK
@@ -746,7 +748,7 @@ def test_it_looks_before_it_sends() -> None:
 
 
 @pytest.mark.parametrize(("last", "position"), [(20, 0), (21, 1), (29, 9)])
-def test_it_goes_on_after_what_is_stored(last: int, position: int) -> None:
+def test_attempt_goes_on_after_what_is_stored(last: int, position: int) -> None:
     """The first row sent is the one after the last number the service knows."""
     work = working(entry(), last=last)
     assert (step(work), work.position, work.found) == (WorkStep.SEND, position, position)
@@ -755,7 +757,7 @@ def test_it_goes_on_after_what_is_stored(last: int, position: int) -> None:
     assert (made.count, made.first_number, made.next_number, made.last_number) == (10, 21, 31, 30)
 
 
-def test_numbers_go_across_the_wrap() -> None:
+def test_attempt_numbers_wrap_to_zero() -> None:
     """After 2147483647 comes 0, for rows and for what the service answers."""
     each = entry(next_number=NUMBERS - 2, nothing=-1)
     assert [each.number_of(row) for row in range(4)] == [NUMBERS - 2, NUMBERS - 1, 0, 1]
@@ -765,7 +767,7 @@ def test_numbers_go_across_the_wrap() -> None:
 
 
 @pytest.mark.parametrize("last", [19, 1, 0, -1])
-def test_a_number_before_the_batch_is_a_loss(last: int) -> None:
+def test_attempt_at_a_number_before_the_batch_is_a_loss(last: int) -> None:
     """A service that is behind the batch's first number has forgotten: nothing is sent."""
     work = working(entry(), last=last)
     assert step(work) is WorkStep.LOST
@@ -773,13 +775,13 @@ def test_a_number_before_the_batch_is_a_loss(last: int) -> None:
 
 
 @pytest.mark.parametrize("nothing", [-1, 0])
-def test_the_answer_for_nothing_is_a_loss_across_the_wrap_too(nothing: int) -> None:
+def test_attempt_at_the_answer_for_nothing_is_a_loss_across_the_wrap(nothing: int) -> None:
     """Where the batch's numbers go across 2^31, the answer for nothing published is never a row's number."""
     work = working(entry(next_number=NUMBERS - 3, nothing=nothing), last=nothing)
     assert step(work) is WorkStep.LOST
 
 
-def test_what_was_stored_does_not_get_less() -> None:
+def test_attempt_at_fewer_than_were_stored_is_a_loss() -> None:
     """A service that is behind what it accepted has lost events: nothing more is sent."""
     work = working(entry(), last=20)
     work.published(21, 5)
@@ -789,7 +791,7 @@ def test_what_was_stored_does_not_get_less() -> None:
     assert work.loss == StateLost(partition_id="0", reason=LossReason.REGRESSED, stored=5)
 
 
-def test_an_unknown_producer_is_a_loss() -> None:
+def test_attempt_of_an_unknown_producer_is_a_loss() -> None:
     """A service that does not know the producer has forgotten it."""
     work = working(entry())
     work.unknown_producer()
@@ -798,7 +800,7 @@ def test_an_unknown_producer_is_a_loss() -> None:
 
 
 @pytest.mark.parametrize("nothing", [-1, 0])
-def test_nothing_published_by_a_fresh_producer_is_checked(nothing: int) -> None:
+def test_attempt_of_a_fresh_producer_checks_the_tail(nothing: int) -> None:
     """A service that forgot the first rows says what one says that never had any: the tail tells them apart."""
     each = entry(next_number=nothing + 1, nothing=nothing, is_fresh=True)
     work = working(each, last=nothing)
@@ -815,7 +817,7 @@ def test_nothing_published_by_a_fresh_producer_is_checked(nothing: int) -> None:
     assert work.loss.reason is LossReason.UNCOUNTED
 
 
-def test_a_rival_that_was_first_is_no_loss() -> None:
+def test_attempt_with_a_rival_that_was_first_is_no_loss() -> None:
     """A row that is stored between the look and the scan shows at the next look."""
     work = working(entry(next_number=1, is_fresh=True), last=0)
     work.scanned(is_stored=True)
@@ -823,7 +825,7 @@ def test_a_rival_that_was_first_is_no_loss() -> None:
     assert (step(work), work.position) == (WorkStep.SEND, 4)
 
 
-def test_nothing_is_scanned_for_without_a_row() -> None:
+def test_attempt_without_rows_does_not_scan() -> None:
     """A scan waits for the row it looks for; without rows there is nothing to find."""
     work = PartitionWork(entry(next_number=1, is_fresh=True, offset=2))
     work.looked(0)
@@ -834,7 +836,7 @@ def test_nothing_is_scanned_for_without_a_row() -> None:
     assert (work.receipt("d").first_number, work.receipt("d").next_number) == (None, 1)
 
 
-def test_a_batch_with_fewer_rows_than_are_stored_is_refused() -> None:
+def test_attempt_with_fewer_rows_than_are_stored_is_refused() -> None:
     """A replay that has fewer rows than the service has of the batch is not the same batch."""
     for each, last in ((entry(), 25), (entry(offset=5), None)):
         work = working(each, rows=4, last=last)
@@ -843,7 +845,7 @@ def test_a_batch_with_fewer_rows_than_are_stored_is_refused() -> None:
         assert "5 rows of the batch are stored, but it now has only 4" in str(work.error())
 
 
-def test_trouble_is_borne_a_few_times_in_a_row() -> None:
+def test_attempt_gives_up_after_failures_without_progress() -> None:
     """Trouble makes it look again; it gives up when no row got stored for too long, by whomever."""
     work = working(entry(), last=20, max_tries=2)
     slow = ServiceTimeoutError("slow")
@@ -858,7 +860,7 @@ def test_trouble_is_borne_a_few_times_in_a_row() -> None:
     assert work.error() is slow
 
 
-def test_being_taken_over_is_final() -> None:
+def test_attempt_that_was_fenced_never_sends_again() -> None:
     """A fenced attempt never sends again."""
     work = working(entry(), last=20)
     error = ProducerDisconnectedError("stolen")
@@ -867,7 +869,7 @@ def test_being_taken_over_is_final() -> None:
     assert work.error() is error
 
 
-def test_rows_are_counted_from_the_take_over() -> None:
+def test_attempt_after_a_take_over_counts_rows_from_its_offset() -> None:
     """Rows before the offset are stored; row `offset` has the first number of the new producer."""
     each = entry(next_number=1, is_fresh=True, offset=3)
     work = working(each, last=0)
@@ -878,7 +880,7 @@ def test_rows_are_counted_from_the_take_over() -> None:
     assert (made.count, made.offset, made.first_number, made.next_number, made.found) == (10, 3, 1, 8, 3)
 
 
-def test_rows_are_not_sent_under_others_numbers() -> None:
+def test_attempt_checks_the_numbers_of_its_rows() -> None:
     """A mistake in numbering is caught before it is believed."""
     work = working(entry(), last=20)
     with pytest.raises(AssertionError, match="numbers of other rows"):
@@ -886,7 +888,9 @@ def test_rows_are_not_sent_under_others_numbers() -> None:
 
 
 @given(st.integers(0, NUMBERS - 1), st.integers(0, 100), st.integers(0, 100), st.randoms())
-def test_any_answer_within_the_batch_is_a_position(first: int, stored: int, rows: int, rng: random.Random) -> None:
+def test_attempt_takes_any_answer_within_the_batch_as_a_position(
+    first: int, stored: int, rows: int, rng: random.Random
+) -> None:
     """For every first number, the answer after k rows is row k, but where it may mean that nothing is published."""
     nothing = rng.choice([-1, 0])
     each = entry(next_number=first, nothing=nothing)

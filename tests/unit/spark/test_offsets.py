@@ -69,7 +69,7 @@ def next_batch(
 # ---------------------------------------------------------------------------------------------------------- offsets
 
 
-def test_an_offset_is_the_connectors_text() -> None:
+def test_offset_is_written_as_the_connectors_text() -> None:
     """Partitions are in numeric order, keys are text and numbers plain: the same offset is the same text."""
     made = HubOffset("hub", {"10": 5, "9": 4, "0": 3})
     assert json.dumps(made.to_json()) == '{"hub": {"0": 3, "9": 4, "10": 5}}'
@@ -82,13 +82,13 @@ def test_an_offset_is_the_connectors_text() -> None:
     [None, [], {}, {"hub": 3}, {"hub": {"0": -1}}, {"hub": {"0": True}}, {"hub": {"0": "3"}}, {"hub": {}, "other": {}},
      {FIRST_START: {"0": 1}}, {"hub": {"0": 1}, FIRST_START: 4}],
 )  # fmt: skip
-def test_what_is_no_offset_is_refused(document: object) -> None:
+def test_offset_of_another_source_is_refused(document: object) -> None:
     """A checkpoint of another source is an error, and not taken for an offset."""
     with pytest.raises(ConfigurationError, match=r"^checkpoint: an offset"):
         HubOffset.from_json("hub", document)
 
 
-def test_a_checkpoint_of_another_hub_is_refused() -> None:
+def test_offset_of_another_hub_is_refused() -> None:
     """A query that was pointed at another hub does not go on at numbers that mean nothing there."""
     with pytest.raises(ConfigurationError, match="hub 'other', but this query reads 'hub'"):
         HubOffset.from_json("hub", {"other": {"0": 1}})
@@ -124,7 +124,7 @@ EMPTIED = properties(first=0, last=9, is_empty=True)
         (EventPosition.at_enqueued_time(NOON - timedelta(seconds=1)), EMPTIED, 10),
     ],
 )
-def test_a_start_is_a_number_where_the_partition_tells(
+def test_start_is_looked_up_only_where_properties_do_not_tell(
     position: EventPosition, found: PartitionProperties, number: int | None
 ) -> None:
     """A start that can be told from the properties is not looked up, and one that cannot never waits for an event."""
@@ -143,19 +143,19 @@ def test_a_start_is_a_number_where_the_partition_tells(
         (EventPosition.at_offset("o9", inclusive=True), 10),
     ],
 )
-def test_an_inclusive_end_is_read_too(position: EventPosition, number: int | None) -> None:
+def test_end_that_is_inclusive_is_read_too(position: EventPosition, number: int | None) -> None:
     """An end is the first number not to be read: behind the event itself where it is inclusive."""
     assert number_of(position, FULL, option="endingPosition", is_end=True) == number
 
 
-def test_an_end_is_looked_up_behind_what_it_includes() -> None:
+def test_end_is_looked_up_behind_what_it_includes() -> None:
     """The first event after an inclusive end, or at an exclusive one, has the end's number."""
     assert lookup_of(EventPosition.at_enqueued_time(NOON, inclusive=True), is_end=True).inclusive is False
     assert lookup_of(EventPosition.at_enqueued_time(NOON), is_end=True).inclusive is True
     assert lookup_of(EventPosition.at_enqueued_time(NOON)).inclusive is False
 
 
-def test_a_number_beyond_the_end_is_refused() -> None:
+def test_position_beyond_the_end_is_refused() -> None:
     """A sequence number that the partition has not reached is an error, and no wait for ever."""
     with pytest.raises(ConfigurationError, match="startingPosition: partition 0 ends at sequence number 9, before 12"):
         number_of(EventPosition.at_sequence_number(12, inclusive=True), FULL, option="startingPosition")
@@ -179,14 +179,14 @@ def test_shares_follow_backlog(backlog: dict[str, int], limit: int) -> None:
 
 @given(st.dictionaries(st.integers(0, 40).map(str), st.integers(0, 10**6), max_size=20), st.integers(1, 10**6))
 @example({"0": 828246, "6": 966201, "40": 0, "5": 1, "1": 1, "2": 83}, 13)
-def test_a_larger_backlog_gets_no_smaller_share(backlog: dict[str, int], limit: int) -> None:
+def test_share_of_a_larger_backlog_is_not_smaller(backlog: dict[str, int], limit: int) -> None:
     """Proportion holds to one event."""
     shares = share(backlog, limit)
     ordered = sorted(backlog, key=lambda each: backlog[each])
     assert all(shares[low] <= shares[high] + 1 for low, high in pairwise(ordered))
 
 
-def test_a_share_is_proportional() -> None:
+def test_share_is_proportional_to_the_backlog() -> None:
     """A partition with three times the backlog gets three times as much."""
     assert share({"0": 300, "1": 100, "2": 0}, 40) == {"0": 30, "1": 10, "2": 0}
 
@@ -194,7 +194,7 @@ def test_a_share_is_proportional() -> None:
 # --------------------------------------------------------------------------------------------------------- triggers
 
 
-def test_a_batch_takes_all_there_is_unless_limited() -> None:
+def test_next_batch_without_a_limit_ends_at_the_newest_event() -> None:
     """Without a limit a batch ends at the newest event; a trigger that asks for all passes the limit over."""
     start = offset(p0=1, p1=2)
     assert next_batch(StreamPlanner(TriggerLimits()), start, snapshot(p0=5, p1=2)) == offset(p0=5, p1=2)
@@ -203,7 +203,7 @@ def test_a_batch_takes_all_there_is_unless_limited() -> None:
     assert next_batch(limited, start, snapshot(p0=5, p1=2), is_limited=False) == offset(p0=5, p1=2)
 
 
-def test_nothing_new_is_the_start_itself() -> None:
+def test_next_batch_without_new_events_is_the_start() -> None:
     """Where there is nothing to read the answer is the start, so that Spark runs no batch."""
     start = offset(p0=5)
     assert StreamPlanner(TriggerLimits()).end(start, snapshot(p0=5), is_limited=True, now=0).offset is start
@@ -211,7 +211,7 @@ def test_nothing_new_is_the_start_itself() -> None:
     assert StreamPlanner(TriggerLimits()).end(start, grown, is_limited=True, now=0).offset is start
 
 
-def test_a_new_partition_is_read_from_its_beginning() -> None:
+def test_next_batch_begins_a_new_partition_at_its_beginning() -> None:
     """What a partition got before it was discovered is read."""
     end = next_batch(StreamPlanner(TriggerLimits()), offset(p0=5), snapshot(p0=5, p1=3))
     assert end == offset(p0=5, p1=3)
@@ -219,7 +219,7 @@ def test_a_new_partition_is_read_from_its_beginning() -> None:
     assert (ranges, losses) == ([SequenceRange("1", 0, 3)], [])
 
 
-def test_a_batch_waits_for_the_least_number_of_events_and_no_longer_than_told() -> None:
+def test_next_batch_waits_for_min_events_or_the_delay() -> None:
     """`min_events` holds a batch back until there are so many or the delay has passed, and then it counts anew."""
     planner = StreamPlanner(TriggerLimits(min_events=10, max_delay=60))
     start = offset(p0=0)
@@ -230,7 +230,7 @@ def test_a_batch_waits_for_the_least_number_of_events_and_no_longer_than_told() 
     assert next_batch(planner, offset(p0=9), snapshot(p0=19), now=219) == offset(p0=19)
 
 
-def test_available_now_ends_at_its_target() -> None:
+def test_available_now_ends_at_its_snapshot() -> None:
     """What comes after the snapshot is left alone, new partitions too, and the least number does not hold it up."""
     planner = StreamPlanner(TriggerLimits(max_events=2, min_events=2))
     planner.aim(snapshot(p0=3))
@@ -243,7 +243,7 @@ def test_available_now_ends_at_its_target() -> None:
     assert planner.end(beyond, later, is_limited=True, now=0).offset is beyond
 
 
-def test_the_first_batch_is_written_with_its_start() -> None:
+def test_first_batch_is_written_with_its_start() -> None:
     """A new query's start is in the checkpoint with the first batch, be it empty, and no later one repeats it."""
     planner = StreamPlanner(TriggerLimits())
     planner.begin(offset(p0=4))
@@ -253,7 +253,7 @@ def test_the_first_batch_is_written_with_its_start() -> None:
     assert next_batch(planner, first, snapshot(p0=6)) == offset(p0=6)
 
 
-def test_a_repeated_first_batch_is_the_same() -> None:
+def test_first_batch_repeated_is_the_same() -> None:
     """Spark asks anew where a first batch began when it repeats it; the batch keeps to what was decided before."""
     first = HubOffset("hub", {"0": 7, "1": 2}, first_start={"0": 3, "1": 2})
     asked_later = offset(p0=20, p1=20)
@@ -269,7 +269,7 @@ def losses_of(start: HubOffset, found: HubSnapshot) -> list[tuple[str, str]]:
     return [(each.partition_id, each.problem) for each in end.losses]
 
 
-def test_retention_that_passed_the_start_is_a_loss() -> None:
+def test_data_loss_is_found_where_retention_passed_the_start() -> None:
     """Events before the oldest kept are gone; a query told to go on reads from there."""
     ((partition_id, problem),) = losses_of(offset(p0=2), snapshot(p0=(5, 9)))
     assert partition_id == "0"
@@ -283,7 +283,7 @@ def test_retention_that_passed_the_start_is_a_loss() -> None:
 
 
 @pytest.mark.parametrize("emptied", [(9, 9), (5, 9)])
-def test_a_loss_is_told_once(emptied: tuple[int, int]) -> None:
+def test_data_loss_is_reported_once(emptied: tuple[int, int]) -> None:
     """A query that goes on does not find the same loss again, where everything is gone neither."""
     planner = StreamPlanner(TriggerLimits())
     found = snapshot(p0=emptied)
@@ -294,7 +294,7 @@ def test_a_loss_is_told_once(emptied: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("new", [0, 1, 6])
-def test_numbers_that_run_backwards_are_a_loss(new: int) -> None:
+def test_data_loss_is_found_where_numbers_run_backwards(new: int) -> None:
     """A recreated hub shows by lower numbers; a query told to go on reads it from its beginning."""
     start = offset(p0=7)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=new))
@@ -307,7 +307,7 @@ def test_numbers_that_run_backwards_are_a_loss(new: int) -> None:
     assert ranges == ([SequenceRange("0", 0, min(new, 4))] if new else [])
 
 
-def test_a_missing_partition_is_a_loss() -> None:
+def test_data_loss_is_found_where_a_partition_is_missing() -> None:
     """A partition that the hub no longer has shows; a query told to go on forgets it."""
     start = offset(p0=7, p1=3)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
@@ -317,7 +317,7 @@ def test_a_missing_partition_is_a_loss() -> None:
     assert (ranges, [each.partition_id for each in losses]) == ([], ["1"])
 
 
-def test_another_hub_of_the_same_name_is_a_loss() -> None:
+def test_data_loss_is_found_where_the_hub_was_recreated() -> None:
     """A hub recreated with more events than before shows by when it was created, and is told once."""
     planner = StreamPlanner(TriggerLimits())
     assert planner.end(offset(p0=2), snapshot(p0=3), is_limited=True, now=0).losses == ()
@@ -327,14 +327,14 @@ def test_another_hub_of_the_same_name_is_a_loss() -> None:
     assert planner.end(offset(p0=3), other, is_limited=True, now=0).losses == ()
 
 
-def test_a_batch_beyond_the_end_is_a_loss() -> None:
+def test_data_loss_is_found_where_a_batch_lies_beyond_the_end() -> None:
     """A logged batch that a recreated hub cannot have is not waited for."""
     ranges, (loss,) = batch_ranges(offset(p0=2), offset(p0=9), snapshot(p0=4))
     assert ranges == [SequenceRange("0", 2, 4)]
     assert "ends at 3" in loss.problem
 
 
-def test_the_error_says_how_to_go_on() -> None:
+def test_data_loss_error_names_the_option_to_go_on() -> None:
     """The error of a loss names the option that lets the query go on."""
     (loss,) = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=1), is_limited=True, now=0).losses
     assert str(loss.error()).startswith("hub hub, partition 0: sequence number 1 was reached before")
@@ -399,7 +399,7 @@ _STEPS = st.tuples(
 
 
 @given(st.integers(1, 20) | st.none(), st.integers(1, 20) | st.none(), st.lists(_STEPS, max_size=60))
-def test_every_event_after_the_start_is_read_once(
+def test_query_reads_every_event_after_its_start_once_in_any_history(
     most: int | None, least: int | None, steps: list[tuple[str, str, int]]
 ) -> None:
     """Whatever is published, limited, crashed and repeated: what follows the logged start is read, each number once."""
@@ -459,7 +459,7 @@ def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: in
         assert len(tasks) == min(max(at_least, len(ranges)), possible)
 
 
-def test_the_largest_ranges_are_split() -> None:
+def test_min_partitions_splits_the_largest_ranges() -> None:
     """`min_partitions` splits where most is to be read."""
     parts = split_ranges([SequenceRange("0", 0, 10), SequenceRange("1", 100, 1000)], 4)
     assert parts == [
@@ -470,14 +470,14 @@ def test_the_largest_ranges_are_split() -> None:
     ]
 
 
-def test_groups_are_about_equally_large() -> None:
+def test_tasks_are_about_equally_large() -> None:
     """A large range shares its task with small ones."""
     sizes = {"0": 100, "1": 10, "2": 90, "3": 20}
     groups = group_ranges([SequenceRange(each, 0, size) for each, size in sizes.items()], 2)
     assert sorted(sorted(each.partition_id for each in group) for group in groups) == [["0", "1"], ["2", "3"]]
 
 
-def test_hubs_begin_their_lists_with_different_partitions() -> None:
+def test_tasks_of_each_hub_begin_with_different_partitions() -> None:
     """The order of tasks turns with the hub's name, is the same each time, and keeps partitions in sequence."""
     ranges = [SequenceRange(str(each), 0, 10) for each in range(8)]
     orders = {

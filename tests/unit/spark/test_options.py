@@ -31,7 +31,7 @@ def problem(**given: str) -> str:
     return str(caught.value)
 
 
-def test_every_option_is_known_in_any_case_and_with_the_connectors_prefix() -> None:
+def test_options_are_known_in_any_case_and_with_the_prefix() -> None:
     """`eventhubs.MAXEVENTSPERTRIGGER` is `maxEventsPerTrigger`."""
     for name in (
         "maxEventsPerTrigger",
@@ -42,12 +42,12 @@ def test_every_option_is_known_in_any_case_and_with_the_connectors_prefix() -> N
         assert options(**{name: "500"}).limits == TriggerLimits(max_events=500)
 
 
-def test_every_field_has_an_option() -> None:
+def test_options_cover_every_field() -> None:
     """No field is out of users' reach, and no option leads nowhere."""
     assert set(SOURCE_OPTIONS.values()) == set(SourceOptions.model_fields) - {"connection"}
 
 
-def test_a_connectors_configuration_is_taken_as_it_is() -> None:
+def test_options_take_a_connectors_configuration() -> None:
     """What the connector's users write in Python works, save the encrypted connection string."""
     made = SourceOptions.from_options(
         {
@@ -114,7 +114,7 @@ def test_a_connectors_configuration_is_taken_as_it_is() -> None:
         ('{"enqueuedTime": 1896091200000}', EventPosition.at_enqueued_time(NOON, inclusive=True)),
     ],
 )  # fmt: skip
-def test_positions_of_every_kind(text: str, position: EventPosition) -> None:
+def test_position_option_is_read_in_every_form(text: str, position: EventPosition) -> None:
     """A position is a word, a number, a time, or the connector's object."""
     assert options(startingPosition=text).for_stream().start_of("0") == position
     assert options(endingPosition=text).for_batch().end_of("0") == position
@@ -126,7 +126,7 @@ def test_positions_of_every_kind(text: str, position: EventPosition) -> None:
      '{"offset": "4", "seqNo": 4}', '{"sequence": 4}', '{"seqNo": 4, "isInclusive": 1}', '{"enqueuedTime": 1e99}',
      '{"offset": "it\'s"}', "2030-13-01"],
 )  # fmt: skip
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_position_option_of_another_form_is_refused(text: str) -> None:
     """The error names the option and says what would do."""
     assert problem(startingPosition=text).startswith("startingPosition: ")
     assert problem(startingPositions=json.dumps({"0": text})).startswith("startingPositions: ")
@@ -140,7 +140,7 @@ def test_what_is_no_position_is_refused(text: str) -> None:
         {'{"ehName": "trades", "partitionId": 0}': {"offset": "-1"}, "1": "7"},
     ],
 )
-def test_positions_by_partition(positions: object) -> None:
+def test_positions_by_partition_are_read_in_every_form(positions: object) -> None:
     """They are keyed by partition, by hub and partition, or as the connector does; other hubs' are left out."""
     made = options(startingPositions=json.dumps(positions), startingPosition="latest").for_stream()
     assert made.start_of("0") == EventPosition.earliest()
@@ -154,12 +154,12 @@ def test_positions_by_partition(positions: object) -> None:
 @pytest.mark.parametrize(
     "text", ["", "7", "[]", '{"x": 7}', '{"{}": 7}', '{"{\\"ehName\\": \\"t\\"}": 7}', '{"trades": 7}']
 )
-def test_what_are_no_positions_is_refused(text: str) -> None:
+def test_positions_by_partition_of_another_form_are_refused(text: str) -> None:
     """The error names the option and says what would do."""
     assert "must be a JSON object of positions by partition id" in problem(endingPositions=text)
 
 
-def test_a_query_begins_at_the_newest_event_and_a_batch_at_the_oldest() -> None:
+def test_positions_by_default_are_latest_for_a_query_oldest_for_a_batch() -> None:
     """Without positions, a query reads what comes, exclusively; a batch what there is, beside other readers."""
     stream, batch = options().for_stream(), options().for_batch()
     assert (stream.start_of("0"), stream.receive.owner_level) == (EventPosition.latest(), 0)
@@ -178,23 +178,23 @@ def test_a_query_begins_at_the_newest_event_and_a_batch_at_the_oldest() -> None:
         ("failondatalos", "; did you mean failOnDataLoss?"),
     ],
 )
-def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
+def test_option_that_is_unknown_names_the_nearest(name: str, hint: str) -> None:
     """A slip is not passed over, and its value is not shown."""
     assert problem(**{name: SECRET}) == f"{name}: there is no such option{hint}"
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
-def test_what_needs_the_jvm_is_refused_with_what_to_give_instead(name: str) -> None:
+def test_option_that_needs_the_jvm_names_its_replacement(name: str) -> None:
     """An option of the connector that cannot work is no silent loss."""
     assert problem(**{f"eventhubs.{name}": "org.example.Plugin"}) == f"{name}: {NOT_TAKEN[name]}"
 
 
-def test_entra_id_by_a_jvm_class_is_refused() -> None:
+def test_option_for_entra_id_by_a_jvm_class_is_refused() -> None:
     """`useAadAuth` leads to the credential provider."""
     assert problem(**{"eventhubs.useAadAuth": "true"}).startswith("useAadAuth: use fullyQualifiedNamespace")
 
 
-def test_what_has_no_effect_is_taken_and_told() -> None:
+def test_option_without_an_effect_is_taken_with_a_warning() -> None:
     """Options of the connector that mean nothing here do not stop a query, and each is told with its reason."""
     given = {f"eventhubs.{name}": "1" for name in WITHOUT_EFFECT}
     options(**given)
@@ -217,12 +217,12 @@ def test_what_has_no_effect_is_taken_and_told() -> None:
         ({"maxEventsPerTrigger": "9", "eventhubs.maxEventsPerTrigger": "8"}, "maxEventsPerTrigger: is given twice"),
     ],
 )
-def test_a_value_that_cannot_work_is_refused_by_its_option(given: dict[str, str], says: str) -> None:
+def test_option_with_a_bad_value_is_refused_by_its_name(given: dict[str, str], says: str) -> None:
     """The error names the option as users write it."""
     assert problem(**given).startswith(says)
 
 
-def test_options_of_the_other_kind_are_refused() -> None:
+def test_option_of_the_other_kind_is_refused() -> None:
     """An end for a query, or a limit for a batch, is an error and not passed over."""
     for given in ({"endingPosition": "latest"}, {"endingPositions": '{"0": 5}'}):
         with pytest.raises(ConfigurationError, match="endingPosition: is only for batches"):
@@ -232,7 +232,7 @@ def test_options_of_the_other_kind_are_refused() -> None:
             options(**{name: "5"}).for_batch()
 
 
-def test_splitting_needs_shared_receivers() -> None:
+def test_option_to_split_needs_shared_receivers() -> None:
     """Several tasks cannot read one partition exclusively: a query says so, a batch shares anyway."""
     with pytest.raises(ConfigurationError, match=r"minPartitions: .*useExclusiveReceiver=false"):
         options(minPartitions="9").for_stream()
@@ -240,7 +240,7 @@ def test_splitting_needs_shared_receivers() -> None:
     assert options(minPartitions="9").for_batch().min_partitions == 9
 
 
-def test_options_travel_and_show_no_secret() -> None:
+def test_options_are_pickled_and_show_no_secret() -> None:
     """They are pickled to executors whole, and their repr holds no key."""
     made = options(startingPosition="42", rangeCacheMemory="16MiB", maxTriggerDelay="PT5M").for_stream()
     assert pickle.loads(pickle.dumps(made)) == made
@@ -249,7 +249,7 @@ def test_options_travel_and_show_no_secret() -> None:
     assert SECRET not in repr(made) + str(made)
 
 
-def test_no_name_has_two_meanings() -> None:
+def test_option_names_have_one_meaning() -> None:
     """The options of the connection, of the source, and those that are not taken are different ones."""
     groups = [CONNECTION_OPTIONS, SOURCE_OPTIONS, WITHOUT_EFFECT, NOT_TAKEN]
     names = [name.lower() for group in groups for name in group]

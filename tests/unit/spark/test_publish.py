@@ -41,7 +41,7 @@ messages = st.builds(
 
 
 @given(messages, texts)
-def test_a_stamp_is_one_property_more(message: Message, stamp: str) -> None:
+def test_stamp_adds_or_replaces_one_property(message: Message, stamp: str) -> None:
     """A stamped event is the event with one property more, or another value of it; types and sections stay."""
     properties = {**(message.application_properties or {}), STAMP: stamp}
     found = Message.decode(stamped(message.encode(), stamp))

@@ -43,7 +43,7 @@ def _record(cache: RangeCache, key: RangeKey, pieces: list[PackedEvents], *, mem
     recording.complete()
 
 
-def test_a_range_is_found_once_it_is_complete() -> None:
+def test_find_returns_a_range_once_it_is_complete() -> None:
     """A range is served as it was recorded, and not before all of it was."""
     cache = RangeCache()
     recording = cache.record(_key(0, 20), memory=10**6, disk=0)
@@ -58,7 +58,7 @@ def test_a_range_is_found_once_it_is_complete() -> None:
     assert cache.find(_key(0, 20, "1")) is None
 
 
-def test_an_abandoned_recording_leaves_nothing() -> None:
+def test_abandoned_recording_leaves_nothing() -> None:
     """What was received in part is not served, and takes no room."""
     cache = RangeCache()
     recording = cache.record(_key(0, 20), memory=10**6, disk=0)
@@ -68,7 +68,7 @@ def test_an_abandoned_recording_leaves_nothing() -> None:
     assert (cache.find(_key(0, 20)), cache.in_memory, cache.on_disk) == (None, 0, 0)
 
 
-def test_what_memory_has_no_room_for_lies_on_disk() -> None:
+def test_range_beyond_memory_is_kept_on_disk() -> None:
     """Ranges beyond the room in memory are served from disk, whole and in order."""
     cache = RangeCache()
     ranges = {_key(0, 10, str(number)): [_piece(number), _piece(number + 100)] for number in range(6)}
@@ -82,7 +82,7 @@ def test_what_memory_has_no_room_for_lies_on_disk() -> None:
         assert _same(list(found), pieces)
 
 
-def test_a_range_larger_than_memory_is_kept_in_parts() -> None:
+def test_range_larger_than_memory_is_kept_in_parts() -> None:
     """One range may exceed the room in memory; one that exceeds both is not kept."""
     cache = RangeCache()
     pieces = [_piece(number) for number in range(9)]
@@ -94,7 +94,7 @@ def test_a_range_larger_than_memory_is_kept_in_parts() -> None:
     assert cache.find(_key(0, 10, "1")) is None
 
 
-def test_a_stream_that_moved_on_frees_what_it_passed() -> None:
+def test_recording_a_later_range_drops_earlier_ones() -> None:
     """Recording a later range of a partition drops its earlier ones, and no others."""
     cache = RangeCache()
     for key in (_key(0, 10), _key(5, 10), _key(0, 10, "1")):
@@ -104,7 +104,7 @@ def test_a_stream_that_moved_on_frees_what_it_passed() -> None:
     assert held == [_key(0, 10, "1"), _key(10, 20)]
 
 
-def test_a_begun_reading_outlives_its_range() -> None:
+def test_reading_that_began_outlives_its_range() -> None:
     """A reading that was begun ends with all of the range, though its range is dropped meanwhile."""
     cache = RangeCache()
     pieces = [_piece(number) for number in range(5)]
@@ -117,7 +117,7 @@ def test_a_begun_reading_outlives_its_range() -> None:
     assert _same([first, *found], pieces)
 
 
-def test_a_full_disk_costs_the_cache_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_disk_disables_only_the_disk_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where no file can be written, ranges beyond memory are not kept, and nothing fails."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     cache = RangeCache()
@@ -134,7 +134,7 @@ def test_a_full_disk_costs_the_cache_only(monkeypatch: pytest.MonkeyPatch, tmp_p
     memory=st.integers(1, 6000),
     disk=st.integers(0, 9000),
 )
-def test_the_bounds_hold(steps: list[tuple[str, int, bool]], memory: int, disk: int) -> None:
+def test_cache_keeps_its_bounds_in_any_history(steps: list[tuple[str, int, bool]], memory: int, disk: int) -> None:
     """Whatever is recorded, to its end or not: both bounds hold after every step, and what is found is what came."""
     cache = RangeCache()
     truth: dict[RangeKey, list[PackedEvents]] = {}

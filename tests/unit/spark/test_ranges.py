@@ -40,7 +40,7 @@ _gappy = st.sets(st.integers(0, 60), min_size=1).map(sorted)
     bounds=st.tuples(st.integers(0, 60), st.integers(0, 60)),
     sizes=st.lists(st.integers(1, 9), min_size=70, max_size=70),
 )
-def test_a_range_is_its_events_and_no_others(numbers: list[int], bounds: tuple[int, int], sizes: list[int]) -> None:
+def test_range_gives_its_events_and_no_others(numbers: list[int], bounds: tuple[int, int], sizes: list[int]) -> None:
     """However events are handed over and whatever numbers are missing: what is given is what lies in the range."""
     start, end = min(bounds), max(bounds)
     progress = _progress(start, end)
@@ -56,14 +56,14 @@ def test_a_range_is_its_events_and_no_others(numbers: list[int], bounds: tuple[i
         assert progress.is_done
 
 
-def test_a_range_ends_at_the_first_event_at_or_past_its_end() -> None:
+def test_range_ends_at_the_first_event_at_or_past_its_end() -> None:
     """Where the last event of a range is missing, the next one ends it; then nothing goes on at its end."""
     progress = _progress(3, 10)
     assert list(map(number_of, progress.received(_messages([3, 4, 12])))) == [3, 4]
     assert (progress.is_done, progress.is_at_end, progress.gap) == (True, False, 5)
 
 
-def test_a_link_that_gave_exactly_the_range_goes_on_at_its_end() -> None:
+def test_range_given_exactly_leaves_its_link_at_the_end() -> None:
     """Only where nothing behind the end was taken off a link can it serve the range that follows."""
     progress = _progress(3, 6)
     progress.received(_messages([3, 5]))
@@ -71,7 +71,7 @@ def test_a_link_that_gave_exactly_the_range_goes_on_at_its_end() -> None:
     assert (progress.is_done, progress.is_at_end) == (True, True)
 
 
-def test_numbers_that_run_backwards_are_an_error() -> None:
+def test_range_with_numbers_that_run_backwards_raises() -> None:
     """An event with a number that was passed is none of this partition's."""
     progress = _progress(3, 10)
     progress.received(_messages([3, 4, 5]))
@@ -92,7 +92,7 @@ def test_numbers_that_run_backwards_are_an_error() -> None:
         (_properties(0, -1, is_empty=True), "events up to 9 were expected, but the partition ends at -1"),
     ],
 )
-def test_what_is_missing_is_slow_or_gone(properties: PartitionProperties, told: str | None) -> None:
+def test_range_with_missing_events_is_slow_or_lost(properties: PartitionProperties, told: str | None) -> None:
     """Missing events are gone where the partition begins behind them or ends before them; else they are slow."""
     found = _progress(4, 10).missing(4, properties)
     assert found == told or (told is not None and found is not None and told in found)
@@ -103,7 +103,9 @@ def test_what_is_missing_is_slow_or_gone(properties: PartitionProperties, told: 
     [(_properties(7, 100), (7, 10)), (_properties(50, 100), (10, 10)), (_properties(0, 6), (4, 7)),
      (_properties(0, 1), (4, 4)), (_properties(0, 20, is_empty=True), (10, 10))],
 )  # fmt: skip
-def test_what_is_gone_may_be_given_up(properties: PartitionProperties, expected: tuple[int, int]) -> None:
+def test_range_without_fail_on_data_loss_waits_for_what_can_come(
+    properties: PartitionProperties, expected: tuple[int, int]
+) -> None:
     """A reader that puts up with losses waits for what can still come, and for nothing else."""
     progress = _progress(4, 10)
     progress.give_up_missing(properties)

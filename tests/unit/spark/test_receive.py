@@ -77,14 +77,14 @@ async def _attach_elsewhere(hub: FakeHub, owner_level: int | None) -> _Sink:
 
 
 @pytest.mark.parametrize("options", [_SHARED, _EXCLUSIVE])
-async def test_a_range_is_read_to_before_its_end(options: ReceiveOptions) -> None:
+async def test_receive_reads_a_range_to_before_its_end(options: ReceiveOptions) -> None:
     """Of a longer stream exactly the range comes, however large it is beside batches and prefetch."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=20_000)
     assert await _read_one(hub, 100, 19_000, options=options) == list(range(100, 19_000))
 
 
-async def test_events_that_are_not_there_yet_are_waited_for() -> None:
+async def test_receive_waits_for_events_that_are_not_there_yet() -> None:
     """A range whose last events come later is read when they are there."""
     hub = FakeHub()
     hub.publish("0", count=5)
@@ -95,7 +95,7 @@ async def test_events_that_are_not_there_yet_are_waited_for() -> None:
     assert await reading == list(range(7))
 
 
-async def test_several_ranges_are_read_at_once() -> None:
+async def test_receive_reads_several_ranges_at_once() -> None:
     """A slow partition keeps no other of the same task from being read."""
     hub = FakeHub()
     for partition in "012":
@@ -116,7 +116,7 @@ async def test_several_ranges_are_read_at_once() -> None:
     assert found == {0: 9_000, 1: 9_000, 2: 9_000}
 
 
-async def test_no_more_is_received_than_a_reader_takes() -> None:
+async def test_receive_is_bounded_by_what_the_reader_takes() -> None:
     """A reader that takes nothing has two batches made for it, and the prefetch received; the rest waits."""
     hub = FakeHub()
     hub.publish("0", count=20_000)
@@ -130,7 +130,7 @@ async def test_no_more_is_received_than_a_reader_takes() -> None:
 # ---------------------------------------------------------------------------------------------------------- links
 
 
-async def test_an_exclusive_link_serves_the_range_that_follows() -> None:
+async def test_exclusive_link_serves_the_range_that_follows() -> None:
     """A task that goes on exactly where the last one ended uses its link; nothing is attached anew."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=300)
@@ -143,7 +143,7 @@ async def test_an_exclusive_link_serves_the_range_that_follows() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 99, 101, 150])
-async def test_an_exclusive_link_serves_no_other_range(start: int) -> None:
+async def test_exclusive_link_serves_no_other_range(start: int) -> None:
     """A task that asks for any other number gets a link of its own, and the kept one is closed."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=300)
@@ -153,7 +153,7 @@ async def test_an_exclusive_link_serves_no_other_range(start: int) -> None:
     assert (len(hub.attached), hub.owner_levels("0"), len(links)) == (2, [0], 1)
 
 
-async def test_a_kept_link_that_was_stolen_is_not_used() -> None:
+async def test_kept_link_that_was_stolen_is_not_used() -> None:
     """A link that another worker's attach cut while it was idle is forgotten, takes nothing back, and is replaced."""
     hub = FakeHub()
     hub.publish("0", count=300)
@@ -166,7 +166,7 @@ async def test_a_kept_link_that_was_stolen_is_not_used() -> None:
     assert isinstance(other.error, ConsumerDisconnectedError)
 
 
-async def test_a_kept_link_that_ended_stays_closed_until_it_is_asked_for() -> None:
+async def test_kept_link_that_ended_is_not_reopened_by_itself() -> None:
     """An idle link that the service closes is not opened again by itself."""
     hub = FakeHub()
     hub.publish("0", count=300)
@@ -178,7 +178,7 @@ async def test_a_kept_link_that_ended_stays_closed_until_it_is_asked_for() -> No
     assert await _read_one(hub, 100, 200, links=links) == list(range(100, 200))
 
 
-async def test_a_shared_link_is_closed_at_the_end_of_its_task() -> None:
+async def test_shared_link_is_closed_at_the_end_of_its_task() -> None:
     """Without an owner level no link stays: idle ones in many workers would pass the limit of five readers."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=300)
@@ -188,7 +188,7 @@ async def test_a_shared_link_is_closed_at_the_end_of_its_task() -> None:
         assert (hub.owner_levels("0"), len(links)) == ([], 0)
 
 
-async def test_links_of_other_options_are_not_mixed_up() -> None:
+async def test_kept_link_serves_its_own_options_only() -> None:
     """A kept link serves its own consumer group and owner level only."""
     hub = FakeHub(consumer_groups=("$Default", "other"))
     hub.publish("0", count=200)
@@ -199,7 +199,7 @@ async def test_links_of_other_options_are_not_mixed_up() -> None:
     assert [spec.consumer_group for spec in hub.attached] == ["$Default", "other"]
 
 
-async def test_a_link_stolen_at_work_fails_the_task() -> None:
+async def test_receive_fails_when_its_link_is_stolen() -> None:
     """A reader that takes the partition during a task ends it with an error that says so, and nothing is kept."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -212,7 +212,7 @@ async def test_a_link_stolen_at_work_fails_the_task() -> None:
     assert len(links) == 0
 
 
-async def test_a_lost_link_is_opened_after_the_last_event() -> None:
+async def test_receive_reopens_a_lost_link_after_the_last_event() -> None:
     """A link or connection that is lost in mid-range costs nothing and repeats nothing."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=3000)
@@ -227,7 +227,7 @@ async def test_a_lost_link_is_opened_after_the_last_event() -> None:
     assert await reading == [list(range(6000))]
 
 
-async def test_a_task_that_is_cancelled_leaves_no_link() -> None:
+async def test_receive_that_is_cancelled_leaves_no_link() -> None:
     """Receiving that is broken off detaches its links and keeps none: they stand at no known number."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=100)
@@ -244,7 +244,7 @@ async def test_a_task_that_is_cancelled_leaves_no_link() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_one_range_that_fails_ends_the_others() -> None:
+async def test_receive_fails_with_the_first_range_that_fails() -> None:
     """The first failure is the task's, and no link of any range is left behind."""
     hub = FakeHub(partitions=2)
     hub.publish("0", count=100)
@@ -255,7 +255,7 @@ async def test_one_range_that_fails_ends_the_others() -> None:
     assert hub.owner_levels("0") == []
 
 
-async def test_a_service_that_cannot_be_reached_fails_the_task() -> None:
+async def test_receive_fails_where_the_service_cannot_be_reached() -> None:
     """A task that never gets a link gives up after the time to start; Spark tries it again elsewhere."""
     hub = FakeHub()
     hub.refuse(ConnectionLostError("no way"), times=float("inf"))
@@ -271,7 +271,7 @@ def _lossy(**more: Any) -> ReceiveOptions:
 
 
 @pytest.mark.parametrize("options", [_SHARED, _EXCLUSIVE, _lossy()])
-async def test_compacted_events_are_no_loss(options: ReceiveOptions) -> None:
+async def test_receive_of_a_compacted_range_is_no_loss(options: ReceiveOptions) -> None:
     """Numbers that a compacted hub left out fail nothing, and a range ends at the first event at or past its end."""
     hub = FakeHub()
     hub.publish("0", count=100)
@@ -287,7 +287,7 @@ async def test_compacted_events_are_no_loss(options: ReceiveOptions) -> None:
 
 
 @pytest.mark.parametrize(("first", "problem"), [(30, "events 10 to 29 are gone"), (100, "events 10 to 99 are gone")])
-async def test_events_that_retention_took_fail_the_task(first: int, problem: str) -> None:
+async def test_receive_of_events_removed_by_retention_fails(first: int, problem: str) -> None:
     """Events that are gone are an error that names them, whether others of the range are left or not."""
     hub = FakeHub()
     hub.publish("0", count=100)
@@ -296,7 +296,7 @@ async def test_events_that_retention_took_fail_the_task(first: int, problem: str
         await _read_one(hub, 10, 100)
 
 
-async def test_events_that_are_gone_may_be_put_up_with(caplog: pytest.LogCaptureFixture) -> None:
+async def test_receive_without_fail_on_data_loss_warns_of_removed_events(caplog: pytest.LogCaptureFixture) -> None:
     """Without `fail_on_data_loss` what is left is read, and a warning names what is not."""
     hub = FakeHub()
     hub.publish("0", count=100)
@@ -311,7 +311,7 @@ async def test_events_that_are_gone_may_be_put_up_with(caplog: pytest.LogCapture
     ]
 
 
-async def test_a_partition_that_ends_before_the_range_is_another_one() -> None:
+async def test_receive_beyond_the_end_of_a_recreated_hub_fails() -> None:
     """Where a hub was made anew, events that were due never come: the task fails instead of waiting for ever."""
     hub = FakeHub()
     hub.publish("0", count=20)
@@ -321,7 +321,7 @@ async def test_a_partition_that_ends_before_the_range_is_another_one() -> None:
     assert await _read_one(hub, 50, 100, options=_lossy()) == []
 
 
-async def test_a_slow_partition_is_waited_for() -> None:
+async def test_receive_waits_for_a_slow_partition() -> None:
     """Silence alone is no loss: a partition that holds the events is given the time it takes."""
     hub = FakeHub()
     hub.publish("0", count=20)

@@ -167,14 +167,14 @@ _columns = st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True)
 
 
 @given(messages=st.lists(_messages(), max_size=5), columns=_columns)
-def test_rows_are_what_the_general_decoder_reads(messages: list[bytes], columns: list[str]) -> None:
+def test_rows_equal_those_of_the_general_decoder(messages: list[bytes], columns: list[str]) -> None:
     """For any messages, side by side in one batch, and any columns in any order: the same values, in Spark's types."""
     expected = [_expected(raw) for raw in messages]
     assert _rows(messages, columns) == [{name: row[name] for name in columns} for row in expected]
 
 
 @given(message=_messages(), other=_messages(), data=st.data(), columns=_columns)
-def test_a_damaged_message_is_an_error_or_read_as_the_general_decoder_does(
+def test_rows_of_a_damaged_message_equal_the_general_decoder(
     message: bytes, other: bytes, data: st.DataObject, columns: list[str]
 ) -> None:
     """A message cut off or with a byte changed gives the general decoder's row, or `EventError` where that has none.
@@ -218,7 +218,7 @@ def _event(number: int, **more: Any) -> bytes:
         (Described(Symbol("d"), 1), '{"descriptor":"d","value":1}'),
     ],
 )  # fmt: skip
-def test_text_stays_text_and_the_rest_is_json(value: Any, text: str | None) -> None:
+def test_rows_keep_text_and_write_other_values_as_json(value: Any, text: str | None) -> None:
     """Text and unsigned integers are kept as they are; everything else is JSON that a reader can parse."""
     assert text_of(value) == text
     assert _rows([_event(1, properties={"p": value})], ["properties"]) == [{"properties": {"p": text}}] or isinstance(
@@ -236,13 +236,13 @@ def test_text_stays_text_and_the_rest_is_json(value: Any, text: str | None) -> N
         ({"body": None, "sequence": [1, "a"]}, b'[1,"a"]'),
     ],
 )  # fmt: skip
-def test_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
+def test_rows_have_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
     """Data is given as it is; a value or a sequence as its text."""
     assert _rows([_event(1, **body)], ["body"]) == [{"body": expected}]
 
 
 @pytest.mark.parametrize("moment", [0, -1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1, -(2**63)])
-def test_times_beyond_the_calendar_are_its_ends(moment: int) -> None:
+def test_rows_clamp_times_beyond_the_calendar(moment: int) -> None:
     """An enqueued time that no `datetime` holds is the nearest that one does, as the general decoder says."""
     raw = _event(1)
     at = raw.index(ENQUEUED_TIME.encode()) + len(ENQUEUED_TIME) + 1
@@ -251,7 +251,7 @@ def test_times_beyond_the_calendar_are_its_ends(moment: int) -> None:
     assert _rows([raw, far], ["enqueuedTime"])[1] == {"enqueuedTime": row["enqueuedTime"]}
 
 
-def test_usual_messages_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_usual_messages_need_no_general_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the usual forms, mixed and with any of the columns, never meet the general decoder."""
     messages = [
         _event(1),
@@ -270,7 +270,7 @@ def test_usual_messages_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPat
         assert _rows(messages, list(COLUMNS)) == expected
 
 
-def test_columns_that_are_not_read_are_not_decoded() -> None:
+def test_rows_decode_only_the_columns_that_are_read() -> None:
     """A message whose properties are damaged gives the columns that are asked for."""
     raw = _event(1, properties={"name": "value"})
     damaged = raw.replace(encode("value"), b"\xa1\x05\xff\xff\xff\xff\xff")
@@ -292,7 +292,7 @@ def _with_section(code: int, kind: int, count: int, content: bytes) -> bytes:
 _A, _ONE, _TWO = encode("a"), encode("1"), encode("2")
 
 
-def test_a_name_that_stands_twice_is_a_key_once() -> None:
+def test_rows_take_the_later_value_of_a_repeated_name() -> None:
     """Of two values under one name the later is given, as a dictionary has it: Spark's maps have a key once."""
     raw = _with_section(0x74, 0xC1, 4, _A + _ONE + _A + _TWO)
     assert _rows([_event(0), raw, _event(2)], ["properties"])[1] == {"properties": {"a": "2"}}
@@ -307,9 +307,7 @@ def test_a_name_that_stands_twice_is_a_key_once() -> None:
         (0x73, 0xC0, 14, b"\x40" * 14),
     ],
 )  # fmt: skip
-def test_a_map_or_list_that_does_not_fit_its_items_is_an_error(
-    code: int, kind: int, count: int, content: bytes
-) -> None:
+def test_rows_of_a_map_that_does_not_fit_its_items_raise(code: int, kind: int, count: int, content: bytes) -> None:
     """Items beyond their section, and sections beyond their items, are refused as the general decoder refuses them."""
     raw = _with_section(code, kind, count, content)
     with pytest.raises(EventError):
@@ -318,6 +316,6 @@ def test_a_map_or_list_that_does_not_fit_its_items_is_an_error(
         _rows([_event(0), raw, _event(2)], ["properties" if code == 0x74 else "systemProperties"])
 
 
-def test_no_rows_are_a_batch_too() -> None:
+def test_rows_of_no_events_are_an_empty_batch() -> None:
     """No events make an empty batch with the right schema."""
     assert _rows([], list(COLUMNS)) == []

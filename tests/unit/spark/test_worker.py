@@ -47,7 +47,7 @@ class _Ending:
             raise
 
 
-def test_a_thread_gets_what_a_coroutine_returns_or_raises() -> None:
+def test_run_returns_or_raises_what_the_coroutine_does() -> None:
     """Results and errors come through; every thread is served by one loop."""
 
     async def where() -> int:
@@ -65,7 +65,7 @@ def test_a_thread_gets_what_a_coroutine_returns_or_raises() -> None:
         worker.run(fail())
 
 
-def test_a_coroutine_that_takes_too_long_is_cancelled_and_has_ended() -> None:
+def test_run_beyond_its_time_cancels_the_coroutine() -> None:
     """When the time is up the caller gets an error, after the coroutine's end."""
     ending = _Ending()
     with pytest.raises(ServiceTimeoutError):
@@ -73,7 +73,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_and_has_ended() -> None:
     assert ending.was_cancelled
 
 
-def test_a_time_out_of_the_coroutines_own_comes_through() -> None:
+def test_run_passes_a_time_out_of_the_coroutine_on() -> None:
     """An error of the coroutine is not taken for the caller's time-out."""
 
     async def fail() -> None:
@@ -83,7 +83,7 @@ def test_a_time_out_of_the_coroutines_own_comes_through() -> None:
         worker.run(fail(), timeout=60)
 
 
-def test_an_interrupted_caller_cancels_its_coroutine() -> None:
+def test_run_interrupted_cancels_its_coroutine() -> None:
     """A signal that raises in the waiting thread ends what it waited for."""
     ending = _Ending()
 
@@ -106,7 +106,7 @@ def test_an_interrupted_caller_cancels_its_coroutine() -> None:
     assert ending.was_cancelled
 
 
-def test_the_loop_cannot_wait_for_itself() -> None:
+def test_run_on_the_loops_own_thread_is_refused() -> None:
     """A call on the loop's own thread, which would never return, is refused."""
 
     async def nested() -> None:
@@ -127,7 +127,7 @@ def test_hubs_of_one_namespace_share_a_connection() -> None:
         worker.run(first.get_hub_properties("telemetry"))
 
 
-def test_there_is_one_of_a_kind() -> None:
+def test_shared_object_is_the_same_until_the_loop_is_closed() -> None:
     """Every caller gets the same object, until the loop is closed."""
     first = worker.once(_Ending)
     assert worker.once(_Ending) is first
@@ -135,7 +135,7 @@ def test_there_is_one_of_a_kind() -> None:
     assert worker.once(_Ending) is not first
 
 
-def test_closing_twice_is_fine_and_the_next_use_begins_anew() -> None:
+def test_close_twice_is_fine_and_the_next_use_begins_anew() -> None:
     """A closed loop is followed by another."""
     thread = worker.run(_thread())
     worker.close()

@@ -12,7 +12,7 @@ import eventpump.testing.clock
 from eventpump.testing.clock import DeadlockError, VirtualClock, VirtualTimeLoop
 
 
-async def test_an_hour_passes_at_once(clock: VirtualClock) -> None:
+async def test_sleep_of_an_hour_passes_at_once(clock: VirtualClock) -> None:
     """A timer an hour away comes without an hour's wait, and the clock says an hour."""
     began, began_virtual = time.monotonic(), clock.monotonic()
     await asyncio.sleep(3600)
@@ -32,13 +32,13 @@ async def test_timers_keep_their_order() -> None:
     assert woken == [1.0, 2.0, 3.0]
 
 
-def test_waiting_for_nothing_is_an_error() -> None:
+def test_wait_for_nothing_raises() -> None:
     """A task that waits for what cannot happen ends the run with an error."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, pytest.raises(DeadlockError):
         runner.run(asyncio.Event().wait())
 
 
-async def test_threads_are_waited_for(clock: VirtualClock) -> None:
+async def test_executor_work_ends_before_time_moves_on(clock: VirtualClock) -> None:
     """Work in the executor finishes before virtual time moves on."""
     began = clock.monotonic()
     async with asyncio.timeout(5):
@@ -46,7 +46,7 @@ async def test_threads_are_waited_for(clock: VirtualClock) -> None:
     assert clock.monotonic() == began
 
 
-def test_the_end_waits_for_threads_in_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_loop_waits_for_threads_in_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that ends waits for a thread whose work was cancelled, and no virtual time passes meanwhile."""
     monkeypatch.setattr(eventpump.testing.clock, "_DEADLOCK_AFTER", 0.0)
     loop, release, ended = VirtualTimeLoop(), threading.Event(), threading.Event()
@@ -66,7 +66,7 @@ def test_the_end_waits_for_threads_in_real_time(monkeypatch: pytest.MonkeyPatch)
     assert loop.time() == began
 
 
-async def test_blocking_moves_the_clock(clock: VirtualClock) -> None:
+async def test_block_of_the_loop_moves_the_clock(clock: VirtualClock) -> None:
     """A task that blocks the loop is seen by the clock, without a wait."""
     began = clock.monotonic()
     clock.block(12)

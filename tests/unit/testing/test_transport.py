@@ -47,7 +47,7 @@ async def _open(
     return await FakeTransport(hub).open_receive_link(spec, sink), sink
 
 
-async def test_a_link_starts_without_credit_and_keeps_to_it() -> None:
+async def test_link_starts_without_credit_and_keeps_to_it() -> None:
     """Nothing comes before credit is given, and no more than it."""
     hub = FakeHub()
     hub.publish("0", count=10)
@@ -74,7 +74,7 @@ async def test_credit_counts_from_what_has_arrived() -> None:
     assert len(sink.numbers) == 10
 
 
-async def test_epochs_decide_who_reads() -> None:
+async def test_attach_with_a_higher_epoch_takes_the_partition() -> None:
     """An equal or higher owner level takes the partition; a lower one, and none, is refused."""
     hub = FakeHub()
     _, first = await _open(hub)
@@ -88,7 +88,7 @@ async def test_epochs_decide_who_reads() -> None:
     assert hub.owner_levels("0") == [3]
 
 
-async def test_five_share_a_partition() -> None:
+async def test_attach_of_a_sixth_shared_reader_is_refused() -> None:
     """A sixth reader without an owner level is refused."""
     hub = FakeHub()
     links = [(await _open(hub))[0] for _ in range(5)]
@@ -98,7 +98,7 @@ async def test_five_share_a_partition() -> None:
     await _open(hub)
 
 
-async def test_nothing_comes_after_a_close_or_a_detach() -> None:
+async def test_sink_gets_nothing_after_a_close_or_detach() -> None:
     """What is on its way when a link ends never reaches the sink."""
     hub = FakeHub(latency=1.0)
     hub.publish("0", count=4)
@@ -116,7 +116,7 @@ async def test_nothing_comes_after_a_close_or_a_detach() -> None:
     assert isinstance(cut.error, LinkDetachedError)
 
 
-async def test_a_stalled_partition_is_silent() -> None:
+async def test_stalled_partition_is_silent_until_resumed() -> None:
     """A stall looks like an idle link; resumed, everything comes."""
     hub = FakeHub()
     link, sink = await _open(hub)
@@ -130,7 +130,7 @@ async def test_a_stalled_partition_is_silent() -> None:
     assert sink.numbers == [0, 1]
 
 
-async def test_sent_events_are_stored() -> None:
+async def test_send_stores_events_with_the_services_annotations() -> None:
     """Events sent to a partition, by key and in a batch come out with what the service adds."""
     hub = FakeHub()
     transport = FakeTransport(hub)
@@ -150,7 +150,7 @@ async def test_sent_events_are_stored() -> None:
     assert (await transport.get_partition_properties(hub.name, "2")).last_enqueued_sequence_number >= 2
 
 
-async def test_refusals_are_as_often_as_said() -> None:
+async def test_refusal_is_used_up_and_concerns_what_it_names() -> None:
     """A scripted refusal is used up, and concerns what it names."""
     hub = FakeHub()
     hub.refuse(ServiceBusyError("busy"), times=2)
@@ -165,7 +165,7 @@ async def test_refusals_are_as_often_as_said() -> None:
     await link.send(EventData("x").encode())
 
 
-async def test_what_does_not_exist_is_refused() -> None:
+async def test_call_for_what_does_not_exist_is_refused() -> None:
     """Hub, partition, size and a closed transport are refused as the service and the port say."""
     hub = FakeHub(max_message_size=1000)
     transport = FakeTransport(hub)

@@ -47,7 +47,7 @@ async def transport(service: Service) -> AsyncIterator[NativeTransport]:
 # ------------------------------------------------------------------------------------------------ receiving
 
 
-async def test_a_read_is_one_hand_off(service: Service, transport: NativeTransport) -> None:
+async def test_sink_is_called_once_per_read(service: Service, transport: NativeTransport) -> None:
     """However many messages one read holds, a sink is called once for them, with the list as it is."""
     link, sink = await open_reader(transport)
     link.set_credit(500)
@@ -58,7 +58,7 @@ async def test_a_read_is_one_hand_off(service: Service, transport: NativeTranspo
     assert [len(batch) for batch in sink.batches] == [sent] == [300]
 
 
-async def test_a_message_in_many_frames(service: Service, transport: NativeTransport) -> None:
+async def test_message_in_many_frames_arrives_whole(service: Service, transport: NativeTransport) -> None:
     """A message larger than a frame arrives whole, in both directions."""
     link, sink = await open_reader(transport)
     link.set_credit(1)
@@ -73,7 +73,7 @@ async def test_a_message_in_many_frames(service: Service, transport: NativeTrans
     assert service.stored == [largest]
 
 
-async def test_unsettled_messages_are_accepted(
+async def test_unsettled_messages_are_accepted_once_per_read(
     service: Service, transport: NativeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that wants its messages settled gets them accepted, in one disposition a read."""
@@ -100,7 +100,7 @@ async def test_unsettled_messages_are_accepted(
     assert dispositions == [[Accepted()] * 3, [Accepted()] * 2]
 
 
-async def test_a_link_closed_in_a_read_gets_nothing_of_it(service: Service, transport: NativeTransport) -> None:
+async def test_link_closed_within_a_read_gets_no_more_of_it(service: Service, transport: NativeTransport) -> None:
     """A sink that closes another link in its own call keeps from that one what the same read brought for it."""
 
     class Closing(RecordingSink):
@@ -122,7 +122,7 @@ async def test_a_link_closed_in_a_read_gets_nothing_of_it(service: Service, tran
     assert service.connection.detached == ["1"]
 
 
-async def test_a_detach_tells_why(service: Service, transport: NativeTransport) -> None:
+async def test_detach_by_the_service_reports_its_condition_once(service: Service, transport: NativeTransport) -> None:
     """A link the service ends tells the sink once, with condition, address and tracking id; the others go on."""
     _, sink = await open_reader(transport, "0")
     other, unharmed = await open_reader(transport, "1")
@@ -145,7 +145,7 @@ async def test_a_detach_tells_why(service: Service, transport: NativeTransport) 
     assert sink.late == 0
 
 
-async def test_a_refused_attach_tells_why(service: Service, transport: NativeTransport) -> None:
+async def test_attach_that_is_refused_raises_its_condition(service: Service, transport: NativeTransport) -> None:
     """A refusal raises the error of its condition, and the sink is told nothing."""
     service.script.refuse_attach["0"] = AmqpError("amqp:not-found", "The messaging entity 'x' could not be found.")
     sink = RecordingSink()
@@ -154,7 +154,7 @@ async def test_a_refused_attach_tells_why(service: Service, transport: NativeTra
     assert sink.errors == []
 
 
-async def test_a_link_that_ends_while_it_opens_is_told_once(service: Service, transport: NativeTransport) -> None:
+async def test_attach_detached_in_the_same_read_raises(service: Service, transport: NativeTransport) -> None:
     """Attached and detached in one read, a link is an error of the opening, and nothing the sink hears of."""
     for script in (service.script.detach_at_once,):
         script["0"] = script["Partitions/0"] = FORCED
@@ -166,7 +166,7 @@ async def test_a_link_that_ends_while_it_opens_is_told_once(service: Service, tr
     assert sink.errors == []
 
 
-async def test_an_ended_token_ends_no_reader(service: Service, transport: NativeTransport) -> None:
+async def test_detach_for_an_expired_token_can_be_reopened(service: Service, transport: NativeTransport) -> None:
     """A link the service ends for its token may be opened again, and then another token is put first."""
     _, sink = await open_reader(transport)
     tokens = len(service.tokens)
@@ -178,7 +178,7 @@ async def test_an_ended_token_ends_no_reader(service: Service, transport: Native
     assert len(service.tokens) == tokens + 1
 
 
-async def test_a_service_that_does_not_answer_a_detach_is_not_waited_for(
+async def test_close_of_a_link_waits_a_bounded_time_for_the_detach(
     service: Service, transport: NativeTransport
 ) -> None:
     """Closing a link detaches it, and waits for the answer of a silent service for a few seconds only."""
@@ -195,7 +195,7 @@ async def test_a_service_that_does_not_answer_a_detach_is_not_waited_for(
 # -------------------------------------------------------------------------------------------------- sending
 
 
-async def test_no_message_goes_without_credit(service: Service, transport: NativeTransport) -> None:
+async def test_send_without_credit_waits_in_order(service: Service, transport: NativeTransport) -> None:
     """As many messages go out as the service gave credit for, in the order of the calls; the rest wait."""
     service.script.credit = 0
     # The token node needs its own.
@@ -219,7 +219,7 @@ async def _with_credit(service: Service, transport: NativeTransport) -> None:
     service.script.credit = 0
 
 
-async def test_a_cancelled_send_leaves_its_turn_to_the_next(service: Service, transport: NativeTransport) -> None:
+async def test_send_cancelled_without_credit_passes_its_turn_on(service: Service, transport: NativeTransport) -> None:
     """Cancelled while it waits for credit, a message is never sent, and its credit serves the one behind it."""
     await _with_credit(service, transport)
     link = await open_sender(transport)
@@ -235,7 +235,7 @@ async def test_a_cancelled_send_leaves_its_turn_to_the_next(service: Service, tr
     assert service.stored == [event(b"1"), event(b"2")]
 
 
-async def test_a_send_cancelled_in_flight_disturbs_nothing(service: Service, transport: NativeTransport) -> None:
+async def test_send_cancelled_in_flight_affects_no_other(service: Service, transport: NativeTransport) -> None:
     """The outcome of a message whose sender gave up is nobody's; the next send has its own."""
     link = await open_sender(transport)
     service.script.hold_messages.add("Partitions/0")
@@ -261,7 +261,7 @@ async def test_a_send_cancelled_in_flight_disturbs_nothing(service: Service, tra
     ],
     ids=["busy", "not allowed", "without a reason", "released", "modified"],
 )
-async def test_every_outcome_ends_a_send(
+async def test_send_ends_with_every_outcome(
     service: Service, transport: NativeTransport, outcome: object, kind: type[ServiceError], recovery: Recovery
 ) -> None:
     """Whatever the service answers, a send ends, with the error that stands for it; the link serves the next."""
@@ -279,7 +279,7 @@ async def test_every_outcome_ends_a_send(
     await link.send(event())
 
 
-async def test_one_disposition_ends_many_sends(service: Service, transport: NativeTransport) -> None:
+async def test_disposition_over_a_range_ends_every_send_in_it(service: Service, transport: NativeTransport) -> None:
     """A disposition over a range ends every send in it, and no other."""
     link = await open_sender(transport)
     service.script.hold_messages.add("Partitions/0")
@@ -295,9 +295,7 @@ async def test_one_disposition_ends_many_sends(service: Service, transport: Nati
         await sends[4]
 
 
-async def test_a_slow_service_gets_messages_in_order_and_no_faster(
-    service: Service, transport: NativeTransport
-) -> None:
+async def test_send_to_a_slow_service_waits_in_the_link_in_order(service: Service, transport: NativeTransport) -> None:
     """While the service does not read, messages wait in the link, not in the stream; then they go in their order."""
     link = await open_sender(transport)
     stream = service.connection.stream.peer
@@ -313,7 +311,7 @@ async def test_a_slow_service_gets_messages_in_order_and_no_faster(
     assert service.stored == [event(body + b"%d" % number) for number in range(51)]
 
 
-async def test_a_drain_is_answered(service: Service, transport: NativeTransport) -> None:
+async def test_drain_is_answered(service: Service, transport: NativeTransport) -> None:
     """Asked to drain, a link uses or gives up its credit, and says so; new credit serves it again."""
     link = await open_sender(transport)
     there = service.connection.only("Partitions/0")
@@ -329,7 +327,7 @@ async def test_a_drain_is_answered(service: Service, transport: NativeTransport)
     await send
 
 
-async def test_a_send_without_an_answer_ends_in_time(service: Service, transport: NativeTransport) -> None:
+async def test_send_without_an_answer_ends_in_time(service: Service, transport: NativeTransport) -> None:
     """With no outcome, or no credit, within the time-out, a send says which, and asks for another link."""
     await _with_credit(service, transport)
     without, link = await open_sender(transport, "1"), await open_sender(transport)
@@ -343,7 +341,7 @@ async def test_a_send_without_an_answer_ends_in_time(service: Service, transport
         assert outcome.recovery is Recovery.RELINK
 
 
-async def test_closing_fails_what_waits_at_once(service: Service, transport: NativeTransport) -> None:
+async def test_close_fails_waiting_sends_at_once(service: Service, transport: NativeTransport) -> None:
     """`aclose` fails the sends that wait before the service has answered anything."""
     link = await open_sender(transport)
     service.script.hold_messages.add("Partitions/0")
@@ -358,7 +356,7 @@ async def test_closing_fails_what_waits_at_once(service: Service, transport: Nat
     await closing
 
 
-async def test_the_end_of_a_link_fails_what_waits(service: Service, transport: NativeTransport) -> None:
+async def test_detach_fails_waiting_sends(service: Service, transport: NativeTransport) -> None:
     """Detached, with messages in flight and others waiting for credit, all of them fail, and later ones at once."""
     await _with_credit(service, transport)
     link = await open_sender(transport)
@@ -385,7 +383,7 @@ async def _open_at_last(transport: NativeTransport) -> ClientSendLink:
 
 @pytest.mark.parametrize("how", ["cancelled", "lost", "muted", "closed"])
 @pytest.mark.parametrize("moment", ["begin", "attach", "token", "credit", "in flight", "read"])
-async def test_every_wait_can_be_broken_off(service: Service, moment: str, how: str) -> None:
+async def test_wait_that_is_cancelled_cut_or_closed_leaves_nothing(service: Service, moment: str, how: str) -> None:
     """At each await on the way: cancelled, cut, silenced or closed, it ends, leaves nothing, and the next try works."""
     transport = service.transport(idle_timeout=15.0)
     script = service.script

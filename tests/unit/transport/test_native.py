@@ -65,7 +65,7 @@ def drop_after(service: Service, turns: int) -> None:
     service.script.connect = connect
 
 
-async def test_one_connection_carries_all(service: Service) -> None:
+async def test_connection_is_shared_by_all_links(service: Service) -> None:
     """Links and reads that begin together, of any kind, share one attempt and one connection."""
     transport = service.transport()
     await asyncio.gather(
@@ -78,7 +78,7 @@ async def test_one_connection_carries_all(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_failed_attempt_is_everybodys(service: Service) -> None:
+async def test_connect_that_fails_raises_to_all_who_wait(service: Service) -> None:
     """Those who wait for one attempt all learn of its failure, with its reason."""
     transport = service.transport()
     service.script.connect = refused
@@ -91,7 +91,7 @@ async def test_a_failed_attempt_is_everybodys(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_attempts_are_spaced_by_the_back_off(service: Service) -> None:
+async def test_connect_attempts_are_spaced_by_the_back_off(service: Service) -> None:
     """However often it is asked, it tries to connect after delays that double up to their maximum."""
     transport = service.transport(retry=RETRY)
     service.script.connect = refused
@@ -101,7 +101,7 @@ async def test_attempts_are_spaced_by_the_back_off(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_only_real_success_ends_the_back_off(service: Service) -> None:
+async def test_connect_back_off_ends_only_with_a_link(service: Service) -> None:
     """A connection that opens and dies before it was of use is a failure; a link on one begins the delays anew."""
     transport = service.transport(retry=RETRY)
     script = service.script
@@ -129,7 +129,7 @@ async def test_only_real_success_ends_the_back_off(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_long_lived_connection_is_made_again_at_once(service: Service) -> None:
+async def test_connect_after_a_long_lived_connection_is_immediate(service: Service) -> None:
     """Lost after it served for long, a connection is replaced without delay."""
     transport = service.transport(retry=RETRY)
     _, sink = await open_reader(transport)
@@ -142,7 +142,7 @@ async def test_a_long_lived_connection_is_made_again_at_once(service: Service) -
     await transport.aclose()
 
 
-async def test_one_who_gives_up_does_not_end_the_attempt(service: Service) -> None:
+async def test_connect_whose_caller_is_cancelled_goes_on(service: Service) -> None:
     """Cancelled while it is connecting, a caller leaves the attempt to the others, and to those who come next."""
     transport = service.transport()
     gate = asyncio.Event()
@@ -162,7 +162,7 @@ async def test_one_who_gives_up_does_not_end_the_attempt(service: Service) -> No
 
 
 @pytest.mark.parametrize("moment", ["dialling", "opening", "waiting"])
-async def test_closed_while_connecting(service: Service, moment: str) -> None:
+async def test_close_while_connecting_raises_to_all_who_wait(service: Service, moment: str) -> None:
     """Closing ends an attempt at every stage; those who waited for it get an error, and are not cancelled."""
     transport = service.transport()
     if moment == "waiting":
@@ -182,7 +182,7 @@ async def test_closed_while_connecting(service: Service, moment: str) -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 50])
-async def test_a_cancelled_close_drops_the_connection(service: Service, turns: int) -> None:
+async def test_close_that_is_cancelled_drops_the_connection(service: Service, turns: int) -> None:
     """`aclose` that is cancelled while the service does not answer leaves neither stream nor task."""
     transport = service.transport()
     await open_reader(transport)
@@ -196,7 +196,7 @@ async def test_a_cancelled_close_drops_the_connection(service: Service, turns: i
     assert service.connection.stream.peer.is_lost
 
 
-async def test_no_answer_to_the_connection(service: Service) -> None:
+async def test_connect_without_an_answer_ends_in_time(service: Service) -> None:
     """A service that does not take or open the connection in time is an error, and the stream is dropped."""
     transport = service.transport(operation_timeout=5.0)
     service.script.connect = never
@@ -214,7 +214,7 @@ async def test_no_answer_to_the_connection(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_half_open_connection_is_noticed(service: Service) -> None:
+async def test_connection_half_open_ends_after_the_idle_time_out(service: Service) -> None:
     """When nothing comes any more, links end after the idle time-out, and the next one is on a new connection."""
     transport = service.transport(idle_timeout=30.0)
     service.config = replace(service.config, idle_timeout=30.0)
@@ -231,7 +231,7 @@ async def test_a_half_open_connection_is_noticed(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_service_that_only_beats_is_given_up(service: Service) -> None:
+async def test_connection_with_heartbeats_only_is_replaced(service: Service) -> None:
     """A connection whose heart beats, and on which nothing is answered for the idle time-out, is made again."""
     transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
     _, sink = await open_reader(transport, "0")
@@ -256,7 +256,7 @@ async def _beat(service: Service) -> None:
         service.connection.flush()
 
 
-async def test_one_stuck_attach_harms_no_other(service: Service) -> None:
+async def test_attach_without_an_answer_affects_no_other(service: Service) -> None:
     """While other links are answered, a partition whose attach is not costs nobody the connection."""
     transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
     service.config = replace(service.config, idle_timeout=30.0)
@@ -276,7 +276,7 @@ async def test_one_stuck_attach_harms_no_other(service: Service) -> None:
 
 
 @pytest.mark.parametrize("handle_max", [0, 1, 2, 7])
-async def test_links_spread_over_sessions(service: Service, handle_max: int) -> None:
+async def test_links_are_spread_over_sessions(service: Service, handle_max: int) -> None:
     """No session carries more links than the service allows, however few; all of them work."""
     service.config = replace(service.config, handle_max=handle_max)
     transport = service.transport()
@@ -293,7 +293,7 @@ async def test_links_spread_over_sessions(service: Service, handle_max: int) -> 
     await transport.aclose()
 
 
-async def test_a_full_connection_says_so(service: Service) -> None:
+async def test_attach_on_a_full_connection_is_refused(service: Service) -> None:
     """With every channel and handle in use, another link is refused, and those there are go on."""
     service.config = ConnectionConfig(container_id="small", idle_timeout=None, channel_max=1, handle_max=1)
     transport = service.transport()
@@ -305,7 +305,7 @@ async def test_a_full_connection_says_so(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_session_that_ends_takes_its_links_along(service: Service) -> None:
+async def test_session_that_ends_takes_its_links_along(service: Service) -> None:
     """Links learn of the end of their session; links opened then, and those of other sessions, work."""
     service.config = replace(service.config, handle_max=1)
     transport = service.transport()
@@ -323,7 +323,7 @@ async def test_a_session_that_ends_takes_its_links_along(service: Service) -> No
     await transport.aclose()
 
 
-async def test_a_connection_closed_by_the_service_tells_why(service: Service) -> None:
+async def test_connection_closed_by_the_service_reports_its_condition(service: Service) -> None:
     """The condition and words of a close reach every link; the next one connects again."""
     transport = service.transport()
     sinks = [(await open_reader(transport, str(number)))[1] for number in range(3)]
@@ -339,7 +339,7 @@ async def test_a_connection_closed_by_the_service_tells_why(service: Service) ->
     await transport.aclose()
 
 
-async def test_a_close_is_final_only_where_nothing_worked_before(service: Service) -> None:
+async def test_connection_close_is_final_only_before_first_use(service: Service) -> None:
     """A condition to give up on is that where the service closes at once; on a connection of use it means another."""
     transport = service.transport()
     _, sink = await open_reader(transport)
@@ -369,7 +369,7 @@ async def test_a_close_is_final_only_where_nothing_worked_before(service: Servic
     await transport.aclose()
 
 
-async def test_a_storm_of_drops_loses_no_task(service: Service) -> None:
+async def test_connection_dropped_again_and_again_recovers_without_a_task(service: Service) -> None:
     """Cut again and again while many links open, every opening ends, attempts stay apart, and at last all work."""
     transport = service.transport(retry=RETRY)
 
@@ -400,7 +400,7 @@ async def test_a_storm_of_drops_loses_no_task(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_ca_file_that_cannot_be_read_is_named() -> None:
+async def test_ca_file_that_cannot_be_read_is_named() -> None:
     """A CA file without a certificate is a mistake in the settings, said as such before anything is dialled."""
     from pathlib import Path
 
@@ -422,7 +422,7 @@ async def test_a_ca_file_that_cannot_be_read_is_named() -> None:
     await transport.aclose()
 
 
-async def test_use_after_closing(service: Service) -> None:
+async def test_attach_after_close_is_refused(service: Service) -> None:
     """Closed, a transport makes no connection any more."""
     transport = service.transport()
     await transport.aclose()

@@ -93,7 +93,7 @@ async def _outage(service: Service, seed: int, length: float, how: Callable[[], 
 
 
 @pytest.mark.parametrize("length", [0.5, 12.0, 150.0, 3600.0])
-async def test_events_flow_soon_after_an_outage_of_any_length(
+async def test_receive_continues_within_seconds_of_any_outage(
     service: Service, length: float, request: pytest.FixtureRequest
 ) -> None:
     """With default settings every link is attached again within 6 s of the end of an outage."""
@@ -168,7 +168,7 @@ async def _send_outage(seed: int, length: float, *, idempotent: bool, retries: i
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("retries", [3, 100])
 @pytest.mark.parametrize("length", [0.5, 12.0, 150.0])
-async def test_sends_flow_soon_after_an_outage_of_any_length(
+async def test_send_continues_within_seconds_of_any_outage(
     length: float, retries: int, idempotent: bool, request: pytest.FixtureRequest
 ) -> None:
     """What waits to be sent is stored within 6 s of the end of an outage, however long its own delays are."""
@@ -190,7 +190,7 @@ class _Always(random.Random):
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_send_outlasts_an_outage_as_long_as_its_delays(service: Service, idempotent: bool) -> None:
+async def test_send_outlasts_an_outage_as_long_as_its_delays(service: Service, idempotent: bool) -> None:
     """That tries come early uses up no retry: a send fails only after as long as all its delays take together."""
     sending = _Sending(service, _Always(60.0), _Always(0.3), idempotent=idempotent)
     await sending.until_stored()
@@ -207,7 +207,7 @@ async def test_a_send_outlasts_an_outage_as_long_as_its_delays(service: Service,
     await sending.aclose()
 
 
-async def test_an_outage_is_not_reported_at_every_attempt(service: Service) -> None:
+async def test_outage_is_reported_ever_more_rarely(service: Service) -> None:
     """What each link reports of an outage that goes on becomes ever less."""
     reading = _Reading(service, 1)
     await reading.until_attached()
@@ -220,7 +220,7 @@ async def test_an_outage_is_not_reported_at_every_attempt(service: Service) -> N
     await reading.aclose()
 
 
-async def test_a_link_that_ends_its_connection_does_not_make_all_reconnect_all_the_time(service: Service) -> None:
+async def test_attach_that_ends_the_connection_is_spaced_out(service: Service) -> None:
     """A connection lost at every attach of one link is made again after delays that grow, though others attached."""
     reading = _Reading(service, 1, partitions=2)
     await reading.until_attached()

@@ -33,7 +33,7 @@ def pair(service: Service) -> tuple[Link, Link]:
 
 
 @pytest.mark.parametrize("which", [0, 1, None], ids=["answers", "requests", "both"])
-async def test_the_end_of_a_pair_fails_who_waits(
+async def test_detach_of_a_pair_fails_all_who_wait(
     service: Service, transport: NativeTransport, which: int | None
 ) -> None:
     """Whichever link of the pair the service ends, all who wait learn of it at once, and the next has a new pair."""
@@ -58,7 +58,7 @@ async def test_the_end_of_a_pair_fails_who_waits(
     pair(service)
 
 
-async def test_an_idle_pair_that_ended_is_replaced(service: Service, transport: NativeTransport) -> None:
+async def test_pair_that_ended_while_idle_is_replaced(service: Service, transport: NativeTransport) -> None:
     """Ended while nobody used it, a pair is attached anew by the next request, without an error."""
     for which in (0, 1):
         link = pair(service)[which]
@@ -71,7 +71,7 @@ async def test_an_idle_pair_that_ended_is_replaced(service: Service, transport: 
         pair(service)
 
 
-async def test_a_pair_that_ends_while_attaching_is_an_error(service: Service, transport: NativeTransport) -> None:
+async def test_pair_that_ends_while_attaching_raises(service: Service, transport: NativeTransport) -> None:
     """A link that is refused, or ends as soon as it is there, fails the request at once, and no half is left."""
     service.connection.detach("$management", FORCED)
     await settle()
@@ -87,7 +87,7 @@ async def test_a_pair_that_ends_while_attaching_is_an_error(service: Service, tr
     pair(service)
 
 
-async def test_a_stuck_pair_is_replaced(service: Service, transport: NativeTransport) -> None:
+async def test_pair_without_answers_is_replaced(service: Service, transport: NativeTransport) -> None:
     """A node that answers nobody within the time-out is asked over new links next time; the connection stays."""
     sender = await open_sender(transport)
     service.script.hold_messages.add("$management")
@@ -103,7 +103,7 @@ async def test_a_stuck_pair_is_replaced(service: Service, transport: NativeTrans
     assert len(service.connections) == 1
 
 
-async def test_a_slow_answer_costs_nobody_else_the_pair(service: Service, transport: NativeTransport) -> None:
+async def test_request_without_an_answer_ends_alone(service: Service, transport: NativeTransport) -> None:
     """While others are answered, one that is not ends alone."""
     service.script.hold_messages.add("$management")
     slow = asyncio.ensure_future(transport.get_hub_properties("telemetry"))
@@ -116,7 +116,7 @@ async def test_a_slow_answer_costs_nobody_else_the_pair(service: Service, transp
     assert service.seen.count("$management") == 2
 
 
-async def test_an_answer_that_cannot_be_read_fails_who_waits(service: Service, transport: NativeTransport) -> None:
+async def test_answer_that_cannot_be_read_fails_all_who_wait(service: Service, transport: NativeTransport) -> None:
     """Bytes that are no message end the wait with an error, not the connection, and not in a hang."""
     service.script.hold_messages.add("$management")
     read = asyncio.ensure_future(transport.get_hub_properties("telemetry"))
@@ -130,7 +130,9 @@ async def test_an_answer_that_cannot_be_read_fails_who_waits(service: Service, t
     assert len(service.connections) == 1
 
 
-async def test_one_who_attaches_may_give_up(service: Service, transport: NativeTransport) -> None:
+async def test_request_cancelled_while_attaching_passes_its_turn_on(
+    service: Service, transport: NativeTransport
+) -> None:
     """Cancelled while it attaches the pair, a request leaves that to the next in line."""
     service.connection.detach("$management", FORCED)
     await settle()
@@ -146,7 +148,7 @@ async def test_one_who_attaches_may_give_up(service: Service, transport: NativeT
     pair(service)
 
 
-async def test_a_thousand_requests_keep_their_credit(service: Service, transport: NativeTransport) -> None:
+async def test_requests_in_thousands_keep_their_credit(service: Service, transport: NativeTransport) -> None:
     """Credit for answers is given anew as they come, so that no number of requests dries it up."""
     for _ in range(4):
         await asyncio.gather(*(transport.get_hub_properties("telemetry") for _ in range(80)))
@@ -154,7 +156,7 @@ async def test_a_thousand_requests_keep_their_credit(service: Service, transport
     assert pair(service)[0].credit > 0
 
 
-async def test_a_closed_transport_fails_who_waits(service: Service, transport: NativeTransport) -> None:
+async def test_close_fails_waiting_requests(service: Service, transport: NativeTransport) -> None:
     """Closing ends requests at once, with an error to give up on."""
     service.script.hold_messages.add("$management")
     read = asyncio.ensure_future(transport.get_hub_properties("telemetry"))

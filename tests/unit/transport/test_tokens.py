@@ -69,7 +69,7 @@ class ClientAuthenticationError(Exception):
     """What azure.identity raises for a credential that is refused."""
 
 
-async def test_callers_share_one_put(service: Service) -> None:
+async def test_put_of_a_token_is_shared_by_callers(service: Service) -> None:
     """However many links ask for an audience at once, its token is put once, and then serves all that follow."""
     transport = service.transport()
     await asyncio.gather(*(open_sender(transport, str(number)) for number in range(10)))
@@ -80,7 +80,7 @@ async def test_callers_share_one_put(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_signed_token_is_renewed_on_a_live_connection(service: Service) -> None:
+async def test_token_that_is_signed_is_renewed(service: Service) -> None:
     """A token signed with a key lives an hour, and another is put well before, again and again."""
     transport = service.transport()
     await open_sender(transport)
@@ -93,7 +93,7 @@ async def test_a_signed_token_is_renewed_on_a_live_connection(service: Service) 
     await transport.aclose()
 
 
-async def test_a_renewal_that_fails_is_tried_again(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+async def test_renewal_that_fails_is_repeated_and_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """Refused or unanswered, a renewal is repeated with growing delays, and told in the log, without the token."""
     transport = service.transport()
     link = await open_sender(transport)
@@ -115,7 +115,7 @@ async def test_a_renewal_that_fails_is_tried_again(service: Service, caplog: pyt
     await transport.aclose()
 
 
-async def test_a_token_that_ended_is_put_anew(service: Service) -> None:
+async def test_token_that_expired_is_put_anew(service: Service) -> None:
     """When renewals failed until the token ended they stop, and who opens a link then has a fresh one put."""
     transport = service.transport()
     await open_sender(transport)
@@ -136,7 +136,7 @@ async def test_a_token_that_ended_is_put_anew(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_lost_connection_ends_its_renewals(service: Service) -> None:
+async def test_renewals_end_with_their_connection(service: Service) -> None:
     """After a reconnect tokens are put on the new connection, and no renewal of the old one goes on."""
     transport = service.transport()
     for _ in range(3):
@@ -150,7 +150,7 @@ async def test_a_lost_connection_ends_its_renewals(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_ready_made_signature_is_put_as_it_is(service: Service) -> None:
+async def test_signature_that_was_given_is_put_as_it_is(service: Service) -> None:
     """A signature that was given is put once, and again for a new connection; nobody could renew it."""
     token = sas.generate(AUDIENCE, "key", KEY, int(time.time()) + 7200)
     transport = service.transport(credential=SharedSignature(SecretStr(token)))
@@ -160,7 +160,7 @@ async def test_a_ready_made_signature_is_put_as_it_is(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_an_expired_signature_is_not_put(service: Service) -> None:
+async def test_signature_that_expired_is_not_put(service: Service) -> None:
     """A signature past its end, from the start or later, is an error to give up on, and the service never sees it."""
     token = sas.generate(AUDIENCE, "key", KEY, int(time.time()) + 2000)
     transport = service.transport(credential=SharedSignature(SecretStr(token)))
@@ -175,7 +175,7 @@ async def test_an_expired_signature_is_not_put(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_rotated_key_signs_the_next_token(service: Service) -> None:
+async def test_key_after_update_signs_the_next_token(service: Service) -> None:
     """The token after `update` is signed with the new key under its new name; a useless one is an error of its own."""
     credential = AzureNamedKeyCredential("first", "key-one")
     transport = service.transport(credential=credential)
@@ -197,7 +197,7 @@ async def test_a_rotated_key_signs_the_next_token(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_signed_tokens_live_as_long_as_told(service: Service) -> None:
+async def test_sas_lifetime_is_the_life_of_signed_tokens(service: Service) -> None:
     """`sas_lifetime` is the life of each signed token, and three quarters of it the time until the next."""
     transport = service.transport(sas_lifetime=120.0)
     await open_sender(transport)
@@ -209,7 +209,7 @@ async def test_signed_tokens_live_as_long_as_told(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_a_signature_is_taken_as_it_is_by_then(service: Service) -> None:
+async def test_signature_after_update_is_put_in_time(service: Service) -> None:
     """A signature exchanged by `update` is put in time; one that is not ends, and the next who asks is told so."""
     first, second = (sas.generate(AUDIENCE, "key", KEY, int(wall()) + life) for life in (1000, 3000))
     credential = AzureSasCredential(first)
@@ -234,7 +234,9 @@ async def test_a_signature_is_taken_as_it_is_by_then(service: Service) -> None:
 @pytest.mark.parametrize(
     ("life", "moments"), [(3600.0, [0, 3300, 6600]), (1000.0, [0, 700, 1400]), (60.0, [0, 30, 60])]
 )
-async def test_tokens_of_a_credential_are_renewed(service: Service, life: float, moments: list[int]) -> None:
+async def test_credential_is_asked_again_before_its_token_ends(
+    service: Service, life: float, moments: list[int]
+) -> None:
     """A credential is asked again five minutes before its token ends, or half-way where it does not live that long."""
     credential = Credential(time.time(), life)
     transport = service.transport(credential=credential)
@@ -256,7 +258,9 @@ async def test_tokens_of_a_credential_are_renewed(service: Service, life: float,
     ],
     ids=["refused", "unreachable", "cancelled"],
 )
-async def test_a_credential_that_fails(service: Service, error: BaseException, recovery: Recovery) -> None:
+async def test_credential_that_fails_gives_up_or_is_retried(
+    service: Service, error: BaseException, recovery: Recovery
+) -> None:
     """A credential that was refused is to give up on, one that cannot be reached is not; its words are not repeated.
 
     Nor does anybody take a `CancelledError` of its for a cancellation of their own.
@@ -273,7 +277,7 @@ async def test_a_credential_that_fails(service: Service, error: BaseException, r
     await transport.aclose()
 
 
-async def test_a_credential_that_hangs_is_not_waited_for(service: Service) -> None:
+async def test_credential_that_hangs_ends_in_time(service: Service) -> None:
     """A credential gets as long as the service: the authentication time-out."""
     credential = Credential(time.time(), hangs=True)
     transport = service.transport(credential=credential, auth_timeout=7.0)
@@ -287,7 +291,7 @@ async def test_a_credential_that_hangs_is_not_waited_for(service: Service) -> No
 
 
 @pytest.mark.parametrize("given", [None, "text", AccessToken("t", 5), object()], ids=["None", "text", "old", "object"])
-async def test_a_credential_that_gives_no_token(service: Service, given: Any) -> None:
+async def test_credential_that_gives_no_token_raises(service: Service, given: Any) -> None:
     """What is no token, or an old one, is an error of the credential, whatever it is."""
 
     class Odd:
@@ -301,7 +305,7 @@ async def test_a_credential_that_gives_no_token(service: Service, given: Any) ->
     await transport.aclose()
 
 
-async def test_a_refused_token_is_not_put_for_everybody(service: Service) -> None:
+async def test_token_that_is_refused_is_put_again_by_the_next_caller(service: Service) -> None:
     """A refusal is told to all who waited for that put, and the next to ask puts again."""
     transport = service.transport()
     put = service.script.answer
@@ -317,7 +321,7 @@ async def test_a_refused_token_is_not_put_for_everybody(service: Service) -> Non
     await transport.aclose()
 
 
-async def test_an_answer_that_is_none(service: Service) -> None:
+async def test_answer_without_a_status_raises(service: Service) -> None:
     """An answer without a status is an error of the service, and does not look like success."""
     transport = service.transport()
     service.script.answer = lambda request: Message(properties=Properties(correlation_id=message_id(request)))
@@ -326,7 +330,7 @@ async def test_an_answer_that_is_none(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_answers_to_others_are_nobodys(service: Service) -> None:
+async def test_answer_to_another_request_is_passed_over(service: Service) -> None:
     """An answer with an id that nobody waits for is passed over; the wait goes on to its end."""
     transport = service.transport()
 
@@ -344,7 +348,7 @@ async def test_answers_to_others_are_nobodys(service: Service) -> None:
     await transport.aclose()
 
 
-async def test_one_who_gives_up_leaves_the_put_to_others(service: Service) -> None:
+async def test_put_whose_caller_is_cancelled_goes_on(service: Service) -> None:
     """Cancelled while a token is being put, a caller harms nobody who waits for the same."""
     transport = service.transport()
     requests: list[Message] = []
@@ -363,7 +367,7 @@ async def test_one_who_gives_up_leaves_the_put_to_others(service: Service) -> No
     await transport.aclose()
 
 
-def test_a_token_does_not_show_itself() -> None:
+def test_repr_of_a_credential_shows_no_secret() -> None:
     """Neither a credential nor what holds a token has a repr with a secret in it."""
     shared = SharedKey("key", SecretStr(KEY))
     signature = SharedSignature(SecretStr(sas.generate(AUDIENCE, "key", KEY, 1)))

@@ -47,7 +47,7 @@ def look(judge: ExpiryJudge, clock: Clock, expiry: Expiry, token: str = "t") -> 
     return judge.is_held("0", token, expiry, clock.monotonic())
 
 
-def test_a_lease_without_a_token_is_free() -> None:
+def test_lease_without_a_token_is_free() -> None:
     """What nobody owns is not held, whatever its expiry says."""
     clock = BootClock()
     judge = ExpiryJudge(clock)
@@ -55,7 +55,7 @@ def test_a_lease_without_a_token_is_free() -> None:
 
 
 @pytest.mark.parametrize("step", [-3600.0, 0.0, 3600.0])
-def test_setting_the_wall_clock_moves_no_expiry(step: float) -> None:
+def test_lease_expiry_ignores_changes_of_the_wall_clock(step: float) -> None:
     """Within one boot a lease lives for its duration, to the second, though somebody sets the clock meanwhile."""
     owner, other = BootClock(), BootClock()
     expiry, judge = ExpiryJudge(owner).expiry_in(30), ExpiryJudge(other)
@@ -66,7 +66,7 @@ def test_setting_the_wall_clock_moves_no_expiry(step: float) -> None:
     assert not look(judge, other, expiry)
 
 
-def test_a_clock_set_back_after_a_reboot_costs_one_duration() -> None:
+def test_lease_of_a_former_boot_is_free_after_one_duration() -> None:
     """A lease of a former boot that the wall clock would keep for hours is free once unchanged for its duration."""
     expiry = ExpiryJudge(BootClock("boot-1", now=50_000.0)).expiry_in(60)
     after = BootClock("boot-2", wall=1_700_000_000.0 - 3600, now=5.0)
@@ -78,14 +78,14 @@ def test_a_clock_set_back_after_a_reboot_costs_one_duration() -> None:
     assert not look(judge, after, expiry)
 
 
-def test_after_a_reboot_a_lease_that_the_wall_clock_ended_is_free_at_once() -> None:
+def test_lease_of_a_former_boot_expired_by_the_wall_clock_is_free() -> None:
     """Nobody waits for a lease of a former boot whose time is over by the wall clock."""
     expiry = ExpiryJudge(BootClock("boot-1")).expiry_in(30)
     after = BootClock("boot-2", wall=1_700_000_030.0, now=5.0)
     assert not look(ExpiryJudge(after), after, expiry)
 
 
-def test_a_live_owner_with_a_boot_of_its_own_keeps_its_lease() -> None:
+def test_lease_renewed_under_another_boot_is_kept() -> None:
     """A container may have a boot id of its own: what its owner renews is never taken for a dead boot's."""
     owner, other = BootClock("boot-1"), BootClock("boot-2", wall=1_700_000_000.0 - 3600)
     renewing, judge = ExpiryJudge(owner), ExpiryJudge(other)
@@ -98,7 +98,7 @@ def test_a_live_owner_with_a_boot_of_its_own_keeps_its_lease() -> None:
         other.run(5)
 
 
-def test_watching_begins_after_the_first_reading_and_ends_before_the_last() -> None:
+def test_watch_spans_from_after_the_first_reading_to_before_the_last() -> None:
     """A renewal that fell between a reading and its judgement does not shorten the watch."""
     expiry = ExpiryJudge(BootClock("boot-1")).expiry_in(30)
     other = BootClock("boot-2", wall=1_700_000_000.0 - 3600)
@@ -114,7 +114,7 @@ def test_watching_begins_after_the_first_reading_and_ends_before_the_last() -> N
     assert not judge.is_held("0", "t", expiry, other.monotonic())
 
 
-def test_each_owner_and_partition_is_watched_for_itself() -> None:
+def test_watch_is_kept_per_owner_and_partition() -> None:
     """A change of owner, and another partition, begin a watch of their own."""
     expiry = ExpiryJudge(BootClock("boot-1")).expiry_in(30)
     other = BootClock("boot-2", wall=1_700_000_000.0 - 3600)
@@ -126,7 +126,7 @@ def test_each_owner_and_partition_is_watched_for_itself() -> None:
     assert judge.is_held("0", "t", expiry, other.monotonic())
 
 
-def test_what_an_earlier_version_wrote_goes_by_the_wall_clock() -> None:
+def test_lease_of_an_earlier_version_goes_by_the_wall_clock() -> None:
     """Where the duration is not known there is nothing to watch for: the wall clock decides, as it did."""
     clock = BootClock()
     judge, expiry = ExpiryJudge(clock), Expiry(clock.wall + 30)
@@ -139,7 +139,7 @@ def test_what_an_earlier_version_wrote_goes_by_the_wall_clock() -> None:
 
 
 @pytest.mark.parametrize("clock", [WallClock(), BootClock(None)])
-def test_without_a_boot_the_wall_clock_and_the_watch_decide(clock: WallClock) -> None:
+def test_lease_without_a_boot_goes_by_wall_clock_and_watch(clock: WallClock) -> None:
     """A clock of one's own, or a system that names no boot: set back, the clock costs one duration and no more."""
     judge = ExpiryJudge(clock)
     expiry = judge.expiry_in(30)
@@ -154,7 +154,7 @@ def test_without_a_boot_the_wall_clock_and_the_watch_decide(clock: WallClock) ->
     assert not look(judge, clock, expiry)
 
 
-def test_only_a_clock_with_a_boot_is_a_machine_clock() -> None:
+def test_machine_clock_is_only_one_with_a_boot() -> None:
     """What a store asks a clock for is there, or the clock is a plain one."""
     assert isinstance(BootClock(), MachineClock)
     assert not isinstance(WallClock(), MachineClock)

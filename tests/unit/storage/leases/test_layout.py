@@ -56,7 +56,7 @@ bodies = st.builds(
 
 
 @pytest.mark.parametrize("raw", [DOTNET, DOTNET_REORDERED, JAVA, PYTHON], ids=["dotnet", "reordered", "java", "python"])
-def test_every_hosts_body_is_read(raw: bytes) -> None:
+def test_body_is_read_as_every_host_writes_it(raw: bytes) -> None:
     """PascalCase, camelCase and snake_case bodies, in any order, mean the same lease."""
     body = LeaseBody.parse(raw, "3")
     assert (body.owner, body.token, body.epoch) == ("worker-a-6f0c", "1d2e7c1a-0000-4000-8000-000000000001", 17)
@@ -73,13 +73,13 @@ def test_every_hosts_body_is_read(raw: bytes) -> None:
     ],
     ids=["dotnet", "dotnet-empty", "java", "python"],
 )
-def test_every_hosts_released_lease_is_nobodys(raw: bytes) -> None:
+def test_body_of_a_released_lease_is_read_as_every_host_writes_it(raw: bytes) -> None:
     """A released lease without a checkpoint reads the same, whether its writer uses null, "" or leaves things out."""
     assert LeaseBody.parse(raw, "3") == LeaseBody("3", epoch=2)
     assert LeaseBody.parse(raw, "3").checkpoint is None
 
 
-def test_what_is_written_is_what_dotnet_writes() -> None:
+def test_body_is_written_as_dotnet_does() -> None:
     """A body is byte for byte that of a .NET EventProcessorHost."""
     assert LeaseBody.parse(JAVA, "3").encode() == DOTNET
     assert LeaseBody("3").encode() == (
@@ -92,7 +92,7 @@ def test_what_is_written_is_what_dotnet_writes() -> None:
     "body", [LeaseBody("3", sequence_number=NO_NUMBER), LeaseBody("3", offset="-1", sequence_number=-1)],
     ids=["made", "pinned"],
 )  # fmt: skip
-def test_readers_that_go_by_the_number_count_event_0(body: LeaseBody, last: int) -> None:
+def test_body_counts_event_0_for_readers_of_the_number(body: LeaseBody, last: int) -> None:
     """KEDA takes the difference of numbers as its lag, and Functions begins after the number where no offset is."""
     written = json.loads(body.encode())
     assert last - written["SequenceNumber"] == last + 1
@@ -100,7 +100,7 @@ def test_readers_that_go_by_the_number_count_event_0(body: LeaseBody, last: int)
     assert int(begins_after) < 0
 
 
-def test_unknown_properties_are_kept() -> None:
+def test_body_keeps_unknown_properties() -> None:
     """What this version does not know survives a rewrite."""
     raw = b'{"PartitionId":"3","Epoch":1,"event_processor_context":"mine","Later":{"x":[1]}}'
     written = json.loads(LeaseBody.parse(raw, "3").encode())
@@ -109,13 +109,13 @@ def test_unknown_properties_are_kept() -> None:
     assert [key for key in written if key.replace("_", "").lower() == "partitionid"] == ["PartitionId"]
 
 
-def test_the_written_name_wins() -> None:
+def test_body_with_two_spellings_reads_the_written_one() -> None:
     """Where a body has a property twice, in two spellings, the one we write counts."""
     for raw in (b'{"Epoch":5,"epoch":9}', b'{"epoch":9,"Epoch":5}'):
         assert LeaseBody.parse(raw, "0").epoch == 5
 
 
-def test_the_blobs_name_says_which_partition() -> None:
+def test_partition_is_the_one_in_the_blobs_name() -> None:
     """The partition is the one the blob is named after, whatever its body says."""
     assert LeaseBody.parse(DOTNET, "7").partition_id == "7"
 
@@ -136,20 +136,20 @@ def test_the_blobs_name_says_which_partition() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_lease_is_refused(raw: bytes) -> None:
+def test_body_that_is_no_lease_raises_value_error(raw: bytes) -> None:
     """A body that is none raises ValueError, instead of being taken for a lease without a checkpoint."""
     with pytest.raises(ValueError, match=r"."):
         LeaseBody.parse(raw, "0")
 
 
 @given(bodies)
-def test_bodies_round_trip(body: LeaseBody) -> None:
+def test_body_is_read_as_it_was_written(body: LeaseBody) -> None:
     """Every lease reads back as it was written."""
     assert LeaseBody.parse(body.encode(), body.partition_id) == body
 
 
 @given(st.binary())
-def test_any_bytes_are_a_lease_or_refused(raw: bytes) -> None:
+def test_body_of_any_bytes_raises_only_value_error(raw: bytes) -> None:
     """Parsing raises nothing but ValueError."""
     try:
         LeaseBody.parse(raw, "0")
@@ -157,13 +157,13 @@ def test_any_bytes_are_a_lease_or_refused(raw: bytes) -> None:
         return
 
 
-def test_lease_names() -> None:
+def test_lease_name_is_prefix_group_and_partition() -> None:
     """The prefix goes before the consumer group with nothing between; case is kept."""
     assert lease_blob("", "$Default", "3") == "$Default/3"
     assert lease_blob("NS/Hub/", "$Default", "3") == "NS/Hub/$Default/3"
 
 
-def test_only_leases_are_leases() -> None:
+def test_lease_names_are_only_directly_in_the_directory() -> None:
     """A name is a lease's only directly in the directory: v5 stores keep `checkpoint/0` and `ownership/0` below it."""
     directory = lease_directory("ns/hub/", "$default")
     assert partition_of("ns/hub/$default/12", directory) == "12"
@@ -172,7 +172,7 @@ def test_only_leases_are_leases() -> None:
 
 
 @given(st.text(st.sampled_from(string.ascii_letters + string.digits + "._-$"), min_size=1), texts.filter(bool))
-def test_no_consumer_group_lists_a_checkpoint(group: str, subscription: str) -> None:
+def test_checkpoint_names_are_outside_every_groups_directory(group: str, subscription: str) -> None:
     """Checkpoints of other subscriptions lie in no directory that any consumer group's hosts list."""
     name = checkpoint_blob("", "$Default", subscription, "0")
     assert not name.startswith(lease_directory("", group))
@@ -180,7 +180,7 @@ def test_no_consumer_group_lists_a_checkpoint(group: str, subscription: str) -> 
     assert name.count("/") == 2
 
 
-def test_the_owner_is_in_the_metadata() -> None:
+def test_metadata_names_the_owner() -> None:
     """OWNINGHOST names the owner and is absent where there is none; its case does not matter to a reader."""
     assert lease_metadata("host-a") == {"OWNINGHOST": "host-a"}
     assert lease_metadata("") == {}
@@ -190,12 +190,12 @@ def test_the_owner_is_in_the_metadata() -> None:
     assert owner_of(None) is None
 
 
-def test_a_token_is_not_shown() -> None:
+def test_repr_of_a_lease_shows_no_token() -> None:
     """Whoever knows the token may steal the lease, so no repr shows it."""
     assert "1d2e7c1a" not in repr(LeaseBody.parse(DOTNET, "3"))
 
 
-def test_checkpoint_records_round_trip() -> None:
+def test_checkpoint_metadata_is_read_as_it_was_written() -> None:
     """A checkpoint in metadata reads back, whatever a service made of the case of its keys."""
     fence = {"epoch": "4", "generation": "2", "clientidentifier": "host-a"}
     place = {"offset": "geo:17", "sequencenumber": "1201"}
@@ -223,7 +223,7 @@ def test_subscription_blobs_lie_beside_the_leases() -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"offset": ""}, {"offset": "1", "sequencenumber": "x"}])
-def test_metadata_without_a_checkpoint_is_refused(metadata: dict[str, str] | None) -> None:
+def test_checkpoint_metadata_without_a_checkpoint_raises_value_error(metadata: dict[str, str] | None) -> None:
     """A checkpoint blob that holds none raises ValueError, instead of starting at the default position unnoticed."""
     with pytest.raises(ValueError, match=r"."):
         CheckpointRecord.parse(metadata, "0")

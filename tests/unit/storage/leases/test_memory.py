@@ -13,7 +13,7 @@ from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 
 
-async def test_leases_expire_on_the_running_loops_time() -> None:
+async def test_expiry_follows_the_running_loops_time() -> None:
     """Without a clock of its own a store follows the loop, so that a test on virtual time can let leases expire."""
     store = MemoryLeaseStore(lease_duration=20)
     await store.open(SCOPE)
@@ -27,7 +27,7 @@ async def test_leases_expire_on_the_running_loops_time() -> None:
     assert await store.acquire_lease("0", "b") is not None
 
 
-async def test_a_renewal_counts_from_itself() -> None:
+async def test_renewal_counts_from_itself() -> None:
     """A renewed lease outlives the moment at which it would have expired, by what has passed since."""
     store = MemoryLeaseStore(lease_duration=20)
     await store.open(SCOPE)
@@ -50,7 +50,7 @@ async def test_names_are_the_same_in_any_case() -> None:
     assert [snapshot.partition_id for snapshot in await other.list_leases()] == ["0"]
 
 
-def test_a_duration_must_be_positive() -> None:
+def test_lease_duration_that_is_not_positive_is_refused() -> None:
     """A lease duration that cannot work is refused by name."""
     with pytest.raises(ConfigurationError, match="lease_duration"):
         MemoryLeaseStore(lease_duration=0)

@@ -43,13 +43,13 @@ records = st.builds(
 )
 
 
-def test_what_is_written() -> None:
+def test_record_is_written_in_a_fixed_form() -> None:
     """The form is pinned: other versions of eventpump read it."""
     assert encode_scope_record(RECORD) == WRITTEN
 
 
 @given(records)
-def test_what_was_written_is_read(record: ScopeRecord) -> None:
+def test_record_is_read_as_it_was_written(record: ScopeRecord) -> None:
     """Every record comes back as it was, from text and from bytes, with or without a byte order mark."""
     text = encode_scope_record(record)
     assert parse_scope_record(text) == record
@@ -57,7 +57,7 @@ def test_what_was_written_is_read(record: ScopeRecord) -> None:
     assert parse_scope_record(b"\xef\xbb\xbf" + text.encode()) == record
 
 
-def test_a_time_without_a_zone_is_refused() -> None:
+def test_record_with_a_time_without_a_zone_is_refused() -> None:
     """A naive time would mean another moment on another machine."""
     with pytest.raises(ValueError, match="time zone"):
         encode_scope_record(ScopeRecord(datetime(2026, 3, 1), 4))
@@ -85,7 +85,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
         ("later", 1, "unknown ones: later"),
     ],
 )
-def test_an_odd_member_is_refused_by_name(member: str, value: Any, reason: str) -> None:
+def test_record_with_an_odd_member_is_refused_by_name(member: str, value: Any, reason: str) -> None:
     """A member of the wrong kind, an unknown one and another version are each refused, and named."""
     with pytest.raises(ValueError, match=reason):
         parse_scope_record(json.dumps({**json.loads(WRITTEN), member: value}))
@@ -94,7 +94,7 @@ def test_an_odd_member_is_refused_by_name(member: str, value: Any, reason: str) 
 @pytest.mark.parametrize(
     "member", ["version", "hubCreatedAt", "partitionCount", "starts", "resetFor", "resetPartitions"]
 )
-def test_a_missing_member_is_refused(member: str) -> None:
+def test_record_with_a_missing_member_is_refused(member: str) -> None:
     """No member has a default: a record cut short is none."""
     members = json.loads(WRITTEN)
     del members[member]
@@ -103,7 +103,7 @@ def test_a_missing_member_is_refused(member: str) -> None:
 
 
 @pytest.mark.parametrize("raw", ["", b"", b"\xff\xfe", "[]", "1", "null", WRITTEN[:-1], "[" * 100_000])
-def test_what_is_no_record_is_refused(raw: str | bytes) -> None:
+def test_record_of_any_damage_raises_only_value_error(raw: str | bytes) -> None:
     """Damage is a ValueError, nothing else, and never a record."""
     with pytest.raises(ValueError, match="the scope record"):
         parse_scope_record(raw)

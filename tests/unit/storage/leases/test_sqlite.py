@@ -105,7 +105,7 @@ async def test_renewals_made_together_are_one_statement(tmp_path: Path) -> None:
         assert [statement.split()[0] for statement in statements] == ["UPDATE", "SELECT"]
 
 
-async def test_a_thousand_renewals_made_together(tmp_path: Path) -> None:
+async def test_renewals_of_a_thousand_leases_at_once_are_each_made(tmp_path: Path) -> None:
     """More leases than one statement takes parameters for are renewed all the same, and each for itself."""
     partitions = [str(number) for number in range(1000)]
     async with opened(tmp_path / "leases.db", *partitions) as store:
@@ -118,7 +118,7 @@ async def test_a_thousand_renewals_made_together(tmp_path: Path) -> None:
         assert len([statement for statement in statements if statement.startswith("UPDATE")]) == 3
 
 
-async def test_calls_made_together_share_one_commit(tmp_path: Path) -> None:
+async def test_checkpoints_made_together_share_one_commit(tmp_path: Path) -> None:
     """Checkpoints of every partition of a host at once are one transaction."""
     partitions = [str(number) for number in range(64)]
     async with opened(tmp_path / "leases.db", *partitions) as store:
@@ -129,7 +129,7 @@ async def test_calls_made_together_share_one_commit(tmp_path: Path) -> None:
         assert [statement.split()[0] for statement in statements] == ["BEGIN", *["INSERT"] * 64, "COMMIT"]
 
 
-async def test_the_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
+async def test_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
     """Nothing is read or decided while the file is locked: a process frozen there is as unlikely as can be."""
     record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
     async with opened(tmp_path / "leases.db", "0", "1") as store:
@@ -167,7 +167,7 @@ async def test_the_file_is_locked_for_bare_statements_only(tmp_path: Path) -> No
         assert "SELECT" not in kinds[kinds.find("BEGIN") : kinds.rfind("COMMIT")]
 
 
-async def test_nothing_that_reads_waits_for_a_frozen_process(tmp_path: Path) -> None:
+async def test_readers_do_not_wait_for_a_frozen_writer(tmp_path: Path) -> None:
     """While another process holds the write lock, hosts open the file, list, and see that a held lease is held."""
     path = tmp_path / "leases.db"
     async with opened(path, "0", busy_timeout=0) as store:
@@ -185,7 +185,7 @@ async def test_nothing_that_reads_waits_for_a_frozen_process(tmp_path: Path) -> 
         assert await store.renew_lease(lease) is not None
 
 
-async def test_a_call_that_only_reads_does_not_wait_for_those_that_write(tmp_path: Path) -> None:
+async def test_listing_does_not_wait_for_writes(tmp_path: Path) -> None:
     """Made in the same turn as a write that waits for the lock, a listing has its answer before."""
     path = tmp_path / "leases.db"
     async with opened(path, "0", busy_timeout=10) as store:
@@ -199,7 +199,7 @@ async def test_a_call_that_only_reads_does_not_wait_for_those_that_write(tmp_pat
         assert await renewal is not None
 
 
-async def test_closing_waits_for_calls_of_several_steps(tmp_path: Path) -> None:
+async def test_close_waits_for_calls_of_several_steps(tmp_path: Path) -> None:
     """A call that reads first, and writes then, is finished by a close that comes in between."""
     async with opened(tmp_path / "leases.db", "0") as store:
         acquisition = asyncio.create_task(store.acquire_lease("0", "a"))
@@ -208,7 +208,7 @@ async def test_closing_waits_for_calls_of_several_steps(tmp_path: Path) -> None:
         assert await acquisition is not None
 
 
-async def test_one_calls_fault_is_its_own(tmp_path: Path) -> None:
+async def test_call_that_fails_fails_alone_in_its_transaction(tmp_path: Path) -> None:
     """A call that cannot be stored fails alone: those in the same transaction are stored, and the store lives on."""
     async with opened(tmp_path / "leases.db", "0", "1") as store:
         first, second = await acquire(store, "0", "a"), await acquire(store, "1", "a")
@@ -223,7 +223,7 @@ async def test_one_calls_fault_is_its_own(tmp_path: Path) -> None:
         assert await store.read_checkpoint("0") is None
 
 
-async def test_closing_ends_the_thread(tmp_path: Path) -> None:
+async def test_close_ends_the_thread(tmp_path: Path) -> None:
     """After aclose no thread is left, and what was submitted before is stored."""
     before = threads()
     store = SqliteLeaseStore(tmp_path / "leases.db")
@@ -238,7 +238,7 @@ async def test_closing_ends_the_thread(tmp_path: Path) -> None:
         assert [snapshot.partition_id for snapshot in await again.list_leases()] == ["0"]
 
 
-async def test_a_cancelled_close_still_closes(tmp_path: Path) -> None:
+async def test_close_that_is_cancelled_still_closes(tmp_path: Path) -> None:
     """Cancelling aclose does not keep the thread alive."""
     before = threads()
     store = SqliteLeaseStore(tmp_path / "leases.db")
@@ -252,7 +252,7 @@ async def test_a_cancelled_close_still_closes(tmp_path: Path) -> None:
     assert threads() == before
 
 
-async def test_a_steal_that_was_cancelled_is_given_back(tmp_path: Path) -> None:
+async def test_steal_that_is_cancelled_is_undone(tmp_path: Path) -> None:
     """A steal cancelled while the thread works on it leaves the lease with its owner, or with nobody."""
     async with opened(tmp_path / "leases.db", "0") as store, opened(tmp_path / "leases.db") as thief:
         await acquire(store, "0", "a")
@@ -268,7 +268,7 @@ async def test_a_steal_that_was_cancelled_is_given_back(tmp_path: Path) -> None:
         assert (after.owner, after.is_held) == (None, False)
 
 
-async def test_a_file_that_stays_locked_is_an_error(tmp_path: Path) -> None:
+async def test_file_that_stays_locked_raises_store_error(tmp_path: Path) -> None:
     """A transaction of another process that does not end is a StoreError; when it has ended, the store goes on."""
     async with opened(tmp_path / "leases.db", "0", busy_timeout=0.05) as store:
         with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
@@ -279,7 +279,7 @@ async def test_a_file_that_stays_locked_is_an_error(tmp_path: Path) -> None:
         assert await store.acquire_lease("0", "a") is not None
 
 
-async def test_a_clock_without_a_boot_takes_expired_leases_only(tmp_path: Path) -> None:
+async def test_clock_without_a_boot_takes_expired_leases_only(tmp_path: Path) -> None:
     """With plain clocks expiry is in wall clock time: what is not yet expired by it stays held, to the second."""
     path = tmp_path / "leases.db"
     early, late = ShiftedClock(0), ShiftedClock(29.9)
@@ -313,7 +313,7 @@ class BootedClock:
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-async def test_setting_the_wall_clock_changes_nothing(tmp_path: Path, step: float) -> None:
+async def test_lease_expiry_ignores_changes_of_the_wall_clock(tmp_path: Path, step: float) -> None:
     """A dead owner's lease is free after its duration though the clock was set back, and a live one's stays its own."""
     path = tmp_path / "leases.db"
     clock = BootedClock()
@@ -333,7 +333,7 @@ async def test_setting_the_wall_clock_changes_nothing(tmp_path: Path, step: floa
         assert await store.renew_lease(dead) is None
 
 
-async def test_a_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path: Path) -> None:
+async def test_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path: Path) -> None:
     """After a reboot with the clock set back, a lease waits once for the duration its owner gave it, not for hours."""
     path = tmp_path / "leases.db"
     before, after = BootedClock(), BootedClock("boot-2", now=3.0, wall=1_700_000_000.0 - 7200)
@@ -348,7 +348,7 @@ async def test_a_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path:
         assert (await acquire(other, "0", "b")).epoch == 2
 
 
-async def test_an_owner_that_renews_is_not_taken_for_one_of_a_former_boot(tmp_path: Path) -> None:
+async def test_lease_renewed_under_another_boot_is_kept(tmp_path: Path) -> None:
     """Containers with boot ids of their own, and clocks an hour apart, share a file without taking each other's."""
     path = tmp_path / "leases.db"
     mine, theirs = BootedClock(), BootedClock("boot-2", wall=1_700_000_000.0 - 3600)
@@ -361,7 +361,7 @@ async def test_an_owner_that_renews_is_not_taken_for_one_of_a_former_boot(tmp_pa
             assert await store.renew_lease(lease) is not None
 
 
-async def test_a_lease_renewed_while_it_is_looked_at_is_not_acquired(tmp_path: Path) -> None:
+async def test_lease_renewed_between_read_and_acquire_is_kept(tmp_path: Path) -> None:
     """An acquisition takes the lease as it was read: an owner that came back in between keeps it."""
     path = tmp_path / "leases.db"
     clock = BootedClock()
@@ -377,7 +377,7 @@ async def test_a_lease_renewed_while_it_is_looked_at_is_not_acquired(tmp_path: P
         assert await store.renew_lease(lease) is not None
 
 
-async def test_a_process_of_the_first_version_shares_the_file(tmp_path: Path) -> None:
+async def test_file_is_shared_with_a_process_of_the_first_version(tmp_path: Path) -> None:
     """Who renews and takes leases without knowing the later columns is judged by what it writes, the wall clock's."""
     path = tmp_path / "leases.db"
     clock = BootedClock()
@@ -393,7 +393,7 @@ async def test_a_process_of_the_first_version_shares_the_file(tmp_path: Path) ->
             assert (await acquire(store, "0", "new")).epoch == 3
 
 
-async def test_hosts_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+async def test_file_opened_by_several_hosts_at_once_is_made_once(tmp_path: Path) -> None:
     """Stores that make the same file at the same time all open it."""
     stores = [SqliteLeaseStore(tmp_path / "leases.db") for _ in range(8)]
     try:
@@ -405,7 +405,7 @@ async def test_hosts_may_open_a_new_file_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
-async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+async def test_file_that_cannot_be_used_raises(tmp_path: Path, content: bytes | None) -> None:
     """A file of another kind and a missing directory are wrong input, not to be tried again; no thread stays."""
     before = threads()
     path = tmp_path / "missing" / "leases.db" if content is None else tmp_path / "leases.db"
@@ -418,7 +418,7 @@ async def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: b
     assert threads() == before
 
 
-async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+async def test_file_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     """A file of a later version is not touched."""
     path = tmp_path / "leases.db"
     with closing(sqlite3.connect(path)) as connection:
@@ -471,7 +471,7 @@ def old_file(path: Path) -> Path:
     return path
 
 
-async def test_a_file_of_the_first_version_is_used_on(tmp_path: Path) -> None:
+async def test_file_of_the_first_version_is_upgraded(tmp_path: Path) -> None:
     """Leases, epochs and checkpoints of an older file are kept, and what it lacks is added; opening again is fine."""
     path = old_file(tmp_path / "leases.db")
     for number in range(2):
@@ -492,7 +492,7 @@ async def test_a_file_of_the_first_version_is_used_on(tmp_path: Path) -> None:
             assert found.record.partition_count == 3
 
 
-async def test_hosts_may_open_a_file_of_the_first_version_at_once(tmp_path: Path) -> None:
+async def test_file_of_the_first_version_is_upgraded_by_several_hosts(tmp_path: Path) -> None:
     """Stores that complete the same older file at the same time all open it."""
     path = old_file(tmp_path / "leases.db")
     stores = [SqliteLeaseStore(path) for _ in range(8)]
@@ -503,7 +503,7 @@ async def test_hosts_may_open_a_file_of_the_first_version_at_once(tmp_path: Path
         await asyncio.gather(*(store.aclose() for store in stores))
 
 
-async def test_a_damaged_scope_record_is_an_error(tmp_path: Path) -> None:
+async def test_scope_record_that_is_damaged_raises(tmp_path: Path) -> None:
     """What cannot be read is not taken for no record, and is not replaced by a first one."""
     path = tmp_path / "leases.db"
     async with opened(path) as store:
@@ -517,7 +517,7 @@ async def test_a_damaged_scope_record_is_an_error(tmp_path: Path) -> None:
         assert await store.write_scope_record(record, None) is None
 
 
-def test_a_duration_must_be_positive() -> None:
+def test_lease_duration_that_is_not_positive_is_refused() -> None:
     """A lease duration that cannot work is refused by name."""
     with pytest.raises(ConfigurationError, match="lease_duration"):
         SqliteLeaseStore("leases.db", lease_duration=0)
@@ -546,7 +546,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_processes_share_one_file(tmp_path: Path) -> None:
+def test_file_shared_by_processes_gives_each_lease_once(tmp_path: Path) -> None:
     """Processes racing for the same leases get each exactly once; what they stored outlives a kill -9."""
     path = str(tmp_path / "leases.db")
     hosts = [

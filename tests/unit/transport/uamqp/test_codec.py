@@ -64,14 +64,14 @@ def test_values_keep_their_types(value: Any) -> None:
 
 
 @given(_events)
-def test_what_uamqp_knows_is_sent_as_it_is(message: Message) -> None:
+def test_send_passes_every_section_as_it_is(message: Message) -> None:
     """Every section of a message goes out as it came, each once."""
     raw = message.encode()
     assert repr(Message.decode(sent(raw))) == repr(Message.decode(raw))
 
 
 @given(_events)
-def test_what_uamqp_received_is_handed_over_as_it_was(message: Message) -> None:
+def test_receive_passes_every_section_as_it_is(message: Message) -> None:
     """Every section of a received message is there, with its descriptor, and is what it was."""
     raw = message.encode()
     received = c_uamqp.decode_message(len(raw), raw)
@@ -79,7 +79,7 @@ def test_what_uamqp_received_is_handed_over_as_it_was(message: Message) -> None:
 
 
 @given(messages)
-def test_what_uamqp_would_change_is_an_error(message: Message) -> None:
+def test_send_refuses_what_uamqp_would_change(message: Message) -> None:
     """Of any message, uamqp sends what it is, or it is refused: nothing goes out changed."""
     raw = message.encode()
     try:
@@ -93,7 +93,7 @@ def test_what_uamqp_would_change_is_an_error(message: Message) -> None:
 
 
 @pytest.mark.parametrize("value", [Char("x"), Decimal64(b"12345678"), "a\0b", Array([UByte(7), UByte(9)])])
-def test_values_that_uamqp_does_not_carry(value: Any) -> None:
+def test_send_refuses_values_that_uamqp_does_not_carry(value: Any) -> None:
     """A character, a decimal, a NUL in text and an array of bytes are errors to the sender; as data they go through."""
     event = Message(body=Data((b"x",)), application_properties={"key": value}).encode()
     with pytest.raises(EventError, match="uamqp cannot carry"):
@@ -117,7 +117,7 @@ def test_numbers_keep_their_widths() -> None:
     assert plain(found) == plain(annotations)
 
 
-def test_descriptors_are_given_back() -> None:
+def test_descriptors_are_restored() -> None:
     """Maps without a descriptor get theirs by their order, one that is double loses one, and the body stays."""
     map_, body = b"\xc1\x01\x00", b"\x00\x53\x75\xa0\x01x"
     encoded = map_ + b"\x00\x53\x74\x00\x53\x74" + map_ + map_ + map_ + body
@@ -143,6 +143,6 @@ def test_descriptors_are_given_back() -> None:
         (2, [None, None], Modified()),
     ],
 )
-def test_outcomes_are_told_by_their_fields(result: int, state: Any, outcome: Any) -> None:
+def test_outcomes_are_known_by_their_fields(result: int, state: Any, outcome: Any) -> None:
     """uamqp leaves an outcome's fields without its name; each is known all the same."""
     assert _outcome(result, state) == outcome

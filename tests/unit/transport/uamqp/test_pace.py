@@ -7,7 +7,7 @@ import pytest
 from eventpump.transport.uamqp.pace import Pace
 
 
-def test_waits_double_up_to_the_longest_and_start_over() -> None:
+def test_delay_doubles_to_the_longest_and_starts_over() -> None:
     """While nothing happens waits double and end at the longest; what happens makes the next one the shortest."""
     pace = Pace(1.0, 5.0)
     waits = []
@@ -18,7 +18,7 @@ def test_waits_double_up_to_the_longest_and_start_over() -> None:
 
 
 @pytest.mark.parametrize("longest", [0.05, 1.0])
-def test_idle_it_looks_so_many_times_a_second_at_most(longest: float) -> None:
+def test_delay_while_idle_bounds_the_looks_per_second(longest: float) -> None:
     """Idle, the looks of a long time are as many as the longest wait fits into it, and few more."""
     pace, passed, looks = Pace(0.0002, longest), 0.0, 0
     while passed < 100.0:

@@ -57,7 +57,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield client, accepted
 
 
-def test_being_woken_ends_a_wait(watch: Watch) -> None:
+def test_wake_ends_a_wait(watch: Watch) -> None:
     """A wake from another thread ends the wait, one before it ends the next, and many are as one."""
     wake_soon = _Timer(watch)
     assert waited(watch)
@@ -70,7 +70,7 @@ def test_being_woken_ends_a_wait(watch: Watch) -> None:
     assert wake_soon.is_over
 
 
-def test_what_comes_in_ends_a_wait(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_that_is_readable_ends_a_wait(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
     """The socket that leads to the port is found among others, sends without delay, and ends waits when read from."""
     client, accepted = ends
     read, write = os.pipe()
@@ -90,7 +90,7 @@ def test_what_comes_in_ends_a_wait(watch: Watch, ends: tuple[socket.socket, sock
     assert waited(watch)
 
 
-def test_two_that_may_be_it_are_none(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_that_is_ambiguous_is_not_watched(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
     """Where it cannot be told which socket is uamqp's, neither is waited for."""
     client, accepted = ends
     twin = client.dup()
@@ -101,7 +101,9 @@ def test_two_that_may_be_it_are_none(watch: Watch, ends: tuple[socket.socket, so
     watch.wait(0.0)
 
 
-def test_a_socket_that_nobody_reads_is_let_go(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_that_nobody_reads_is_not_watched_any_more(
+    watch: Watch, ends: tuple[socket.socket, socket.socket]
+) -> None:
     """Readable look after look, with nothing to tell, a socket is not waited for any more: no busy loop."""
     client, accepted = ends
     watch.found({client.fileno()}, client.getpeername()[1])
@@ -112,7 +114,7 @@ def test_a_socket_that_nobody_reads_is_let_go(watch: Watch, ends: tuple[socket.s
     assert watch._stream is None
 
 
-def test_a_socket_that_is_read_is_kept(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_that_is_read_stays_watched(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
     """Heartbeats, of which there is nothing to tell, with quiet between them, let go of nothing."""
     client, accepted = ends
     watch.found({client.fileno()}, client.getpeername()[1])
@@ -126,7 +128,7 @@ def test_a_socket_that_is_read_is_kept(watch: Watch, ends: tuple[socket.socket, 
     assert watch._stream is not None
 
 
-def test_closed_it_may_be_woken(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_wake_after_close_does_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
     """Waking one that is closed does nothing; its duplicate of the socket is gone with it."""
     client, _ = ends
     before = open_sockets()
