@@ -73,8 +73,8 @@ class EventProcessor(ABC):
 
         With `CloseReason.SHUTDOWN` and `CloseReason.FAILED` the partition is still owned, and `context.checkpoint()`
         works until this returns: without an event it stores the last batch whose `process_events` returned, or the last
-        event that was skipped or parked, never a batch that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST` it raises `OwnershipLostError` if the lease is
-        lost.
+        event that was skipped or parked, never a batch that raised or was cancelled. With `CloseReason.OWNERSHIP_LOST`
+        it raises `OwnershipLostError` if the lease is lost.
         """
 
 
