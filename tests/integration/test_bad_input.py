@@ -319,7 +319,6 @@ async def test_connection_option_that_is_wrong_is_named(
         ({"owner_id": ""}, "owner_id"),
         ({"handler_retry": {"base_delay": 5, "max_delay": 1}}, "handler_retry"),
         ({"renew_interval": 31.0}, "renew_interval"),
-        ({"processor": None}, "processor"),
         ({"processor": dict}, "processor"),
         ({"processor": EventProcessor}, "processor"),
         ({"processor": lambda: "no processor", "initial_position": "-1"}, "processor"),
