@@ -513,6 +513,11 @@ class PartitionPump:
         )
 
     def _join(self, beginning: Beginning, *, opens_anew: int | None) -> MemberFeed:
+        since, below = self._sought_back
+        is_below = beginning.expected is None or beginning.expected < below
+        if opens_anew is None and is_below and self._shared.link < since:
+            # By that link these events would count as delivered before the seek.
+            opens_anew = below
         return self._shared.join(
             self.subscription,
             beginning,
@@ -869,9 +874,12 @@ class PartitionPump:
         await feed.aclose()
         return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
 
-    def _rejoin(self, partition: OpenPartition, place: Beginning, *, opens_anew: int | None = None) -> None:
+    def _rejoin(self, partition: OpenPartition, place: Beginning) -> None:
         """Read on from a place, unless the pump ends."""
-        if opens_anew is None and not self._shared.is_open:
+        opens_anew: int | None = None
+        if partition.replayed.is_running:
+            opens_anew = sys.maxsize
+        elif not self._shared.is_open:
             # A link that is opened again begins with the check that the hub is still the same.
             opens_anew = 0
         if self._goes_on():
@@ -886,7 +894,7 @@ class PartitionPump:
             beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
             partition.replayed.begin(self._shared.feeds_made)
             try:
-                self._rejoin(partition, beginning, opens_anew=sys.maxsize)
+                self._rejoin(partition, beginning)
                 is_done = await self._deliver_range(partition, self._continuity_from(beginning), through)
             finally:
                 partition.replayed.end(through + 1 if place.expected is None else place.expected)

@@ -431,6 +431,8 @@ class SharedPartition:
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
         """Whether several subscriptions read."""
+        self.link = 0
+        """The number of the link that is shared now, or was shared last: how many were opened before it."""
         self.feeds_made = 0
         """How many links were opened, links in place of failed ones not counted. Each event's origin ends with the
         count before its own link."""
@@ -799,6 +801,7 @@ class SharedPartition:
         members = list(self._members.values())
         lowest = self._chosen = min(members, key=lambda each: -1 if each.number is None else each.number)
         self._hub_created_at = newest_hub
+        self.link = self.feeds_made
         feed = self._feed = self._make_feed(
             lowest.position,
             newest_hub,
