@@ -19,13 +19,17 @@ from eventpump import (
     EventProducer,
     MemoryPublisherStateStore,
     PartitionContext,
+    PartitionReader,
     ReceivedEvent,
 )
 from eventpump.core.lease import PartitionLease
 from eventpump.emulator.auth import DEFAULT_KEY
 from eventpump.storage.leases.memory import MemoryLeaseStore
+from tests.authority import Authority
+from tests.faults.connect_proxy import ConnectProxy
 
 HUB = "telemetry"
+WHO = "me:pass-word-17"
 USERS = ("a body to keep private", "a-property", "a value to keep private")
 
 
@@ -132,18 +136,64 @@ async def test_log_of_a_host(caplog: pytest.LogCaptureFixture) -> None:
     find(caplog, transport, debug, f"^put a token for sb://127.0.0.1/{HUB}; renewed after")
 
 
-async def test_log_of_an_idempotent_producer(caplog: pytest.LogCaptureFixture) -> None:
-    """A claim, an attach and the publisher's mark are in the log."""
+async def test_log_of_an_idempotent_producer(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    """A claim, an attach, the mark of a publisher, and each step of connecting by TLS are in the log."""
     caplog.set_level(logging.DEBUG, "eventpump")
+    tls = authority.server("127.0.0.1")
     options: dict[str, Any] = {"idempotent": True, "name": "orders", "state_store": MemoryPublisherStateStore()}
+    options["ca_file"] = str(authority.file)
     async with (
         asyncio.timeout(30),
-        Emulator({HUB: 1}) as emulator,
+        Emulator({HUB: 1}, tls=tls) as emulator,
         EventProducer(emulator.connection_string, HUB, **options) as producer,
     ):
         await producer.send([event()], partition_id="0")
     check_private(caplog)
+    port = emulator.port
+    for pattern in (
+        rf"^connecting to 127\.0\.0\.1:{port}$",
+        rf"^connected to 127\.0\.0\.1:{port} at 127\.0\.0\.1$",
+        rf"^TLS established with 127\.0\.0\.1:{port}: TLSv1\.3, \w+$",
+    ):
+        find(caplog, "eventpump.net", logging.DEBUG, pattern)
     find(caplog, "eventpump.producer", logging.DEBUG, "^partition 0: publisher orders has claimed: id [0-9]+, owner")
     (attached,) = find(caplog, "eventpump.producer", logging.DEBUG, "^partition 0: the producer is attached: id [0-9]+")
     assert (attached.__dict__["hub"], attached.__dict__["partition_id"]) == (HUB, "0")
     find(caplog, "eventpump.producer", logging.DEBUG, "^partition 0: the mark is stored: [0-9]+$")
+
+
+async def test_log_of_frames(caplog: pytest.LogCaptureFixture) -> None:
+    """Each performative of a conversation is a line of both ends; payloads and credentials are shown by their size."""
+    caplog.set_level(logging.DEBUG, "eventpump.amqp")
+    async with asyncio.timeout(30), Emulator({HUB: 1}) as emulator:
+        async with EventProducer(emulator.connection_string, HUB) as producer:
+            await producer.send([event()] * 3, partition_id="0")
+        async with PartitionReader(emulator.connection_string, HUB, partition_id="0", end="@latest") as reader:
+            assert len([each async for each in reader]) == 3
+    check_private(caplog)
+    lines = [record.getMessage() for record in caplog.records]
+    kinds = "saslmechanisms saslinit sasloutcome open begin attach flow transfer detach close"
+    for kind in kinds.split():
+        for end in ("client", "server"):
+            assert any(re.match(rf"{end} connection [0-9]+ [<>] channel=[0-9]+ {kind}\b", line) for line in lines), kind
+    assert any(re.search(r"< channel=0 disposition role=receiver first=[0-9]+ .*=accepted$", line) for line in lines)
+    assert {record.name for record in caplog.records} == {"eventpump.amqp"}
+
+
+async def test_log_of_a_websocket_by_a_proxy(caplog: pytest.LogCaptureFixture) -> None:
+    """The tunnel and the WebSocket are steps in the log; the proxy's password is not."""
+    caplog.set_level(logging.DEBUG, "eventpump.net")
+
+    options: dict[str, Any] = {"transport_type": "websocket"}
+    async with asyncio.timeout(30), Emulator({HUB: 1}, ws_port=0) as emulator, ConnectProxy(credentials=WHO) as proxy:
+        options["proxy"] = f"http://{WHO}@127.0.0.1:{proxy.port}"
+        async with EventProducer(emulator.ws_connection_string, HUB, **options) as producer:
+            await producer.get_properties()
+    port = proxy.port
+    text = caplog.text
+    there = f"127.0.0.1:{emulator.ws_port}"
+    assert f"connected to 127.0.0.1:{port} at 127.0.0.1" in text
+    assert f"the proxy 127.0.0.1:{port} opened a tunnel to {there}" in text
+    assert f"WebSocket to {there} through the proxy 127.0.0.1:{port} is open: AMQPWSB10" in text
+    assert "the WebSocket has ended: " in text
+    assert WHO.partition(":")[2] not in text
