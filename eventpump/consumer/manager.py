@@ -489,6 +489,9 @@ class PartitionManager:
             return
         wanted = {each.name: each for each in self._subscriptions.runnable}
         for slot in self._slots.values():
+            # One that is ended is not paused, nor suspended, when it is made again.
+            slot.paused &= wanted.keys()
+            slot.suspended &= wanted.keys()
             for pump in list(slot.pumps.values()):
                 if not pump.is_of(wanted.get(pump.subscription)):
                     pump.stop(CloseReason.SHUTDOWN)
@@ -500,6 +503,9 @@ class PartitionManager:
         is_kept = slot.stolen is None and self._clock.monotonic() >= slot.avoid_until and not self._is_ending
         if slot.lease is not None and is_kept:
             self._start_pumps(slot, slot.lease)
+            if not slot.is_renewing and self._renewals_due.due_at(slot.partition_id) is None:
+                # A renewal that was due while there was no pump has ended without another.
+                self._renew_later(slot, slot.lease)
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -569,6 +575,7 @@ class PartitionManager:
         slot.lease = None
         slot.stolen = None
         slot.paused.clear()
+        slot.suspended.clear()
         self._renewals_due.remove(slot.partition_id)
         self._around.turns.lease_gone(slot.partition_id)
         if slot.expiry is not None:

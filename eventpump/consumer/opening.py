@@ -441,6 +441,8 @@ class PartitionOpening:
         # `self._stored`, because an earlier attempt may have reset the checkpoint.
         group, partition_id, stored = self._group, self._partition_id, self._stored
         record, hub = await self._step(group.current())
+        if group.key != self._key():
+            raise RecordChangedError  # replaced since the checkpoint was read
         is_of_this_hub = hub_of(record, partition_id) == hub.created_at
         if stored is None:
             if not is_of_this_hub:

@@ -945,11 +945,15 @@ class PartitionPump:
         """Wait while the pump is paused. Return whether a replay is to continue."""
         if self._requests.is_paused and not self._requests.has_seek():
             await self._stay_paused(partition)
+        # What waits for the end of the replay must not shorten the delays between attempts.
+        self._requests.news.clear()
         return self._goes_on() and not self._requests.has_seek()
 
     async def _drain_past_lost(self, partition: OpenPartition) -> None:
         """End the waits for events that the hub has dropped: nothing follows that would show it."""
-        kept = retained_from(await self._opening.facts())
+        facts = await self._opening.facts()
+        # Where reading goes on may lie beyond that: after a loss it may have been the end.
+        kept = max(retained_from(facts), partition.next_number(facts))
         if not partition.feed.available:
             self._requests.processed(kept)
 

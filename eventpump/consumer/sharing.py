@@ -277,6 +277,11 @@ class MemberFeed:
         return 0 if self._pin is None else self._pin[1].available
 
     @property
+    def pinned_bytes(self) -> int:
+        """The same in bytes."""
+        return 0 if self._pin is None else self._pin[1].held[1]
+
+    @property
     def is_pinned(self) -> bool:
         """Whether the shared feed keeps what this subscription is to go on with."""
         return self._pin is not None
@@ -559,7 +564,7 @@ class SharedPartition:
         held_back = False
         if self._own:
             for member in self._own.values():
-                if member.pinned > self._room:
+                if member.pinned > self._room or member.pinned_bytes > room[1] // 4:
                     self._unpin(member)
         if feed is not None and len(self._members) > 1:
             held_back = feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT
@@ -633,11 +638,15 @@ class SharedPartition:
         if is_over:
             # As when five others read the partition in that group: it shares the link of the others, and they wait.
             member.catch_up_group = None
+            # It has not come as far as what is kept for it.
+            self._unpin(member)
             self._share(member)
 
     def rejoin(self, member: MemberFeed) -> None:
         """Let a member with a link of its own share the others' again if it is close behind. Called when it reads."""
         feed = self._feed
+        if feed is not None and self._hub_created_at != member.hub_created_at:
+            return  # its own link finds that out, or the other one
         if feed is not None and not feed.is_stopped:
             head = feed.next_number if feed.newest is not None or self._chosen is None else self._chosen.number
             if head is not None and head >= member.shares_from and member.pin(feed, head, self._room):
@@ -658,9 +667,10 @@ class SharedPartition:
         if is_pinned:
             if self._ledger.is_open and member.number is not None:
                 self._ledger.join(member.name, member.number)
-        elif self._feed is None:
+        elif self._feed is None and self._awaited:
             self._open_when_ready()
         else:
+            # With a check that the hub is still the one that the position is of.
             self._begin_opening()
 
     def _unpin(self, member: MemberFeed) -> None:

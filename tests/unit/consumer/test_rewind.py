@@ -916,3 +916,51 @@ async def test_a_closed_pump_refuses_what_it_is_asked() -> None:
     requests.seek(Seek(Checkpoint("0", "1", 1), done))
     assert await done is False
     assert requests.take() is None
+
+
+async def test_replay_of_a_failing_batch_keeps_its_delays_when_a_drain_waits() -> None:
+    """What is asked for meanwhile does not make the attempts follow each other at once."""
+    calls: list[float] = []
+    is_failing = False
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if is_failing and events:
+            calls.append(asyncio.get_running_loop().time())
+            if len(calls) < 2000:
+                raise ValueError("no")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        host = await fleet.start("a", _recording(fleet.record, handle))
+        await asyncio.sleep(5)
+        is_failing = True
+        replaying = asyncio.create_task(host.replay("default", from_=0, to=50))
+        await asyncio.sleep(5)
+        draining = asyncio.create_task(host.drain("default"))
+        await asyncio.sleep(10)
+        assert len(calls) < 20
+        is_failing = False
+        assert await replaying == await draining == ("0",)
+
+
+async def test_drain_after_a_loss_that_goes_on_at_the_end_returns() -> None:
+    """Events that `on_data_loss="latest"` has passed over are waited for no more, though nothing follows them."""
+    gate = asyncio.Event()
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await gate.wait()
+        await context.checkpoint()
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        options: dict[str, Any] = {"max_batch_size": 1, "prefetch_events": 5, "max_wait_time": 10}
+        host = await fleet.start("a", _recording(fleet.record, handle), on_data_loss="latest", **options)
+        await asyncio.sleep(5)
+        draining = asyncio.create_task(host.drain("default"))
+        await asyncio.sleep(1)
+        fleet.hub.truncate("0", 40)
+        fleet.hub.detach("0")
+        gate.set()
+        async with asyncio.timeout(60):
+            assert await draining == ("0",)
+        assert fleet.told("a", DataLost) != []

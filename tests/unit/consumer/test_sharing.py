@@ -14,7 +14,7 @@ import pytest
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
 from eventpump.core.sharing import Held
-from eventpump.errors import ConnectionLostError, LinkDetachedError, RequestRefusedError
+from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR, error_for
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec
@@ -369,3 +369,67 @@ async def test_whatever_happens_each_member_gets_its_range(seed: int) -> None:
 
 def _check(name: str, numbers: list[int], first: int) -> None:
     assert numbers == list(range(first, first + len(numbers))), name
+
+
+async def test_own_link_that_ends_before_it_has_caught_up_leaves_no_gap() -> None:
+    """What is kept for one that catches up is given up with its own link: it goes on where it was."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=1000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 1000) == list(range(1000))
+        late = world.join("late", _at(0), 0, group="second")
+        assert await _read(late, 985, 5) == list(range(985))
+        late.take(0)
+        assert late.is_pinned
+        assert late.has_own_link
+        assert late.feed is not None
+        late.feed._end(ConsumerDisconnectedError("another reader has the group"))
+        world.hub.publish("0", count=10)
+        seen: list[int] = []
+        for _ in range(50):
+            seen += [event.sequence_number for event in late.take(300)]
+            fast.take(300)
+            await asyncio.sleep(0.2)
+        assert seen == list(range(985, 1010))
+
+
+async def test_own_link_of_a_former_hub_does_not_share_the_link_of_the_present_one() -> None:
+    """It ends with the error that its subscription begins anew by, and skips no event of the present hub."""
+    async with _world(prefetch_events=100) as world:
+        world.hub.publish("0", count=1000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 1000) == list(range(1000))
+        late = world.join("late", _at(0), 0, group="second")
+        await _read(late, 500, 5)
+        await asyncio.sleep(1)
+        world.hub.recreate()
+        world.hub.publish("0", count=5)
+        await fast.aclose()
+        again = world.join("fast", _at(0), 0)
+        assert await _read(again, 5) == list(range(5))
+        late.take(5)
+        world.hub.publish("0", count=600)
+        for _ in range(50):
+            late.take(300)
+            again.take(300)
+            await asyncio.sleep(0.2)
+        assert isinstance(late.error, HubRecreatedError)
+
+
+async def test_what_is_kept_for_one_that_catches_up_is_bounded_in_bytes_too() -> None:
+    """One that stops reading while it catches up stops no other, however large the events are."""
+    async with _world(prefetch_events=1000, prefetch_bytes=64 * 1024) as world:
+        world.hub.publish("0", count=3000)
+        fast = world.join("fast", _at(0), 0)
+        assert await _read(fast, 3000) == list(range(3000))
+        late = world.join("late", _at(0), 0, group="second")
+        await _read(late, 2900, 50)
+        late.take(0)
+        assert late.is_pinned
+        got = 0
+        for _ in range(200):
+            world.hub.publish("0", b"x" * 4000)
+            got += len(fast.take(300))
+            await asyncio.sleep(1)
+        got += len(fast.take(300))
+        assert got == 200

@@ -683,3 +683,58 @@ def _check_order(name: str, record: Record, first: dict[str, int]) -> None:
         assert expected is None or numbers[0] <= expected, f"{name} skipped {expected} to {numbers[0]} in {key}"
         assert numbers[0] >= first[delivery.partition_id]
         after[key] = numbers[-1] + 1
+
+
+async def test_record_replaced_while_a_checkpoint_is_read_is_not_mixed_with_it() -> None:
+    """A partition whose checkpoint was read under the former record begins as the new record says, in order."""
+    got = Record()
+    async with _fleet(2) as fleet:
+        host = await fleet.start("a", on_data_loss="earliest")
+        await host.subscribe("alerts", _recording(got), on_data_loss="earliest")
+        await asyncio.sleep(5)
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=10)
+        await asyncio.sleep(5)
+        got.deliveries.clear()
+        fleet.stores["a"].delay(2.0, "read", "0")
+        fleet.hub.recreate()
+        for partition_id in "01":
+            fleet.hub.publish(partition_id, count=30)
+        await asyncio.sleep(60)
+        for partition_id in "01":
+            delivered = [each for d in got.deliveries if d.partition_id == partition_id for each in d.numbers]
+            assert delivered == list(range(30))
+
+
+@pytest.mark.parametrize("how", ["made again", "moved"])
+async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str) -> None:
+    """One that is made again is not suspended, nor one whose partition was given up and taken again."""
+    slow = Record()
+    free = asyncio.Event()
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await free.wait()
+
+    async with _fleet() as fleet:
+        host = await fleet.start("a", prefetch_events=100, max_batch_size=10)
+        await host.subscribe("slow", _recording(slow, handle), on_slow="suspend", slow_after=10)
+        await asyncio.sleep(5)
+        for _ in range(60):
+            fleet.hub.publish("0", count=20)
+            await asyncio.sleep(1)
+        await asyncio.sleep(60)
+        assert [each.subscription for each in host.partitions] == ["default"]
+        free.set()
+        if how == "made again":
+            await host.unsubscribe("slow")
+            await asyncio.sleep(30)
+            await host.subscribe("slow", _recording(slow, handle))
+        else:
+            assert host._manager is not None
+            host._manager._lost(host._manager._slots["0"], "the test took it")
+        await asyncio.sleep(60)
+        last = len(fleet.hub.events("0"))
+        fleet.hub.publish("0", count=20)
+        await asyncio.sleep(60)
+        assert slow.numbers("0")[-20:] == list(range(last, last + 20))
+        assert [each.subscription for each in host.partitions] == ["default", "slow"]
