@@ -167,7 +167,7 @@ async def test_websocket_port_is_served_only_on_request() -> None:
     """Without a port for WebSockets there is none, and a port that is taken is named."""
     async with Emulator({HUB: 1}) as emulator:
         assert emulator.ws_port is None
-        with pytest.raises(RuntimeError, match="no WebSockets"):
+        with pytest.raises(RuntimeError, match="does not serve WebSockets"):
             _ = emulator.ws_connection_string
         taken = Emulator({HUB: 1}, ws_port=emulator.port)
         with pytest.raises(ConfigurationError, match=f"^ws_port: cannot listen on 127.0.0.1:{emulator.port}: "):
