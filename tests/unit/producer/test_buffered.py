@@ -714,6 +714,35 @@ async def test_send_without_a_key_passes_a_partition_without_room() -> None:
             service.let_go(partition_id)
 
 
+class ByContent:
+    """Sends an event to the partition that the first character of its body names."""
+
+    def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+        return _name(event)[0]
+
+
+async def test_sends_by_a_router_keep_their_order_behind_a_partition_in_doubt() -> None:
+    """One that waits for a partition in doubt holds up only its own: the others are let in, and are not overtaken."""
+    service = ScriptedProducer(partitions=2)
+    service.hold("0", "1")
+    async with buffered(service, router=ByContent(), max_partition_events=2) as producer:
+        for each in ("0a", "0b", "1a", "1b"):
+            await producer.send(event(each))
+        waiting = [asyncio.ensure_future(producer.send(event(each))) for each in ("0c", "1c", "1d", "0d", "1e")]
+        await asyncio.sleep(1)
+        before = [each.done() for each in waiting]
+        service.let_go("1")
+        await asyncio.sleep(1)
+        after = [each.done() for each in waiting]
+        waiting.append(asyncio.ensure_future(producer.send(event("1f"))))
+        await asyncio.sleep(1)
+        service.let_go("0")
+        await asyncio.wait(waiting)
+    assert (before, after) == ([False] * 5, [False, True, True, False, True])
+    assert service.bodies("1") == ["1a", "1b", "1c", "1d", "1e", "1f"]
+    assert service.bodies("0") == ["0a", "0b", "0c", "0d"]
+
+
 async def test_partition_bounds_hold_in_events_and_bytes() -> None:
     """A partition takes no more than its own bound, in events and in bytes, while others have room."""
     service = ScriptedProducer()
