@@ -346,10 +346,14 @@ class HubBufferedProducer:
 
     def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
+        if not isinstance(event, EventData):
+            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
         if self._is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:
             event = self._hook(event)
+            if not isinstance(event, EventData):
+                raise EventError(f"`encode` returns an EventData, not {type(event).__name__}")
         if partition_key is None:
             return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
         # A key's annotation stands before all that an event encodes.

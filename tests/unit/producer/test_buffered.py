@@ -860,6 +860,26 @@ async def test_event_that_cannot_be_encoded_is_not_accepted() -> None:
     assert told == Told()
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("wrong", ["text", b"bytes", None, 5])
+async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bool) -> None:
+    """Given to the call or returned by the `encode` hook, it is not accepted, and fails no other event."""
+    service, told = ScriptedProducer(idempotent=idempotent), Told()
+    async with buffered(service, told) as producer, buffered(service, told, encode=lambda _: wrong) as hooked:
+        good = await producer.send(event("good"), partition_id="0")
+        for key in (None, "k"):
+            with pytest.raises(EventError, match="EventData, not"):
+                await producer.send(wrong, partition_key=key)
+            with pytest.raises(EventError, match="encode.*EventData, not"):
+                hooked.send_nowait(event(), partition_key=key)
+        with pytest.raises(EventError, match="EventData, not"):
+            producer.send_nowait(wrong, partition_id="0")
+        assert await good == SendResult("0", 0 if idempotent else None)
+        assert hooked.buffered_events == 0
+    assert service.everything() == ["good"]
+    assert not told.errors
+
+
 async def test_encode_hook_runs_before_the_size_is_measured() -> None:
     """What the hook gives is what is sent and counted; callbacks speak of what was given."""
     service, told = ScriptedProducer(), Told()
