@@ -400,7 +400,8 @@ class Outbox(Generic[E]):
         self._progress.set()
 
     def _fail_ready(self, lane: Lane[E]) -> None:
-        while (batch := lane.take()) is not None:
+        # What is there now, and not what `on_end` adds meanwhile: it might add an event for each that it is told of.
+        for batch in list(iter(lane.take, None)):
             self._end(lane, batch, 0, batch.count)
 
     # ------------------------------------------------------------------------------------------ ending

@@ -139,6 +139,26 @@ async def test_drop_fails_what_is_not_being_sent() -> None:
     assert scene.outcomes[2:] == [([0, 1], RequestRefusedError)]
 
 
+async def test_drop_ends_where_each_failure_adds_an_event() -> None:
+    """It fails what was there, and leaves what `on_end` adds to be sent."""
+    scene = Scene(max_events=1)
+    ended: list[int] = []
+
+    def on_end(each: Ended[int]) -> None:
+        assert len(ended) < 100, "without an end"
+        ended.extend(each.events)
+        if each.error is not None:
+            scene.add(each.lane, *(event + 10 for event in each.events))
+
+    scene.outbox._on_end = on_end
+    scene.add(scene.gateway, 1, 2, 3)
+    scene.outbox.drop()
+    assert ended == [1, 2, 3]
+    scene.producer.gate.set()
+    await scene.outbox.flush()
+    assert ended == [1, 2, 3, 11, 12, 13]
+
+
 async def test_aclose_cancels_what_is_being_sent_after_a_time() -> None:
     """Its outcome is unknown then, and no task is left. Closing twice is fine."""
     scene = Scene()
