@@ -1142,6 +1142,31 @@ async def test_close_ends_at_its_deadline(*, cancelled: bool) -> None:
     assert asyncio.all_tasks() == before
 
 
+async def test_close_that_is_cancelled_stays_so_where_closing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """What the inner closing raises is logged, and does not take the place of the cancellation."""
+
+    class Doubtful(ScriptedProducer):
+        async def aclose(self, deadline: float | None = None) -> None:
+            await super().aclose(deadline)
+            raise PublishOutcomeUnknownError("0", None, 1)
+
+    service = Doubtful()
+    service.hold("0")
+    producer = buffered(service, Told())
+    await producer.send(event(), partition_id="0")
+    closing = asyncio.ensure_future(producer.aclose())
+    await asyncio.sleep(1)
+    closing.cancel()
+    with caplog.at_level(logging.ERROR, "eventpump.producer"):
+        await asyncio.wait([closing])
+    assert closing.cancelled()
+    assert any("cancelled" in each.message for each in caplog.records)
+    await producer.aclose()
+    uncancelled = buffered(Doubtful())
+    with pytest.raises(PublishOutcomeUnknownError):
+        await uncancelled.aclose()
+
+
 async def test_close_ends_waits_for_room_at_once() -> None:
     """Sends that wait for room learn of the closing when it begins, not when it ends."""
     service = ScriptedProducer(partitions=1)
