@@ -302,7 +302,9 @@ class Outbox(Generic[E]):
     def _wake(self, lane: Lane[E]) -> None:
         if len(lane.sending) < self._max_in_flight:
             name = "send to the gateway" if lane.partition_id is None else f"send to partition {lane.partition_id}"
-            task = asyncio.get_running_loop().create_task(self._send_batches(lane), name=name)
+            # Not by the loop's task factory: an eager one would have the task send, and end the batch, before `add` has
+            # returned it.
+            task = asyncio.Task(self._send_batches(lane), loop=asyncio.get_running_loop(), name=name)
             lane.sending.add(task)
             self._tasks.add(task)
             task.add_done_callback(partial(self._sending_ended, lane))

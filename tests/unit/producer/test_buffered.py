@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -262,6 +263,18 @@ async def test_sends_keep_their_order_while_others_run() -> None:
             producer.send(event("first"), partition_id="0"), second(), producer.send(event("second"), partition_id="0")
         )
     assert service.bodies("0") == ["full", "full", "first", "second", "third"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no eager task factory")
+async def test_send_with_an_eager_task_factory_returns_a_receipt_that_ends() -> None:
+    """What sends begins after the event was accepted, also where the loop begins each task at once."""
+    told = Told()
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  # as of 3.12
+    async with asyncio.timeout(60), buffered(told=told, max_batch_events=1) as producer:
+        receipt = producer.send_nowait(event(), partition_id="0")
+        assert not told.successes
+        assert await receipt == SendResult("0", None)
+        assert await producer.send_and_wait(event(), partition_id="0") == SendResult("0", None)
 
 
 async def test_flush_returns_when_everything_accepted_has_its_outcome() -> None:
