@@ -327,6 +327,8 @@ def _split(
     connection = {name: value for name, value in options.items() if name in ClientOptions.__annotations__}
     rest = {name: value for name, value in options.items() if name not in connection}
     is_owned = connection.pop("owns_transport", True)
+    if not isinstance(is_owned, bool):
+        raise ConfigurationError("owns_transport", "must be True or False")
     transport = connection.get("transport", "native")
     if isinstance(transport, str):
         if not is_owned:
@@ -336,7 +338,11 @@ def _split(
         return _Connection(settings.hub, namespace, settings.retry, lambda: make_transport(settings), True), rest
     if not callable(getattr(transport, "open_send_link", None)) or isinstance(transport, type):
         raise ConfigurationError("transport", 'must be "native", "uamqp", or a transport object')
-    retry = connection.pop("retry", None) or RetryOptions()
+    retry = connection.pop("retry", None)
+    if retry is None:
+        retry = RetryOptions()
+    elif not isinstance(retry, RetryOptions):
+        raise ConfigurationError("retry", "must be a RetryOptions, or None, along with a transport object")
     del connection["transport"]
     for name in ("connection_string", *connection) if connection_string is not None else connection:
         raise ConfigurationError(name, "cannot be given along with a transport object, which has its own connection")
