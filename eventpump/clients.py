@@ -267,11 +267,14 @@ class BufferedOptions(ProducerOptions, total=False):
     """The most events in the buffer, over all partitions: accepted, and their outcome not known yet. When it is full,
     `send` waits. Default: 100,000."""
     max_bytes: int
-    """The most bytes in the buffer, over all partitions. Default: 8,388,608."""
+    """The most bytes in the buffer, over all partitions. A partition of which the buffer holds no event may have one of
+    any size: what that event exceeds the partition's share by (`max_bytes` divided by twice the number of partitions,
+    or `max_partition_bytes` if that is less) may come on top. Default: 8,388,608."""
     max_partition_events: int | None
     """The most events in the buffer per partition; None for no limit but `max_events`. Default: None."""
     max_partition_bytes: int | None
-    """The most bytes in the buffer per partition; None for no limit but `max_bytes`. Default: None."""
+    """The most bytes in the buffer per partition, or one larger event; None for no limit but `max_bytes`. Default:
+    None."""
 
 
 def make_transport(settings: ConnectionSettings) -> Transport:
@@ -327,6 +330,8 @@ def _split(
     connection = {name: value for name, value in options.items() if name in ClientOptions.__annotations__}
     rest = {name: value for name, value in options.items() if name not in connection}
     is_owned = connection.pop("owns_transport", True)
+    if not isinstance(is_owned, bool):
+        raise ConfigurationError("owns_transport", "must be True or False")
     transport = connection.get("transport", "native")
     if isinstance(transport, str):
         if not is_owned:
@@ -336,7 +341,11 @@ def _split(
         return _Connection(settings.hub, namespace, settings.retry, lambda: make_transport(settings), True), rest
     if not callable(getattr(transport, "open_send_link", None)) or isinstance(transport, type):
         raise ConfigurationError("transport", 'must be "native", "uamqp", or a transport object')
-    retry = connection.pop("retry", None) or RetryOptions()
+    retry = connection.pop("retry", None)
+    if retry is None:
+        retry = RetryOptions()
+    elif not isinstance(retry, RetryOptions):
+        raise ConfigurationError("retry", "must be a RetryOptions, or None, along with a transport object")
     del connection["transport"]
     for name in ("connection_string", *connection) if connection_string is not None else connection:
         raise ConfigurationError(name, "cannot be given along with a transport object, which has its own connection")
@@ -833,11 +842,14 @@ class BufferedProducer(HubBufferedProducer):
         max_wait_time (float): Seconds that the first event of a batch waits for others to join it. Default: 0.005.
         max_events (int): The most events in the buffer, over all partitions: accepted, and their outcome not known yet.
             When it is full, `send` waits. Default: 100,000.
-        max_bytes (int): The most bytes in the buffer, over all partitions. Default: 8,388,608.
+        max_bytes (int): The most bytes in the buffer, over all partitions. A partition of which the buffer holds no
+            event may have one of any size: what that event exceeds the partition's share by (`max_bytes` divided by
+            twice the number of partitions, or `max_partition_bytes` if that is less) may come on top. Default:
+            8,388,608.
         max_partition_events (int | None): The most events in the buffer per partition; None for no limit but
             `max_events`. Default: None.
-        max_partition_bytes (int | None): The most bytes in the buffer per partition; None for no limit but `max_bytes`.
-            Default: None.
+        max_partition_bytes (int | None): The most bytes in the buffer per partition, or one larger event; None for no
+            limit but `max_bytes`. Default: None.
         fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
             None with a connection string. Default: None.
         credential (Credential | None): A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an

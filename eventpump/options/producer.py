@@ -17,9 +17,12 @@ class BufferSettings(SettingsModel):
         max_wait_time: Seconds that the first event of a batch waits for others to join it.
         max_events: The most events in the buffer, over all partitions: accepted, and their outcome not known yet. When
             it is full, `send` waits.
-        max_bytes: The most bytes in the buffer, over all partitions.
+        max_bytes: The most bytes in the buffer, over all partitions. A partition of which the buffer holds no event may
+            have one of any size: what that event exceeds the partition's share by (`max_bytes` divided by twice the
+            number of partitions, or `max_partition_bytes` if that is less) may come on top.
         max_partition_events: The most events in the buffer per partition; None for no limit but `max_events`.
-        max_partition_bytes: The most bytes in the buffer per partition; None for no limit but `max_bytes`.
+        max_partition_bytes: The most bytes in the buffer per partition, or one larger event; None for no limit but
+            `max_bytes`.
         max_in_flight: The most batches that are being sent to one partition at a time. With more than 1, a retry may
             reorder events, also those with the same key; an idempotent producer allows only 1.
     """

@@ -236,7 +236,8 @@ class BufferRoom:
 
     Half of the whole is divided among the partitions: a partition can always use its own part, however many events the
     others hold. The other half is common, up to each partition's limit. A partition that holds nothing may have one
-    event, however large: by what such events exceed their partitions' own parts, the bytes held may exceed the bound.
+    event, however large: by what such events exceed their partitions' own parts, the bytes held may exceed the bound,
+    and by no more.
 
     Args:
         partition_ids: The partitions that share it.

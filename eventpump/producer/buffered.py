@@ -346,10 +346,14 @@ class HubBufferedProducer:
 
     def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
+        if not isinstance(event, EventData):
+            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
         if self._is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:
             event = self._hook(event)
+            if not isinstance(event, EventData):
+                raise EventError(f"`encode` returns an EventData, not {type(event).__name__}")
         if partition_key is None:
             return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
         # A key's annotation stands before all that an event encodes.
@@ -410,7 +414,8 @@ class HubBufferedProducer:
         """Accept nothing more, end everything that was accepted, and close the producer. Closing twice is fine.
 
         What has not ended at the deadline fails: with `ClosedError` where it was not begun, and otherwise with what its
-        send raises as the producer closes. Cancelled, it is as if the deadline had come.
+        send raises as the producer closes. Cancelled, it is as if the deadline had come, and an
+        error of closing is logged.
 
         Args:
             flush: Whether to send what is not on its way yet; without, it fails.
@@ -430,6 +435,7 @@ class HubBufferedProducer:
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
         if self._is_open:
             self._queue.close()
+        is_cancelled = False
         try:
             if not flush:
                 self._outbox.drop()
@@ -441,10 +447,17 @@ class HubBufferedProducer:
         except TimeoutError:
             end = asyncio.get_running_loop().time()
         except asyncio.CancelledError:
+            is_cancelled = True
             end = asyncio.get_running_loop().time()
             raise
         finally:
-            await self._shut_down(end)
+            try:
+                await self._shut_down(end)
+            except Exception as error:
+                if not is_cancelled:
+                    raise
+                # Raised, it would take the place of the cancellation, and the task would go on.
+                _log.error("closing a producer, cancelled: %s", error)
 
     async def _flush_unless_stuck(self) -> None:
         """Flush. Sends end with their retries, but a call of the state store that hangs does not.

@@ -56,8 +56,9 @@ _log = logging.getLogger("eventpump.producer")
 
 
 class _Waiter(NamedTuple):
-    reserve: Callable[[], Lane[Any] | None]
-    """Reserves the room, and returns where; None if there is none now."""
+    reserve: Callable[[set[Lane[Any]]], Lane[Any] | None]
+    """Reserves the room, and returns where; None if there is none now. Adds the lanes that refused it to those given,
+    and asks none of these."""
     future: asyncio.Future[Lane[Any] | None]
     """The lane where room was reserved; None if the queue was closed."""
 
@@ -88,10 +89,20 @@ class RoomQueue:
 
     def reserve_any(self, choose: Callable[[], Lane[Any]], size: int) -> Lane[Any] | None:
         """Reserve room in the first lane chosen that has some. Asks as often as there are lanes; None if none had."""
+        return self._reserve_any(choose, size, {lane for lane in self._lanes.values() if lane.admitted})
+
+    def _reserve_any(self, choose: Callable[[], Lane[Any]], size: int, refusing: set[Lane[Any]]) -> Lane[Any] | None:
         for _ in self._lanes:
             lane = choose()
-            if self.reserve(lane, size):
+            if lane not in refusing and not lane.waiting and self._room.reserve(lane.partition_id, size):
                 return lane
+            refusing.add(lane)
+        return None
+
+    def _reserve_in(self, lane: Lane[Any], size: int, refusing: set[Lane[Any]]) -> Lane[Any] | None:
+        if self._room.reserve(lane.partition_id, size):
+            return lane
+        refusing.add(lane)
         return None
 
     async def acquire(self, lane: Lane[Any], size: int) -> Lane[Any]:
@@ -100,8 +111,7 @@ class RoomQueue:
         Raises:
             ClosedError: The queue was closed.
         """
-        room = self._room
-        return await self._wait(lane.waiting, lambda: lane if room.reserve(lane.partition_id, size) else None, size)
+        return await self._wait(lane.waiting, partial(self._reserve_in, lane, size), size)
 
     async def acquire_any(self, choose: Callable[[], Lane[Any]], size: int) -> Lane[Any]:
         """Wait for room in any lane that `choose` returns, and reserve it. Cancelled, nothing is reserved.
@@ -111,9 +121,11 @@ class RoomQueue:
             Exception: As of `choose`.
         """
         lane = self.reserve_any(choose, size)
-        return lane or await self._wait(self._anywhere, partial(self.reserve_any, choose, size), size)
+        return lane or await self._wait(self._anywhere, partial(self._reserve_any, choose, size), size)
 
-    async def _wait(self, queue: deque[_Waiter], reserve: Callable[[], Lane[Any] | None], size: int) -> Lane[Any]:
+    async def _wait(
+        self, queue: deque[_Waiter], reserve: Callable[[set[Lane[Any]]], Lane[Any] | None], size: int
+    ) -> Lane[Any]:
         waiter = _Waiter(reserve, asyncio.get_running_loop().create_future())
         queue.append(waiter)
         self.wanting += 1
@@ -148,19 +160,29 @@ class RoomQueue:
         self._admit(self._anywhere)
 
     def _admit(self, queue: deque[_Waiter]) -> None:
-        while queue:
-            reserve, future = queue[0]
-            if not future.done():
-                try:
-                    lane = reserve()
-                except BaseException as error:  # raised by the user's router: it ends this call, and no other
-                    reject(future, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+        """Admit the calls of a queue for which there is room.
+
+        One for which there is none keeps its place, and the lanes that refused it refuse those behind it too, however
+        small: so each lane keeps the order of the calls. Once all lanes refuse, no other call is asked.
+        """
+        most = len(self._lanes) if queue is self._anywhere else 1
+        refusing: set[Lane[Any]] = set()
+        kept: list[_Waiter] = []
+        while queue and len(refusing) < most:
+            waiter = queue.popleft()
+            if waiter.future.done():
+                continue
+            try:
+                lane = waiter.reserve(refusing)
+            except BaseException as error:  # raised by the user's router: it ends this call, and no other
+                reject(waiter.future, RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+            else:
+                if lane is None:
+                    kept.append(waiter)
                 else:
-                    if lane is None:
-                        return
                     lane.admitted += 1
-                    resolve(future, lane)
-            queue.popleft()
+                    resolve(waiter.future, lane)
+        queue.extendleft(reversed(kept))
 
     def close(self) -> None:
         """Have all that wait raise `ClosedError`."""
@@ -280,7 +302,9 @@ class Outbox(Generic[E]):
     def _wake(self, lane: Lane[E]) -> None:
         if len(lane.sending) < self._max_in_flight:
             name = "send to the gateway" if lane.partition_id is None else f"send to partition {lane.partition_id}"
-            task = asyncio.get_running_loop().create_task(self._send_batches(lane), name=name)
+            # Not by the loop's task factory: an eager one would have the task send, and end the batch, before `add` has
+            # returned it.
+            task = asyncio.Task(self._send_batches(lane), loop=asyncio.get_running_loop(), name=name)
             lane.sending.add(task)
             self._tasks.add(task)
             task.add_done_callback(partial(self._sending_ended, lane))
@@ -378,7 +402,8 @@ class Outbox(Generic[E]):
         self._progress.set()
 
     def _fail_ready(self, lane: Lane[E]) -> None:
-        while (batch := lane.take()) is not None:
+        # What is there now, and not what `on_end` adds meanwhile: it might add an event for each that it is told of.
+        for batch in list(iter(lane.take, None)):
             self._end(lane, batch, 0, batch.count)
 
     # ------------------------------------------------------------------------------------------ ending

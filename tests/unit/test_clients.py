@@ -248,6 +248,9 @@ async def test_clients_say_where_they_connect_and_whether_they_are_closed(made: 
         ({"hub": "telemetry", "transport": object()}, "transport"),
         ({"hub": "telemetry", "transport": FakeTransport}, "transport"),
         ({"hub": "telemetry", "connection_string": TEXT, "transport": "native", "owns_transport": False}, "owns_trans"),
+        *(({"hub": "telemetry", "owns_transport": wrong}, "owns_transport") for wrong in ("no", 0, None)),
+        ({"hub": "telemetry", "connection_string": TEXT, "transport": "native", "owns_transport": 1}, "owns_transport"),
+        *(({"hub": "telemetry", "retry": wrong}, "retry") for wrong in (5, 0, {"max_retries": 1}, RetryOptions)),
     ],
 )
 def test_a_transport_object_goes_with_a_hub_and_retries_only(made: type, options: dict[str, Any], field: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -390,6 +390,41 @@ def test_room_of_a_partition_has_a_limit_of_its_own() -> None:
     room = BufferRoom("01", max_events=100, max_bytes=1000, max_partition_events=7, max_partition_bytes=500)
     assert fill(room, "0") == 7
     assert fill(room, "1", 100) == 5
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from("012"), st.sampled_from([0, 1, 10, 30, 90, 300])), max_size=60),
+    partition_bytes=st.sampled_from([None, 10, 40]),
+)
+def test_room_in_bytes_is_exceeded_by_first_events_only(
+    steps: list[tuple[str, int]], partition_bytes: int | None
+) -> None:
+    """The bytes held exceed the bound at most by what the partitions' first events exceed the partitions' shares by."""
+    room = BufferRoom("012", max_events=100, max_bytes=120, max_partition_bytes=partition_bytes)
+    share = 20 if partition_bytes is None else min(20, partition_bytes)
+    held: dict[str, list[int]] = {each: [] for each in "012"}
+    firsts = dict.fromkeys("012", 0)
+    for partition_id, size in steps:
+        if size and room.reserve(partition_id, size):
+            if not held[partition_id]:
+                firsts[partition_id] = size
+            held[partition_id].append(size)
+        elif not size and held[partition_id]:
+            room.release(partition_id, 1, held[partition_id].pop(0))
+            firsts[partition_id] = 0
+        assert room.bytes == sum(map(sum, held.values()))
+        assert room.bytes <= 120 + sum(max(0, first - share) for first in firsts.values())
+
+
+def test_room_at_its_bound_takes_one_large_event_per_partition() -> None:
+    """As the documents say for the defaults: 32 partitions and events of 1 MiB take less than 36 MiB."""
+    mib, partitions = 1024 * 1024, [str(each) for each in range(32)]
+    room = BufferRoom(partitions, max_events=100_000, max_bytes=8 * mib)
+    assert [fill(room, each, mib) for each in partitions] == [4] + [1] * 31
+    assert room.bytes == 35 * mib
+    assert all(room.release(each, 1, mib) for each in partitions[1:])
+    room = BufferRoom(partitions, max_events=100_000, max_bytes=8 * mib)
+    assert sum(fill(room, each, mib // 8) for each in partitions) == 64
 
 
 def test_room_takes_an_event_larger_than_itself_alone() -> None:

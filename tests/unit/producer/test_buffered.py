@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -262,6 +263,18 @@ async def test_sends_keep_their_order_while_others_run() -> None:
             producer.send(event("first"), partition_id="0"), second(), producer.send(event("second"), partition_id="0")
         )
     assert service.bodies("0") == ["full", "full", "first", "second", "third"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no eager task factory")
+async def test_send_with_an_eager_task_factory_returns_a_receipt_that_ends() -> None:
+    """What sends begins after the event was accepted, also where the loop begins each task at once."""
+    told = Told()
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  # as of 3.12
+    async with asyncio.timeout(60), buffered(told=told, max_batch_events=1) as producer:
+        receipt = producer.send_nowait(event(), partition_id="0")
+        assert not told.successes
+        assert await receipt == SendResult("0", None)
+        assert await producer.send_and_wait(event(), partition_id="0") == SendResult("0", None)
 
 
 async def test_flush_returns_when_everything_accepted_has_its_outcome() -> None:
@@ -714,6 +727,35 @@ async def test_send_without_a_key_passes_a_partition_without_room() -> None:
             service.let_go(partition_id)
 
 
+class ByContent:
+    """Sends an event to the partition that the first character of its body names."""
+
+    def route(self, event: EventData, partition_key: str | None, partition_ids: Sequence[str]) -> str:
+        return _name(event)[0]
+
+
+async def test_sends_by_a_router_keep_their_order_behind_a_partition_in_doubt() -> None:
+    """One that waits for a partition in doubt holds up only its own: the others are let in, and are not overtaken."""
+    service = ScriptedProducer(partitions=2)
+    service.hold("0", "1")
+    async with buffered(service, router=ByContent(), max_partition_events=2) as producer:
+        for each in ("0a", "0b", "1a", "1b"):
+            await producer.send(event(each))
+        waiting = [asyncio.ensure_future(producer.send(event(each))) for each in ("0c", "1c", "1d", "0d", "1e")]
+        await asyncio.sleep(1)
+        before = [each.done() for each in waiting]
+        service.let_go("1")
+        await asyncio.sleep(1)
+        after = [each.done() for each in waiting]
+        waiting.append(asyncio.ensure_future(producer.send(event("1f"))))
+        await asyncio.sleep(1)
+        service.let_go("0")
+        await asyncio.wait(waiting)
+    assert (before, after) == ([False] * 5, [False, True, True, False, True])
+    assert service.bodies("1") == ["1a", "1b", "1c", "1d", "1e", "1f"]
+    assert service.bodies("0") == ["0a", "0b", "0c", "0d"]
+
+
 async def test_partition_bounds_hold_in_events_and_bytes() -> None:
     """A partition takes no more than its own bound, in events and in bytes, while others have room."""
     service = ScriptedProducer()
@@ -829,6 +871,26 @@ async def test_event_that_cannot_be_encoded_is_not_accepted() -> None:
             await producer.send(EventData("x", properties={"a": object()}))
         assert producer.buffered_events == 0
     assert told == Told()
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize("wrong", ["text", b"bytes", None, 5])
+async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bool) -> None:
+    """Given to the call or returned by the `encode` hook, it is not accepted, and fails no other event."""
+    service, told = ScriptedProducer(idempotent=idempotent), Told()
+    async with buffered(service, told) as producer, buffered(service, told, encode=lambda _: wrong) as hooked:
+        good = await producer.send(event("good"), partition_id="0")
+        for key in (None, "k"):
+            with pytest.raises(EventError, match="EventData, not"):
+                await producer.send(wrong, partition_key=key)
+            with pytest.raises(EventError, match="`encode` returns an EventData, not"):
+                hooked.send_nowait(event(), partition_key=key)
+        with pytest.raises(EventError, match="EventData, not"):
+            producer.send_nowait(wrong, partition_id="0")
+        assert await good == SendResult("0", 0 if idempotent else None)
+        assert hooked.buffered_events == 0
+    assert service.everything() == ["good"]
+    assert not told.errors
 
 
 async def test_encode_hook_runs_before_the_size_is_measured() -> None:
@@ -1091,6 +1153,31 @@ async def test_close_ends_at_its_deadline(*, cancelled: bool) -> None:
     assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
     assert sum(len(events) for events, _, _ in told.errors) == 6
     assert asyncio.all_tasks() == before
+
+
+async def test_close_that_is_cancelled_stays_so_where_closing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """What the inner closing raises is logged, and does not take the place of the cancellation."""
+
+    class Doubtful(ScriptedProducer):
+        async def aclose(self, deadline: float | None = None) -> None:
+            await super().aclose(deadline)
+            raise PublishOutcomeUnknownError("0", None, 1)
+
+    service = Doubtful()
+    service.hold("0")
+    producer = buffered(service, Told())
+    await producer.send(event(), partition_id="0")
+    closing = asyncio.ensure_future(producer.aclose())
+    await asyncio.sleep(1)
+    closing.cancel()
+    with caplog.at_level(logging.ERROR, "eventpump.producer"):
+        await asyncio.wait([closing])
+    assert closing.cancelled()
+    assert any("cancelled" in each.message for each in caplog.records)
+    await producer.aclose()
+    uncancelled = buffered(Doubtful())
+    with pytest.raises(PublishOutcomeUnknownError):
+        await uncancelled.aclose()
 
 
 async def test_close_ends_waits_for_room_at_once() -> None:

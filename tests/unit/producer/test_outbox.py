@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -138,6 +139,26 @@ async def test_drop_fails_what_is_not_being_sent() -> None:
     assert scene.outcomes[2:] == [([0, 1], RequestRefusedError)]
 
 
+async def test_drop_ends_where_each_failure_adds_an_event() -> None:
+    """It fails what was there, and leaves what `on_end` adds to be sent."""
+    scene = Scene(max_events=1)
+    ended: list[int] = []
+
+    def on_end(each: Ended[int]) -> None:
+        assert len(ended) < 100, "without an end"
+        ended.extend(each.events)
+        if each.error is not None:
+            scene.add(each.lane, *(event + 10 for event in each.events))
+
+    scene.outbox._on_end = on_end
+    scene.add(scene.gateway, 1, 2, 3)
+    scene.outbox.drop()
+    assert ended == [1, 2, 3]
+    scene.producer.gate.set()
+    await scene.outbox.flush()
+    assert ended == [1, 2, 3, 11, 12, 13]
+
+
 async def test_aclose_cancels_what_is_being_sent_after_a_time() -> None:
     """Its outcome is unknown then, and no task is left. Closing twice is fine."""
     scene = Scene()
@@ -232,3 +253,47 @@ async def test_a_call_whose_turn_comes_as_the_queue_closes_gives_the_room_back()
     with pytest.raises(ClosedError):
         await call
     assert (room.events, lane.admitted) == (0, 0)
+
+
+async def test_release_stops_asking_calls_once_every_lane_has_refused() -> None:
+    """However many wait with a choice that goes round, a release that lets one in asks for few of them."""
+    lanes = {each: Lane[int](each) for each in "0123"}
+    rooms = RoomQueue("test", BufferRoom("0123", max_events=4, max_bytes=1000), lanes, lambda: None)
+    asked: list[Lane[int]] = []
+
+    def choose() -> Lane[int]:
+        asked.append(lanes[str(len(asked) % 4)])
+        return asked[-1]
+
+    assert all(rooms.reserve(lane, 1) for lane in lanes.values())
+    calls = [asyncio.ensure_future(rooms.acquire_any(choose, 1)) for _ in range(1000)]
+    await asyncio.sleep(0)
+    asked.clear()
+    rooms.release(lanes["2"], 1, 1)
+    await asyncio.sleep(0)
+    assert [each.done() for each in calls] == [True] + [False] * 999
+    assert len(asked) <= 8
+    rooms.close()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_release_keeps_a_small_call_behind_a_large_one_of_its_lane() -> None:
+    """A lane that had no room for a call takes none behind it, although it is smaller; another lane does."""
+    lanes = {each: Lane[int](each) for each in "01"}
+    room = BufferRoom("01", max_events=100, max_bytes=400)
+    rooms = RoomQueue("test", room, lanes, lambda: None)
+    for _ in range(4):
+        for lane in lanes.values():
+            assert rooms.reserve(lane, 50)
+    large, small, other = (
+        asyncio.ensure_future(rooms.acquire_any(partial(lanes.__getitem__, name), size))
+        for name, size in (("0", 150), ("0", 10), ("1", 50))
+    )
+    await asyncio.sleep(0)
+    rooms.release(lanes["0"], 1, 50)
+    rooms.release(lanes["1"], 1, 50)
+    await asyncio.sleep(0)
+    assert [each.done() for each in (large, small, other)] == [False, False, True]
+    rooms.release(lanes["0"], 3, 150)
+    await asyncio.sleep(0)
+    assert [each.done() for each in (large, small)] == [True, True]
