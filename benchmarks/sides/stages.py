@@ -188,7 +188,7 @@ def _exchange(client: Connection, service: Connection) -> list[Event]:
     """Carry bytes both ways until both are silent.
 
     Returns:
-        What the service was told.
+        The events that the service has received.
     """
     told: list[Event] = []
     while True:

@@ -930,7 +930,7 @@ class Connection:
         inbox.payloads.append(delivery.payload)
 
     def _take_name(self, link: Link) -> None:
-        """Give a link its name: an earlier link of the name, in any session, is detached as stolen (2.6.1)."""
+        """Register a link. An earlier link of its name, in any session, is detached as stolen (2.6.1)."""
         key = link.name, link.is_receiver
         first = self.links.get(key)
         if first is not None and first.is_live and link.is_remote_initiated:

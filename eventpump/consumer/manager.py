@@ -84,7 +84,7 @@ class _Slot:
     partition_id: str
     lease: PartitionLease | None = None
     pumps: dict[str, PartitionPump] = field(default_factory=dict)
-    """By subscription. Each stays until it has ended, whoever holds the lease by then."""
+    """By subscription. A pump stays here until it has ended, even if the lease is lost meanwhile."""
     expiry: asyncio.TimerHandle | None = None
     is_renewing: bool = False
     is_taking: bool = False

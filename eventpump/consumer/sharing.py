@@ -608,7 +608,7 @@ class SharedPartition:
         return member.number is None or first is None or first - member.number > self._settings.prefetch_events
 
     def _open_own(self, member: MemberFeed) -> None:
-        """Give a member a link of its own, in another consumer group and without an owner level."""
+        """Open a link of its own for a member, in its catch-up group and without an owner level."""
         del self._members[member.name]
         self._ledger.leave(member.name)
         self._own[member.name] = member

@@ -198,7 +198,7 @@ class HubBufferedProducer:
         return self._is_closed
 
     async def open(self) -> None:
-        """Learn the hub's partitions. The first `send` does it too. Opening twice is fine.
+        """Read the ids of the hub's partitions. The first `send` does it too. Opening twice is fine.
 
         Raises:
             ServiceError: As of the transport. It may be tried again.

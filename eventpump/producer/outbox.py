@@ -402,7 +402,7 @@ class Outbox(Generic[E]):
         self._progress.set()
 
     def _fail_ready(self, lane: Lane[E]) -> None:
-        # What is there now, and not what `on_end` adds meanwhile: it might add an event for each that it is told of.
+        # Only what is ready now: `on_end` may add an event for each one that fails, without an end.
         for batch in list(iter(lane.take, None)):
             self._end(lane, batch, 0, batch.count)
 

@@ -212,7 +212,7 @@ class HubProducer:
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
-        """Tell what the service takes in one message, in bytes.
+        """Return the largest message that the service accepts, in bytes.
 
         Raises:
             ServiceError: No link tells it.
@@ -311,7 +311,7 @@ class HubProducer:
         return await self._transport.get_partition_properties(self._hub, partition_id)
 
     async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
-        """Tell how a partition is published to; attaches first where that is not known yet.
+        """Return the publishing properties of a partition; attaches first if they are not known yet.
 
         Raises:
             EventPumpError: It cannot be attached, or the partition has failed.

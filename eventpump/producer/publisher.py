@@ -146,7 +146,7 @@ class PartitionPublisher:
     use starts another; ended by a mistake of ours, it fails every later use too.
 
     Args:
-        on_concluded: Is called once for every batch when it is known what became of it: with the number of its first
+        on_concluded: Called once for every batch when its outcome is known: with the number of its first
             event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher
             ends.
 
@@ -449,7 +449,7 @@ class PartitionPublisher:
         self._sequencer.sending()
 
     def _came_to(self, link: SendLink, transfer: asyncio.Future[None]) -> BaseException | None:
-        """Tell the ledger what became of a transfer.
+        """Record the outcome of a transfer in the ledger.
 
         Returns:
             What counts as a try, or is a mistake; else None.
@@ -465,7 +465,7 @@ class PartitionPublisher:
         return error
 
     def _explained(self, link: SendLink, error: EventPumpError) -> bool:
-        """Tell the ledger what an error says of a transfer.
+        """Record in the ledger what an error says of a transfer.
 
         What is no plain refusal by a link that lives leaves the outcome of a transfer that is out open.
 

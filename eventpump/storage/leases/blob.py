@@ -596,8 +596,8 @@ class BlobLeaseStore:
                 stored: _StoredRecord | None = await self._read_record(operation, partition_id, subscription)
             except RefusedError:
                 stored = None
-            # After the record was read: whoever takes the lease from now on claims the record after our write of it,
-            # or makes that fail.
+            # After the record was read: a host that takes the lease from now on either claims the record after our
+            # write, or changes its ETag before, so that our write fails.
             try:
                 await self._check_lease(operation, lease)
             except RefusedError:
@@ -641,7 +641,7 @@ class BlobLeaseStore:
                     checkpoint=checkpoint,
                     generation=before.generation + 1 if may_go_back else before.generation,
                 )
-                # Kept only once it is known: what became of a write that failed is not, and the next one has to look.
+                # Kept only after a success: the outcome of a failed write is not known, and the next one reads again.
                 del self._records[key]
                 try:
                     etag = await self._put_record(operation, partition_id, subscription, record, claimed)

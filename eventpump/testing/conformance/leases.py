@@ -303,7 +303,7 @@ class LeaseStoreContract:
     # ---- checkpoints
 
     async def test_read_checkpoint_by_the_next_owner_gives_the_stored_one(self, harness: LeaseHarness) -> None:
-        """A stored checkpoint is what every host reads, whoever holds the lease; before the first there is none."""
+        """Every host reads the stored checkpoint, with the lease or without; before the first there is none."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
         assert await store.read_checkpoint("0") is None

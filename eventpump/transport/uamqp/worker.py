@@ -243,7 +243,7 @@ class Worker:
         self._doubts.append(settle)
 
     def flush(self) -> bool:
-        """Tell the event loop what happened.
+        """Report to the event loop what happened.
 
         Returns:
             Whether anything did.

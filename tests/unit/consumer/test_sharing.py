@@ -1,4 +1,4 @@
-"""A shared link: each member gets its events once and in order, whoever joins, leaves, is slow, or needs the past."""
+"""A shared link: each member gets its events once and in order, while others join, leave, lag or rewind."""
 
 from __future__ import annotations
 
