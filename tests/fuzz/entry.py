@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 import tracemalloc
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 from eventpump.amqp.codec import DecodeError, EncodeError
 from eventpump.errors import ClosedError, EventError, EventTooLargeError, ProtocolError, ServiceError
 from eventpump.eventhubs.requests import BadRequestError
+from tests.support.memory import traced_memory
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -133,19 +135,18 @@ def run_string(entry: Entry, string: Any, rng: Random, *, is_measured: bool) -> 
     Raises:
         BreachError: Something did not hold.
     """
-    if is_measured:
-        tracemalloc.start()
-    try:
-        entry.run(string, rng)
-    except BreachError:
-        raise
-    except Exception as error:
-        # Not the error's text: it may quote what was sent, a token say.
-        raise BreachError(f"{type(error).__name__} is no documented error") from error
-    finally:
-        peak = tracemalloc.get_traced_memory()[1] if is_measured else 0
-        if is_measured:
-            tracemalloc.stop()
+    peak = 0
+    with traced_memory() if is_measured else contextlib.nullcontext():
+        try:
+            entry.run(string, rng)
+        except BreachError:
+            raise
+        except Exception as error:
+            # Not the error's text: it may quote what was sent, a token say.
+            raise BreachError(f"{type(error).__name__} is no documented error") from error
+        finally:
+            if is_measured:
+                peak = tracemalloc.get_traced_memory()[1]
     allowed = entry.overhead + _PER_BYTE * size_of(string)
     require(holds=peak <= allowed, what=f"{peak} bytes of memory for {size_of(string)} bytes; {allowed} are allowed")
 

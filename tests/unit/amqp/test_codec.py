@@ -34,6 +34,7 @@ from eventpump.amqp.types import (
     UInt,
     ULong,
 )
+from tests.support.memory import traced_memory
 from tests.unit.amqp.values import SCALARS, arrays, arrays_of, plain, values
 
 
@@ -245,11 +246,10 @@ def test_decode_of_mutated_bytes_raises_only_decode_error(value: Any, data: st.D
 )
 def test_decode_checks_counts_and_sizes_before_it_allocates(wire: str) -> None:
     """A count or size beyond the bytes that are there is refused before anything is made."""
-    tracemalloc.start()
-    with pytest.raises(DecodeError):
-        decode(bytes.fromhex(wire))
-    assert tracemalloc.get_traced_memory()[1] < 100_000
-    tracemalloc.stop()
+    with traced_memory():
+        with pytest.raises(DecodeError):
+            decode(bytes.fromhex(wire))
+        assert tracemalloc.get_traced_memory()[1] < 100_000
 
 
 @pytest.mark.parametrize("opening", [b"\xc0\xff\x01", b"\xe0\xff\x01", b"\x00", b"\xd0\0\0\x40\0\0\0\0\x01"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from eventpump.amqp.performatives import Attach, Begin, Close, Detach, End, Flow
 from eventpump.amqp.session import Session
 from eventpump.amqp.types import Array, Described, UByte
 from eventpump.net.stream import ConnectionProtocol
+from tests.support.memory import traced_memory
 from tests.unit.amqp.pair import Pair, condition, config, frame, only, opened, payloads
 from tests.unit.amqp.values import values
 from tests.unit.net.ends import Recorder
@@ -103,13 +103,10 @@ def described_often(count: int, layers: int) -> bytes:
 )
 def test_decode_refuses_too_many_values_before_they_are_made(raw: bytes) -> None:
     """A value that would make more objects than one may is refused before they are made."""
-    tracemalloc.start()
-    try:
+    with traced_memory():
         with pytest.raises(DecodeError):
             decode(raw)
         assert tracemalloc.get_traced_memory()[1] < 1 * MIB
-    finally:
-        tracemalloc.stop()
 
 
 def test_decode_takes_a_large_event_however_it_is_divided() -> None:
@@ -317,12 +314,8 @@ def test_attaches_of_a_service_beyond_the_bound_end_the_connection() -> None:
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     """The cyclic collector does not run; how much memory is in use can be asked of `tracemalloc`."""
-    gc.collect()
-    gc.disable()
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
-    gc.enable()
+    with traced_memory():
+        yield
 
 
 def in_use() -> int:

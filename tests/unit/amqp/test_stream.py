@@ -26,6 +26,7 @@ from eventpump.amqp.connection import (
 )
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected, Source, Target, Transfer
+from tests.support.memory import traced_memory
 from tests.unit.amqp.pair import Pair, config, frame, payloads, story
 
 SMALL: dict[str, Any] = {"max_frame_size": 4096, "incoming_window": 40, "max_message_size": 30_000}
@@ -475,10 +476,9 @@ def test_receive_of_hostile_frames_takes_bounded_memory() -> None:
             pair.server.data_to_send()
 
     feed(8)
-    tracemalloc.start()
-    feed(120)
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory():
+        feed(120)
+        kept, peak = tracemalloc.get_traced_memory()
     assert pair.server.is_open
     assert kept < 20_000
     assert peak < 200_000
