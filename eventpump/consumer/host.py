@@ -20,7 +20,7 @@ from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, Paced
 from eventpump.consumer.manager import PartitionManager, PartitionStatus
 from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.consumer.pump import PumpSurroundings
+from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order

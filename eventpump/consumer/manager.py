@@ -15,10 +15,11 @@ from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.consumer.pump import PartitionPump, PumpSurroundings
+from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
+from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.backoff import UNLIMITED, Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION

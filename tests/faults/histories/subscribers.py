@@ -181,7 +181,7 @@ class _OfCall(Ledger):
         manager = self._member.host._manager
         assert manager is not None
         pump = manager._slots[partition_id].pumps[self._name]
-        ledger = self._history.by_key[pump._key]
+        ledger = self._history.by_key[pump._reading.key]
         call = ledger.begin(host, partition_id, epoch, events)
         self._of[call] = ledger
         return call

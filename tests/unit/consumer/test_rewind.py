@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.rewind import Requests, Seek
+from eventpump.consumer.requests import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
