@@ -171,7 +171,11 @@ class HistoryStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
     ) -> bool:
+        before = await self._store.read_checkpoint(lease.partition_id, subscription)
+
         async def reset() -> bool:
+            if await self._store.read_checkpoint(lease.partition_id, subscription) != before:
+                return False  # the condition of the one write that a blob store makes of it: it cannot land late
             is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
             if is_stored:
                 ledger = self._ledger_of(subscription)
