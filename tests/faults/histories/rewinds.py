@@ -113,7 +113,7 @@ class _Rewound(Ledger):
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
         place, first = (self.making, partition_id), events[0].sequence_number
         reached = self._reached.get((place, epoch))
-        if self.history.is_paused(host, partition_id, self.name, first):
+        if self.history.is_paused(host, partition_id, self.name):
             self._world.violate(f"partition {partition_id}: {host} delivers {first} although it is paused")
         is_replay = any(
             (each.host, each.partition_id) == (host, partition_id) and each.first <= first <= each.last
@@ -154,10 +154,6 @@ class _Rewound(Ledger):
         """Record that an event was skipped or parked."""
         self._processed(host, partition_id, (number,))
         self._shores[self.making, partition_id].processed.add(number)
-
-    def reached(self, partition_id: str) -> int:
-        """Return the last event of a partition that was delivered under any epoch; -1 where there is none."""
-        return max((last for (place, _), last in self._reached.items() if place[1] == partition_id), default=-1)
 
     def _is_of_now(self, call: Call) -> bool:
         return self._began_in[call] == self.generations[call.place]
@@ -214,8 +210,8 @@ class RewindHistory(SubscribersHistory):
     def __init__(self, world: World, profile: SubscribersProfile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
         self.ledger = _DefaultLedger(self)
-        self._paused: dict[tuple[str, str, str], tuple[Any, int]] = {}
-        """By host, partition and subscription: the pump that is paused, and the last event it had delivered."""
+        self._paused: dict[tuple[str, str, str], Any] = {}
+        """By host, partition and subscription: the pump that is paused."""
         rng = world.rng
         for name, options in self.options_of.items():
             parking = Park(functools.partial(self._park, name))
@@ -246,13 +242,10 @@ class RewindHistory(SubscribersHistory):
         assert ledger is None or isinstance(ledger, _Rewound)
         return ledger
 
-    def is_paused(self, host: str, partition_id: str, name: str, first: int) -> bool:
-        """Return whether a pump, the one that would call user code now, is to deliver nothing from an event on.
-
-        Its running batch is finished, one by one or again where it fails.
-        """
-        pump, last = self._paused.get((host, partition_id, name), (None, 0))
-        return pump is not None and first > last and pump is self._pump(host, partition_id, name)
+    def is_paused(self, host: str, partition_id: str, name: str) -> bool:
+        """Return whether a pump, the one that would call user code now, is paused."""
+        pump = self._paused.get((host, partition_id, name))
+        return pump is not None and pump is self._pump(host, partition_id, name)
 
     def _pump(self, host: str, partition_id: str, name: str) -> Any:
         member = next(each for each in self.hosts if each.life.name == host)
@@ -360,8 +353,7 @@ class RewindHistory(SubscribersHistory):
 
     async def _pause(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
         for partition_id in host.host.pause(name):
-            pump = self._pump(host.life.name, partition_id, name)
-            self._paused.setdefault((host.life.name, partition_id, name), (pump, ledger.reached(partition_id)))
+            self._paused[host.life.name, partition_id, name] = self._pump(host.life.name, partition_id, name)
         self.world.note("paused", host.life.name, name)
 
     async def unpause(self) -> None:
