@@ -17,7 +17,7 @@ from tests.support.coverage import CoverageReport
 from tests.support.order import LONGEST
 from tests.ways import Way, ways_of
 
-settings.register_profile("gate", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
 
