@@ -369,7 +369,7 @@ class OwnedPartition:
     # -------------------------------------------------------------------------------------------------- reports
 
     def _link_changed(self, pump: PartitionPump) -> None:
-        if self._is_running(pump) and not pump.is_ending:
+        if self._is_running(pump):
             self._set_link_state(pump.subscription, pump.link_state)
 
     def _set_link_state(self, name: str, state: LinkState) -> None:

@@ -80,6 +80,29 @@ async def test_each_change_of_a_link_is_reported_once() -> None:
         assert _states(host) == {"default": SHARED}
 
 
+async def test_while_the_link_is_closed_for_a_search_the_others_wait() -> None:
+    """A seek to a time closes the shared link until it has found its place."""
+    async with Fleet(FakeHub(partitions=1)) as fleet:
+        host = await fleet.start("a")
+        await host.subscribe("archive", RecordingProcessor(Record()))
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(5)
+        begin = fleet.hub.now()
+        await asyncio.sleep(5)
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(5)
+        fleet.hub.hang("receive")
+        seek = asyncio.create_task(host.seek("archive", begin))
+        await asyncio.sleep(2)
+        assert _states(host)["default"] is WAITING
+        fleet.hub.answer("receive")
+        assert await seek == ("0",)
+        await asyncio.sleep(30)
+        assert _states(host) == {"default": SHARED, "archive": SHARED}
+        assert _changes(fleet, "default")[0] == (SHARED, WAITING)
+        assert _changes(fleet, "default")[-1] == (WAITING, SHARED)
+
+
 async def test_a_link_of_its_own_and_its_end_are_reported() -> None:
     """From the begin, when it has caught up, and when it ends while it has one."""
     pause = [0.0]
