@@ -26,6 +26,7 @@ from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublishe
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
 from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.sharing import LinkState, PressureState
 from eventpump.core.starts import Loss, LossKind
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
@@ -112,6 +113,7 @@ from eventpump.reports import (
     LinkFailed,
     LinkRewound,
     LinkStalled,
+    LinkStateChanged,
     LoopBlocked,
     OutsideReader,
     PartitionFailed,
@@ -125,7 +127,6 @@ from eventpump.reports import (
     ServiceFailed,
     StartIgnored,
     StoreFailed,
-    SubscriptionPaused,
     SubscriptionSlow,
     SubscriptionWithoutProcessor,
     UnexpectedFailure,
@@ -201,6 +202,8 @@ __all__ = [
     "LinkFailed",
     "LinkRewound",
     "LinkStalled",
+    "LinkState",
+    "LinkStateChanged",
     "LoopBlocked",
     "Loss",
     "LossKind",
@@ -226,6 +229,7 @@ __all__ = [
     "PartitionStatus",
     "PartitionsFound",
     "PositionSought",
+    "PressureState",
     "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
@@ -272,7 +276,6 @@ __all__ = [
     "StoredScopeRecord",
     "StoredSubscription",
     "SubscriptionOptions",
-    "SubscriptionPaused",
     "SubscriptionRecord",
     "SubscriptionSlow",
     "SubscriptionWithoutProcessor",

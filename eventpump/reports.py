@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.pump_state import CloseReason
+from eventpump.core.sharing import LinkState
 from eventpump.core.starts import Loss, OnDataLoss
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.logs import present
@@ -444,12 +445,23 @@ class StartIgnored(HostReport):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionWithoutProcessor(HostReport):
-    """A subscription of the consumer group has no processor on this host: others deliver to it, or none does."""
+    """A subscription of the consumer group has no processor on this host, and waits on the partitions that it owns.
+
+    Reported when the subscription is found, and again when the host owns a partition more.
+
+    Args:
+        lags: By partition that the host owns, how many events wait for it, by its stored checkpoint, or its start, and
+            the partition's end; None where that is not known.
+    """
 
     level: ClassVar[int] = logging.WARNING
+    lags: Mapping[str, int | None]
 
     def describe(self) -> str:
-        return "this host has no processor for the subscription, and does not deliver to it"
+        known = [lag for lag in self.lags.values() if lag is not None]
+        unknown = "" if len(known) == len(self.lags) else f" (unknown on {len(self.lags) - len(known)})"
+        what = "this host has no processor for the subscription, and does not deliver to it"
+        return f"{what}; on its {len(self.lags)} partitions, {sum(known)} events wait{unknown}" if self.lags else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,17 +482,33 @@ class LinkRewound(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLink(HostReport):
-    """A subscription that is behind has got a link of its own in its `catch_up_group`, or shares the others' again.
+class LinkStateChanged(HostReport):
+    """What a subscription reads a partition over has changed.
+
+    Not reported: that it reads over the shared link from the first on (`PumpStarted`), and that its pump has ended
+    (`PumpClosed`) without the subscription having ended.
 
     Args:
-        is_open: Whether it has a link of its own now.
+        before: What it read over before.
+        state: What it reads over now.
     """
 
-    is_open: bool
+    before: LinkState
+    state: LinkState
 
     def describe(self) -> str:
-        return "reads over a link of its own" if self.is_open else "shares the link of the other subscriptions again"
+        return _LINK_STATES[self.state]
+
+
+_LINK_STATES = {
+    LinkState.OPENING: "its link is being opened",
+    LinkState.SHARED: "reads over the link that the subscriptions share",
+    LinkState.OWN: "reads over a link of its own",
+    LinkState.WAITING: "waits: the shared link was opened again further back, and has not come to its position yet",
+    LinkState.PAUSED: "is paused after its running batch",
+    LinkState.SUSPENDED: "is suspended at its checkpoint",
+    LinkState.ENDED: "was ended",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,20 +539,6 @@ class RangeReplayed(HostReport):
 
     def describe(self) -> str:
         return f"sequence numbers {self.first} to {self.last} were replayed"
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionPaused(HostReport):
-    """A subscription is paused on a partition, or continues there.
-
-    Args:
-        is_paused: Whether it is paused.
-    """
-
-    is_paused: bool
-
-    def describe(self) -> str:
-        return "is paused after its running batch" if self.is_paused else "continues"
 
 
 @dataclass(frozen=True, slots=True)

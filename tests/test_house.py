@@ -23,19 +23,19 @@ ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossEr
 EntityNotFoundError EventBatch EventData EventError EventParked EventPosition EventProcessor EventProcessorHost
 EventProducer EventPumpError EventSender EventSkipped EventTooLargeError FeedOptions HandlerSlow HashRouter Hook
 HostOptions HostReport HubDirectory HubProperties InvalidClientStateError LastEnqueued LeaseLost LeaseReleased
-LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind
-MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess
-OutsideReader OwnershipLostError Park PartitionContext PartitionFailed PartitionLease PartitionProperties
-PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus
-PartitionsFound PositionSought ProcessorFailed ProcessorFailedError ProducerDisconnectedError ProducerOptions
-ProducerStateLostError ProtocolError PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore
-PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink
-ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink
-SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
-SharedSignature SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed
-StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions SubscriptionPaused SubscriptionRecord
-SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
-connection_settings make_transport
+LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LinkState LinkStateChanged
+LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore NamedKey
+NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError Park PartitionContext PartitionFailed
+PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
+PartitionRouter PartitionStatus PartitionsFound PositionSought PressureState ProcessorFailed ProcessorFailedError
+ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError
+PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError
+RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError
+RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError
+ServiceFailed ServiceTimeoutError SharedKey SharedSignature SqliteLeaseStore SqlitePublisherStateStore StartIgnored
+StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions
+SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType
+UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -58,7 +58,6 @@ _COVERED_BY = {
     "consumer/delivery.py": "unit/consumer/test_host.py unit/consumer/test_manager.py",
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/failing.py": "unit/consumer/test_parking.py unit/consumer/test_escapes.py",
-    "consumer/owned.py": "unit/consumer/test_subscriptions.py unit/consumer/test_manager.py",
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
     "consumer/reading.py": "unit/consumer/test_starts.py unit/consumer/test_begun_anew.py",

@@ -21,6 +21,7 @@ from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.startup import HostOpening
 from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.consumer.unserved import UnservedSubscriptions
 from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
@@ -98,6 +99,7 @@ class PartitionManager:
             around.store, around.directory, self._group.hub, self._settings.hub, store_timeout=around.store_timeout
         )
         self._subscriptions = Subscriptions(records, self._settings, around.owner_id, self._report)
+        self._unserved = UnservedSubscriptions(around, self._subscriptions)
         self._has_default = source is not None
         if source is not None:
             self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
@@ -307,6 +309,7 @@ class PartitionManager:
         try:
             if await self._stored("list subscriptions", None, self._subscriptions.refresh()) is not _FAILED:
                 self._run_subscriptions()
+                await self._unserved.report([partition.partition_id for partition in self._owned])
         finally:
             self._is_listing_subscriptions = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.opening import BeginningRecord
@@ -16,10 +16,14 @@ from eventpump.consumer.subscriptions import Subscription, Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.sharing import LinkState, PressureState
 from eventpump.errors import ConsumerDisconnectedError
-from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.reports import HostReport, SubscriptionPaused, UnexpectedFailure
+from eventpump.reports import HostReport, LinkStateChanged, UnexpectedFailure
+
+_KEPT = frozenset({LinkState.PAUSED, LinkState.SUSPENDED})
+"""States that outlast the pump."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class PartitionStatus:
 
     Args:
         partition_id: The partition.
-        subscription: The subscription whose processor runs.
+        subscription: The subscription whose processor runs, or that is suspended.
         epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
         state: The state of the pump.
         last_sequence_number: The sequence number of the last event delivered.
@@ -36,8 +40,10 @@ class PartitionStatus:
         is_attached: Whether its link is attached now.
         held_events: Events received that only this subscription has not read yet: what it holds back from the others
             that share its link.
-        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
-        is_paused: Whether it is paused.
+        pressure: How it holds them back.
+        link_state: What it reads over.
+        checkpoint: The checkpoint that the store is known to hold, after which a new owner continues; None if there is
+            none yet, or it has not been read.
     """
 
     partition_id: str
@@ -48,8 +54,9 @@ class PartitionStatus:
     lag: int | None
     is_attached: bool
     held_events: int
-    has_own_link: bool
-    is_paused: bool
+    pressure: PressureState
+    link_state: LinkState
+    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,9 @@ class OwnedPartition:
         self._failed_until: dict[str, float] = {}
         # Both for as long as the lease is held. A suspended one held the others back.
         self._paused: set[str] = set()
-        self._suspended: set[str] = set()
+        self._suspended: dict[str, PartitionStatus] = {}
+        # What was reported last of a subscription.
+        self._link_states: dict[str, LinkState] = {}
         self.partition_id = partition_id
         self.lease: PartitionLease | None = None
         self.pumps: dict[str, PartitionPump] = {}
@@ -133,22 +142,25 @@ class OwnedPartition:
 
     @property
     def statuses(self) -> list[PartitionStatus]:
-        """The status of each pump."""
-        return [
-            PartitionStatus(
-                self.partition_id,
-                pump.subscription,
-                None if self.lease is None else self.lease.epoch,
-                pump.state,
-                None if (last := pump.context.last_delivered) is None else last.sequence_number,
-                pump.context.lag,
-                pump.is_attached,
-                pump.held_events,
-                pump.has_own_link,
-                pump.is_paused,
-            )
-            for pump in self.pumps.values()
-        ]
+        """The status of each pump, and of each subscription that is suspended."""
+        suspended = [each for name, each in self._suspended.items() if name not in self.pumps]
+        return [self._status(pump) for pump in self.pumps.values()] + suspended
+
+    def _status(self, pump: PartitionPump) -> PartitionStatus:
+        last = pump.context.last_delivered
+        return PartitionStatus(
+            self.partition_id,
+            pump.subscription,
+            None if self.lease is None else self.lease.epoch,
+            pump.state,
+            None if last is None else last.sequence_number,
+            pump.context.lag,
+            pump.is_attached,
+            pump.held_events,
+            pump.pressure,
+            LinkState.SUSPENDED if pump.subscription in self._suspended else pump.link_state,
+            pump.checkpoint,
+        )
 
     def is_barred(self, now: float) -> bool:
         """Return whether it must not be started here now; above all while an old pump of it has not ended."""
@@ -165,6 +177,7 @@ class OwnedPartition:
         self.stolen = None
         self._paused.clear()
         self._suspended.clear()
+        self._link_states.clear()
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None
@@ -229,6 +242,7 @@ class OwnedPartition:
             on_lost=lambda why: self._lost_by(pump, why),
             on_overdue=lambda: self._overdue(pump),
             on_suspended=lambda: self._suspend(pump),
+            on_link_changed=lambda: self._link_changed(pump),
         )
         if name in self._paused:
             pump.pause(is_paused=True)
@@ -244,9 +258,13 @@ class OwnedPartition:
         """
         # One that is ended is not paused, nor suspended, when it is made again.
         self._paused &= wanted.keys()
-        self._suspended &= wanted.keys()
+        for name in self._suspended.keys() - wanted.keys():
+            del self._suspended[name]
+            if name not in self.pumps:
+                self._set_link_state(name, LinkState.ENDED)
         for pump in list(self.pumps.values()):
             if not pump.is_of(wanted.get(pump.subscription)):
+                self._set_link_state(pump.subscription, LinkState.ENDED)
                 pump.stop(CloseReason.SHUTDOWN)
 
     def _is_running(self, pump: PartitionPump) -> bool:
@@ -278,6 +296,10 @@ class OwnedPartition:
             # Only now may it be started here again.
             if self._is_running(pump):
                 del self.pumps[pump.subscription]
+                if pump.subscription in self._suspended:
+                    self._suspended[pump.subscription] = replace(self._status(pump), lag=None, is_attached=False)
+                elif self._link_states.get(pump.subscription) not in _KEPT:
+                    self._link_states.pop(pump.subscription, None)
         if escaped is not None:
             self._pump_broke(pump, escaped)
         elif pump.failure is not None:
@@ -296,7 +318,7 @@ class OwnedPartition:
             # The cancellation ended the pump; the lease is still to be released.
             task.uncancel()
         self.avoid(pump)
-        self._report(UnexpectedFailure, pump, "the pump", error)
+        self._report(UnexpectedFailure, pump.subscription, "the pump", error)
 
     def _pump_ended(self, pump: PartitionPump) -> None:
         if self._is_running(pump):
@@ -321,7 +343,8 @@ class OwnedPartition:
 
     def _suspend(self, pump: PartitionPump) -> None:
         """Stop a subscription that holds the others of a partition back, until `resume`."""
-        self._suspended.add(pump.subscription)
+        self._suspended[pump.subscription] = self._status(pump)
+        self._set_link_state(pump.subscription, LinkState.SUSPENDED)
         pump.stop(CloseReason.SHUTDOWN)
 
     def pause(self, name: str) -> bool:
@@ -330,25 +353,38 @@ class OwnedPartition:
         if pump is not None and name not in self._paused:
             self._paused.add(name)
             pump.pause(is_paused=True)
-            self._report_pause(pump)
+            self._link_changed(pump)
         return pump is not None
 
     def resume(self, name: str) -> bool:
         """Deliver to a subscription again. Return whether it was paused or suspended."""
         is_paused, is_suspended = name in self._paused, name in self._suspended
-        self._suspended.discard(name)
+        self._suspended.pop(name, None)
         self._paused.discard(name)
         if is_paused and (pump := self.pumps.get(name)) is not None:
             pump.pause(is_paused=False)
-            self._report_pause(pump)
+            self._link_changed(pump)
         return is_paused or is_suspended
 
-    def _report_pause(self, pump: PartitionPump) -> None:
-        self._report(SubscriptionPaused, pump, pump.is_paused)
+    # -------------------------------------------------------------------------------------------------- reports
 
-    def _report(self, kind: Callable[..., HostReport], pump: PartitionPump, *facts: object) -> None:
-        owner = self._around.owner_id
-        self._around.reporter.report(kind(owner, self.partition_id, *facts, subscription=pump.subscription))
+    def _link_changed(self, pump: PartitionPump) -> None:
+        if self._is_running(pump):
+            self._set_link_state(pump.subscription, pump.link_state)
+
+    def _set_link_state(self, name: str, state: LinkState) -> None:
+        """Record what a subscription reads over, and report it if it has changed."""
+        before = self._link_states.get(name, LinkState.OPENING)
+        if state is before or state is LinkState.OPENING:
+            # Until the link is open it has nothing else to read over: that is reported then.
+            return
+        self._link_states[name] = state
+        if before is not LinkState.OPENING or state is not LinkState.SHARED:
+            # The usual begin is reported as `PumpStarted`.
+            self._report(LinkStateChanged, name, before, state)
+
+    def _report(self, kind: Callable[..., HostReport], name: str, *facts: object) -> None:
+        self._around.reporter.report(kind(self._around.owner_id, self.partition_id, *facts, subscription=name))
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
         self._around.reporter.report(UnexpectedFailure(self._around.owner_id, None, operation, error))

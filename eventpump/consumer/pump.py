@@ -21,6 +21,7 @@ from eventpump.consumer.tenure import PumpSurroundings, Tenure
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.core.sharing import LinkState, PressureState
 from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties
@@ -43,6 +44,7 @@ class PartitionPump:
         on_lost: Called with how it was found that the lease is lost.
         on_overdue: Called when the pump should have ended and has not.
         on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
+        on_link_changed: Called when `link_state` may have changed.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PartitionPump:
         on_lost: Callable[[str], None],
         on_overdue: Callable[[], None],
         on_suspended: Callable[[], None],
+        on_link_changed: Callable[[], None],
     ) -> None:
         self._around = around
         self._subscription = subscription
@@ -85,7 +88,13 @@ class PartitionPump:
         )
         failing = self._failing = FailureHandling(tenure, runner, context, requests)
         reading = self._reading = PartitionReading(
-            tenure, shared, silence=silence, failing=failing, on_stolen=on_stolen, on_suspended=on_suspended
+            tenure,
+            shared,
+            silence=silence,
+            failing=failing,
+            on_stolen=on_stolen,
+            on_suspended=on_suspended,
+            on_link_changed=on_link_changed,
         )
         rewinding = Rewinding(tenure, requests, reading, failing)
         self._delivery = Delivery(tenure, runner, context, requests, failing, reading, rewinding)
@@ -134,9 +143,22 @@ class PartitionPump:
         return self._partition is not None and self._partition.feed.is_attached
 
     @property
-    def has_own_link(self) -> bool:
-        """Whether it reads over a link of its own, in another consumer group."""
-        return self._partition is not None and self._partition.feed.has_own_link
+    def link_state(self) -> LinkState:
+        """What it reads over."""
+        if self._requests.is_paused:
+            return LinkState.PAUSED
+        return LinkState.OPENING if self._partition is None else self._partition.feed.link_state
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that the store is known to hold."""
+        return None if self._partition is None else self._partition.tracker.stored
+
+    @property
+    def pressure(self) -> PressureState:
+        """How it holds the other subscriptions back."""
+        feed = None if self._partition is None else self._partition.feed
+        return PressureState.FREE if feed is None or feed.has_own_link else feed.pressure.state
 
     @property
     def held_events(self) -> int:
@@ -189,11 +211,6 @@ class PartitionPump:
             self._life.ownership_lost(self._around.clock.monotonic())
             self._disown()
             self._begin_to_end()
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is delivered because that was asked for."""
-        return self._requests.is_paused
 
     def pause(self, *, is_paused: bool) -> None:
         """Deliver nothing after the running batch, or deliver again."""

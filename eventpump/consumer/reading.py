@@ -44,7 +44,6 @@ from eventpump.reports import (
     LinkFailed,
     LinkRewound,
     LinkStalled,
-    OwnLink,
     PositionSought,
     PumpStarted,
     StoreFailed,
@@ -62,6 +61,7 @@ class PartitionReading:
         failing: Reports an error that ends the pump to the processor.
         on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
         on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
+        on_link_changed: Called when what it reads over may have changed.
 
     Attributes:
         partition: What is being read; None before the start position is found, and while it is found again.
@@ -78,6 +78,7 @@ class PartitionReading:
         failing: FailureHandling,
         on_stolen: Callable[[ConsumerDisconnectedError], None],
         on_suspended: Callable[[], None],
+        on_link_changed: Callable[[], None],
     ) -> None:
         around, subscription = tenure.around, tenure.subscription
         self._tenure = tenure
@@ -91,6 +92,7 @@ class PartitionReading:
         self._failing = failing
         self._on_stolen = on_stolen
         self._on_suspended = on_suspended
+        self._on_link_changed = on_link_changed
         self._sought_back = (0, 0)
         self._sought: Checkpoint | None = None
         self._opening = PartitionOpening(
@@ -161,6 +163,7 @@ class PartitionReading:
             self._tenure.life,
             replayed,
         )
+        self._on_link_changed()
         return self.partition
 
     async def restart(self, partition: OpenPartition, seek: Seek | None = None) -> OpenPartition:
@@ -226,6 +229,7 @@ class PartitionReading:
             opens_anew = 0
         if self._tenure.goes_on():
             partition.feed = self._join(place, opens_anew=opens_anew)
+            self._on_link_changed()
 
     def continuity_from(self, beginning: Beginning) -> ContinuityCheck:
         """Return a check that no event is missing after a beginning."""
@@ -441,7 +445,7 @@ class PartitionReading:
                 self._link_trouble,
                 lambda number: self._tenure.report(LinkRewound, number),
                 self._slow,
-                lambda is_own: self._tenure.report(OwnLink, is_own),
+                self._on_link_changed,
             ),
             slow_after=self._subscription.slow_after,
             catch_up_group=self._subscription.catch_up_group,

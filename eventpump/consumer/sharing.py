@@ -17,7 +17,7 @@ from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.core.rewind import PlaceSearch
-from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
+from eventpump.core.sharing import FREE_AT, Held, LinkState, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
 from eventpump.errors import (
@@ -57,7 +57,7 @@ class MemberCalls:
         rewound: Called when the link is opened again further back for this subscription, with the sequence number of
             the first event that it needs, if that is known.
         slow: Called when this subscription has held the others back for long.
-        own_link: Called when it gets a link of its own (True), and when it shares the others' again.
+        link_changed: Called when `MemberFeed.link_state` may have changed.
     """
 
     facts: Callable[[], Awaitable[PartitionProperties]]
@@ -65,7 +65,7 @@ class MemberCalls:
     troubled: Callable[[Exception, float | None, bool], None]
     rewound: Callable[[int | None], None]
     slow: Callable[[Held], None]
-    own_link: Callable[[bool], None]
+    link_changed: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +123,7 @@ class MemberFeed:
         """The consumer group in which it has a link of its own while it is behind."""
         self.has_own_link = False
         """Whether it reads over a link of its own."""
+        self._is_waiting = False
         self.shares_from = 0
         """The sequence number from which it may share a link that was opened before it joined."""
         self._error: Exception | None = None
@@ -154,6 +155,15 @@ class MemberFeed:
         return self._feed is not None and self._feed.is_attached
 
     @property
+    def link_state(self) -> LinkState:
+        """What it reads over."""
+        if self.has_own_link:
+            return LinkState.OWN
+        if self._is_waiting:
+            return LinkState.WAITING
+        return LinkState.OPENING if self._cursor is None else LinkState.SHARED
+
+    @property
     def is_silent(self) -> bool:
         """Whether events could come and none is there."""
         return self._feed is not None and self._feed.is_silent and not self.available
@@ -181,11 +191,8 @@ class MemberFeed:
         events: list[ReceivedEvent] = []
         if cursor.available:
             events = cursor.take(limit)
-            while self._skip_below is not None and events:
-                new = _from(events, self._skip_below)
-                if new:
-                    self._skip_below = None
-                events = new or cursor.take(limit)
+            if self._skip_below is not None:
+                events = self._skip(cursor, events, limit, self._skip_below)
             if events:
                 # Only the last one: the others are kept as long as the processor needs them, and no longer.
                 self._taken = _last_of(events) or self._taken
@@ -194,6 +201,32 @@ class MemberFeed:
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
+
+    def _skip(
+        self, cursor: FeedCursor[ReceivedEvent], events: list[ReceivedEvent], limit: int, below: int
+    ) -> list[ReceivedEvent]:
+        """Take on until events are there that this subscription has not had.
+
+        Args:
+            cursor: What to take from.
+            events: What was taken.
+            limit: How many to take at once.
+            below: The sequence number of the first event that it has not had.
+        """
+        while events:
+            new = _from(events, below)
+            if new:
+                self._skip_below = None
+            if new or _reaches(events, below):
+                self._set_waiting(False)
+            if new:
+                return new
+            events = cursor.take(limit)
+        return events
+
+    def _set_waiting(self, is_waiting: bool) -> None:
+        self._is_waiting = is_waiting
+        self.calls.link_changed()
 
     def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
         """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
@@ -299,14 +332,16 @@ class MemberFeed:
         """Events and bytes that only this subscription has not read yet."""
         return (0, 0) if self._cursor is None else self._cursor.held
 
-    def attach(self, feed: PartitionFeed[ReceivedEvent], *, skip_below: int | None) -> None:
+    def attach(self, feed: PartitionFeed[ReceivedEvent], *, skip_below: int | None, head: int | None = None) -> None:
         """Read from a feed.
 
         Args:
             feed: What receives.
             skip_below: The sequence number of the first event to take; None where the feed's first one is it.
+            head: That of the next event that the feed receives, if it is known.
         """
         self._feed, self._cursor, self._skip_below = feed, feed.cursor(), skip_below
+        self._set_waiting(skip_below is not None and head is not None and head < skip_below)
         if self._waiter is not None:
             resolve(self._waiter, True)
 
@@ -346,6 +381,7 @@ class MemberFeed:
         if self._pin is not None:
             (self._feed, self._cursor, _), self._pin = self._pin, None
             self._skip_below = number
+            self._set_waiting(False)
         return own
 
     def detach(self) -> None:
@@ -353,6 +389,12 @@ class MemberFeed:
         if self._cursor is not None:
             cursor, self._cursor = self._cursor, None
             cursor.close()
+
+    def wait_for_link(self) -> None:
+        """Read no more from the feed, which is opened again for another member."""
+        if self._cursor is not None:
+            self.detach()
+            self._set_waiting(True)
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -498,7 +540,7 @@ class SharedPartition:
             # Or its last reader has just left, and it is about to be closed.
             self._begin_opening()
         elif opens_anew is None and self._placement(member) is Placement.IN_CACHE:
-            member.attach(feed, skip_below=member.number)
+            member.attach(feed, skip_below=member.number, head=self._head)
             if feed.is_attached:
                 calls.attached()
         elif self._is_far_behind(member, feed.first_held):
@@ -621,9 +663,8 @@ class SharedPartition:
             on_attached=member.calls.attached,
             on_trouble=lambda error, delay: self._own_troubled(member, feed, error, delay),
         )
-        member.attach(feed, skip_below=None)
         member.has_own_link = True
-        member.calls.own_link(True)
+        member.attach(feed, skip_below=None)
         feed.start()
 
     def _own_troubled(
@@ -648,7 +689,7 @@ class SharedPartition:
         if feed is not None and self._hub_created_at != member.hub_created_at:
             return  # its own link finds that out, or the other one
         if feed is not None and not feed.is_stopped:
-            head = feed.next_number if feed.newest is not None or self._chosen is None else self._chosen.number
+            head = self._head
             if head is not None and head >= member.shares_from and member.pin(feed, head, self._room):
                 self._share(member)
         elif not self._members and not self._awaited and not self._is_opening:
@@ -663,7 +704,6 @@ class SharedPartition:
         self.is_shared = len(self._members) + len(self._own) > 1
         if own is not None:
             self._tasks.spawn(self.close_feed(own, CLOSE_TIMEOUT), "eventpump closing of a link of its own")
-        member.calls.own_link(False)
         if is_pinned:
             if self._ledger.is_open and member.number is not None:
                 self._ledger.join(member.name, member.number)
@@ -677,6 +717,14 @@ class SharedPartition:
         unread = member.unpin()
         if unread is not None:
             self._tasks.spawn(self.close_feed(unread, CLOSE_TIMEOUT), "eventpump closing of a link that none reads")
+
+    @property
+    def _head(self) -> int | None:
+        """The sequence number of the next event that the shared link receives; None if it is not known."""
+        feed = self._feed
+        if feed is None or (feed.newest is None and self._chosen is not None):
+            return None if self._chosen is None else self._chosen.number
+        return feed.next_number
 
     def _placement(self, member: MemberFeed) -> Placement:
         """Return what a member that joins needs, in the state of the link and of the others now."""
@@ -723,7 +771,7 @@ class SharedPartition:
                 if self._feed is not None:
                     feed = self._feed
                     for member in self._members.values():
-                        member.detach()
+                        member.wait_for_link()
                     for member in self._own.values():
                         member.unpin()
                     await self.close_feed(feed, CLOSE_TIMEOUT)
@@ -825,7 +873,8 @@ class SharedPartition:
         for member in members:
             if member.number is not None:
                 self._ledger.join(member.name, member.number)
-            member.attach(feed, skip_below=None if member is lowest else member.number)
+            is_first = member is lowest or member.number == lowest.number
+            member.attach(feed, skip_below=None if is_first else member.number, head=lowest.number)
         feed.start()
 
     def _make_feed(
@@ -890,7 +939,7 @@ class SharedPartition:
                 chosen.fail(error)
                 chosen.calls.troubled(error, delay, True)
                 for member in self._members.values():
-                    member.detach()
+                    member.wait_for_link()
                 self._tasks.spawn(self.close_feed(feed, CLOSE_TIMEOUT), "eventpump closing of a refused link")
                 self._open_when_ready()
                 return
@@ -918,6 +967,13 @@ def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
             if events[index].sequence_number < number:
                 return events[index + 1 :]
     return events
+
+
+def _reaches(events: list[ReceivedEvent], number: int) -> bool:
+    """Return whether the event after these is known to have a sequence number, or a later one."""
+    with suppress(EventError):
+        return events[-1].sequence_number + 1 >= number
+    return False
 
 
 def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:

@@ -25,7 +25,7 @@ from eventpump.interfaces import (
     SubscriptionRecord,
 )
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
-from eventpump.reports import HostReport, StartIgnored, SubscriptionWithoutProcessor
+from eventpump.reports import HostReport, StartIgnored
 
 _T = TypeVar("_T")
 
@@ -256,7 +256,6 @@ class Subscriptions:
         self._own: dict[str, tuple[Subscription, SubscriptionStart]] = {}
         self._default: Subscription | None = None
         self._active: dict[str, StoredSubscription] = {}
-        self._reported: set[str] = set()
         self._changing = asyncio.Lock()
 
     def set_default(self, subscription: Subscription) -> None:
@@ -269,8 +268,13 @@ class Subscriptions:
         own = [each for name, (each, _) in self._own.items() if name in self._active]
         return own if self._default is None else [self._default, *own]
 
+    @property
+    def unserved(self) -> list[StoredSubscription]:
+        """The active subscriptions that have no processor here."""
+        return [stored for name, stored in self._active.items() if name not in self._own]
+
     async def refresh(self) -> None:
-        """Read all records, and report those that no processor of this host is for.
+        """Read all records.
 
         Raises:
             StoreError: The store failed.
@@ -281,10 +285,6 @@ class Subscriptions:
             for name, (_, start) in self._own.items():
                 if name in self._active:
                     start.stored = self._active[name]
-        for name, stored in self._active.items():
-            if name not in self._own and stored.record.key not in self._reported:
-                self._reported.add(stored.record.key)
-                self._report(SubscriptionWithoutProcessor(self._host, None, subscription=name))
 
     async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
         """Store the record of a subscription unless there is one, and add its processor.

@@ -107,6 +107,25 @@ class ShareLedger:
         return number >= self._next[name]
 
 
+class LinkState(enum.Enum):
+    """What one member reads over."""
+
+    OPENING = "opening"
+    """Nothing yet: its position is being found, or its link is being opened."""
+    SHARED = "shared"
+    """The link that all members share."""
+    OWN = "own"
+    """A link of its own in its catch-up group, while it is behind."""
+    WAITING = "waiting"
+    """The shared link, which was opened again further back for another member and has not come to its position yet."""
+    PAUSED = "paused"
+    """No link: it is paused."""
+    SUSPENDED = "suspended"
+    """No link: it has held the others back, and is not run until that is asked for."""
+    ENDED = "ended"
+    """No link: it was ended, by this host or another one."""
+
+
 class PressureState(enum.Enum):
     """How a member holds the others back."""
 

@@ -38,12 +38,8 @@ def starts_text(configured: EventPosition | Mapping[str, EventPosition]) -> dict
 # ----------------------------------------------------------------------------------------------------- the record
 
 
-class Record(Protocol):
-    """A consumer group's record; see `eventpump.interfaces.ScopeRecord`."""
-
-    @property
-    def hub_created_at(self) -> datetime:
-        """The hub that checkpoints belong to."""
+class Starts(Protocol):
+    """Where partitions without a checkpoint begin."""
 
     @property
     def partition_count(self) -> int:
@@ -52,6 +48,14 @@ class Record(Protocol):
     @property
     def starts(self) -> Mapping[str, str]:
         """By partition id, and "" for the others."""
+
+
+class Record(Starts, Protocol):
+    """A consumer group's record; see `eventpump.interfaces.ScopeRecord`."""
+
+    @property
+    def hub_created_at(self) -> datetime:
+        """The hub that checkpoints belong to."""
 
     @property
     def reset_for(self) -> datetime | None:
@@ -62,7 +66,7 @@ class Record(Protocol):
         """The partitions whose state belongs to that newer hub."""
 
 
-def start_of(record: Record, partition_id: str) -> EventPosition:
+def start_of(record: Starts, partition_id: str) -> EventPosition:
     """Return where a partition without a checkpoint begins: one that was added later, at its beginning.
 
     Raises:
@@ -256,6 +260,18 @@ def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int
         newest = facts.last_enqueued_time
         return end if start.enqueued_time > newest or (start.enqueued_time == newest and not start.inclusive) else None
     return end if start.offset == facts.last_enqueued_offset and not start.inclusive else None
+
+
+def lag_after(stored: Checkpoint | None, start: EventPosition, facts: TimedPartitionFacts) -> int | None:
+    """Return how many events of a partition are not processed, by what is stored; None where only reading tells.
+
+    Args:
+        stored: The checkpoint; None if there is none.
+        start: Where reading begins without one.
+        facts: The partition's current properties.
+    """
+    first = first_number(start, facts) if stored is None else stored.sequence_number + 1
+    return None if first is None else max(0, facts.last_enqueued_sequence_number + 1 - max(first, retained_from(facts)))
 
 
 # --------------------------------------------------------------------------------------------------- while reading

@@ -9,6 +9,7 @@ import pytest
 
 from eventpump import reports as hooks
 from eventpump.core.pump_state import CloseReason
+from eventpump.core.sharing import LinkState
 from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
 from eventpump.eventhubs.events import Checkpoint
@@ -40,7 +41,6 @@ _VALUES: dict[str, Any] = {
     "silent_for": 30.0,
     "first": 5,
     "last": 9,
-    "is_paused": True,
     "drops_connection": False,
     "running_for": 60.0,
     "is_cancelled": True,
@@ -48,7 +48,9 @@ _VALUES: dict[str, Any] = {
     "hub": "parked",
     "sequence_number": 7,
     "share": 0.9,
-    "is_open": True,
+    "lags": {"0": 7, "1": None},
+    "before": LinkState.SHARED,
+    "state": LinkState.PAUSED,
     "slow_for": 60.0,
     "is_suspended": True,
 }

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
+from eventpump.core.sharing import LinkState
 from eventpump.errors import ConfigurationError, ConnectionLostError, EventPumpError, QuotaExceededError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.reports import LinkFailed, LinkRewound, OwnLink, SubscriptionSlow
+from eventpump.reports import LinkFailed, LinkRewound, LinkStateChanged, SubscriptionSlow
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
 
@@ -61,16 +62,16 @@ async def test_catch_up_group_at_a_start_in_the_past_leaves_the_others_their_pac
             assert len(_delivered(fleet.record)) == 10 * (turn + 1)
             if turn == 5:
                 assert _groups(fleet) == [("$Default", 1), (GROUP, None)]
-                assert [each.has_own_link for each in host.partitions] == [False, True]
+                assert [each.link_state for each in host.partitions] == [LinkState.SHARED, LinkState.OWN]
         await asyncio.sleep(60)
         fleet.hub.publish("0", count=10)
         await asyncio.sleep(30)
         assert _groups(fleet) == [("$Default", 1)]
-        assert [each.has_own_link for each in host.partitions] == [False, False]
+        assert {each.link_state for each in host.partitions} == {LinkState.SHARED}
         assert _delivered(fleet.record) == list(range(1000, 1110))
         assert _delivered(archive) == list(range(1110))
         assert fleet.told("a", LinkRewound) == []
-        assert [each.is_open for each in fleet.told("a", OwnLink)] == [True, False]
+        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
 
 
 async def test_catch_up_group_of_one_that_becomes_slow_frees_the_others() -> None:

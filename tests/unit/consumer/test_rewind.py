@@ -14,10 +14,11 @@ import pytest
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.requests import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.sharing import LinkState
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
-from eventpump.reports import DataLost, PositionSought, RangeReplayed, SubscriptionPaused
+from eventpump.reports import DataLost, LinkStateChanged, PositionSought, RangeReplayed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
 
@@ -607,7 +608,7 @@ async def test_with_a_link_of_its_own_the_others_do_not_wait(replays: bool) -> N
         assert fleet.record.numbers("0") == list(range(240))
         assert got.errors == []
         assert [each.consumer_group for each in hub.attached] == ["$Default", "behind"]
-        assert [each.has_own_link for each in host.partitions] == [False, False]
+        assert {each.link_state for each in host.partitions} == {LinkState.SHARED}
         stored = _stored(fleet, "0", "alerts")
         assert stored is not None
         assert stored.sequence_number == 239
@@ -629,7 +630,7 @@ async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> 
         await asyncio.sleep(100)
         assert fleet.record.numbers("0") == list(range(520))
         assert other.numbers("0") == list(range(20))
-        assert [each.is_paused for each in host.partitions] == [False, True]
+        assert [each.link_state for each in host.partitions] == [LinkState.SHARED, LinkState.PAUSED]
         assert host.pause("default") == ("0",)
         fleet.hub.publish("0", count=10)
         await asyncio.sleep(100)
@@ -637,7 +638,12 @@ async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> 
         assert (host.resume("alerts"), host.resume("default")) == (("0",), ("0",))
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == other.numbers("0") == list(range(530))
-        assert [each.is_paused for each in fleet.told("a", SubscriptionPaused)] == [True, True, False, False]
+        changes: dict[str | None, list[LinkState]] = {"alerts": [], "default": []}
+        for each in fleet.told("a", LinkStateChanged):
+            changes[each.subscription].append(each.state)
+        paused, shared = LinkState.PAUSED, LinkState.SHARED
+        # The link begins at what the other one has not had yet.
+        assert changes == {"alerts": [paused, shared], "default": [paused, LinkState.WAITING, shared]}
 
 
 async def test_a_paused_subscription_can_be_sought_and_then_resumed() -> None:

@@ -48,6 +48,13 @@ class _World:
         """Read the partition's properties."""
         return await self.transport.get_partition_properties(self.hub.name, "0")
 
+    def link_changed(self, name: str) -> None:
+        """Record that one has a link of its own now, or has none any more."""
+        member = self.shared._own.get(name)
+        is_own = member is not None and member.has_own_link
+        if is_own != dict(self.own).get(name, False):
+            self.own.append((name, is_own))
+
     def join(
         self,
         name: str,
@@ -70,7 +77,7 @@ class _World:
             lambda error, delay, reports: self.troubles.append((name, error, delay, reports)),
             lambda number: self.rewound.append((name, number)),
             slow,
-            lambda is_own: self.own.append((name, is_own)),
+            lambda: self.link_changed(name),
         )
         return self.shared.join(name, beginning, calls, slow_after=10, catch_up_group=group)
 

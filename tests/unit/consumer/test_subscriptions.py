@@ -13,13 +13,14 @@ import pytest
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.sharing import LinkState
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.reports import (
     CheckpointWritten,
     DataLost,
     LinkRewound,
-    OwnLink,
+    LinkStateChanged,
     PartitionFailed,
     PumpStarted,
     StartIgnored,
@@ -443,19 +444,19 @@ async def test_with_a_second_group_nobody_waits(clock: Any) -> None:
         )
         await asyncio.sleep(5)
         assert archive.numbers("0") == fleet.record.numbers("0") == list(range(5000))
-        assert [each.is_open for each in fleet.told("a", OwnLink)] == [True, False]
+        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
         assert fleet.told("a", LinkRewound) == []
         pause[0] = 5
         fleet.hub.publish("0", count=2000)
         await asyncio.sleep(30)
         assert fleet.record.numbers("0") == list(range(7000))
-        assert [each.has_own_link for each in host.partitions] == [False, True]
+        assert [each.link_state for each in host.partitions] == [LinkState.SHARED, LinkState.OWN]
         await asyncio.sleep(600)
         assert archive.numbers("0") == list(range(7000))
         fleet.hub.publish("0", count=10)
         await asyncio.sleep(30)
         assert archive.numbers("0") == fleet.record.numbers("0") == list(range(7010))
-        assert [each.has_own_link for each in host.partitions] == [False, False]
+        assert {each.link_state for each in host.partitions} == {LinkState.SHARED}
 
 
 async def test_a_slow_one_is_suspended_and_resumed() -> None:
@@ -476,7 +477,7 @@ async def test_a_slow_one_is_suspended_and_resumed() -> None:
         assert fleet.record.numbers("0") == list(range(1000))
         (report,) = fleet.told("a", SubscriptionSlow)
         assert report.is_suspended
-        assert {each.subscription for each in host.partitions} == {"default"}
+        assert _link_states(host) == {"default": LinkState.SHARED, "archive": LinkState.SUSPENDED}
         sleep[0] = 0
         slow.deliveries.clear()
         host.resume("archive")
@@ -663,10 +664,23 @@ async def test_whatever_happens_every_subscription_gets_everything(seed: int) ->
             _check_order(name, records[name], owed[name])
 
 
+def _check_link_states(host: PartitionHost) -> None:
+    """No change of what a subscription reads over was missed: the state reported last is the present one."""
+    for partition in [] if host._manager is None else host._manager._partitions.values():
+        for name, pump in partition.pumps.items():
+            if not pump.is_ending and pump.link_state is not LinkState.OPENING:
+                assert partition._link_states.get(name) is pump.link_state
+
+
+def _link_states(host: PartitionHost) -> dict[str, LinkState]:
+    return {each.subscription: each.link_state for each in host.partitions}
+
+
 def _check_bounds(host: PartitionHost) -> None:
     """The cache of every link keeps its bound, and no subscription holds more than is in it."""
     manager, bound = host._manager, host._settings.prefetch_events
     assert all(each.held_events <= bound for each in host.partitions)
+    _check_link_states(host)
     for slot in [] if manager is None else manager._partitions.values():
         feed = None if slot.shared is None else slot.shared._feed
         assert feed is None or feed.events_held <= bound
@@ -723,7 +737,7 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
             fleet.hub.publish("0", count=20)
             await asyncio.sleep(1)
         await asyncio.sleep(60)
-        assert [each.subscription for each in host.partitions] == ["default"]
+        assert _link_states(host) == {"default": LinkState.SHARED, "slow": LinkState.SUSPENDED}
         free.set()
         if how == "made again":
             await host.unsubscribe("slow")

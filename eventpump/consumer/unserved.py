@@ -1,0 +1,91 @@
+"""Reports the subscriptions that a host has no processor for, with their lag on the partitions that it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from eventpump.aio.tasks import gather
+from eventpump.cancellation import is_failure
+from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.subscriptions import Subscriptions
+from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.core.starts import lag_after, start_of
+from eventpump.errors import EventPumpError, ServiceError
+from eventpump.eventhubs.partitions import partition_order
+from eventpump.interfaces import HubProperties, SubscriptionRecord
+from eventpump.reports import ServiceFailed, StoreFailed, SubscriptionWithoutProcessor
+
+_ASKED_AT_ONCE = 16
+
+
+class UnservedSubscriptions:
+    """Reports each such subscription when it is found, and when the host owns a partition more.
+
+    Args:
+        around: What all pumps of the host share.
+        subscriptions: Which subscriptions there are, and those with a processor.
+    """
+
+    def __init__(self, around: PumpSurroundings, subscriptions: Subscriptions) -> None:
+        self._around = around
+        self._subscriptions = subscriptions
+        self._reported: dict[str, frozenset[str]] = {}
+        self._found: set[str] = set()
+
+    async def report(self, owned: Collection[str]) -> None:
+        """Report what is new. Called after each listing of the subscriptions.
+
+        Args:
+            owned: The partitions that the host owns.
+        """
+        unserved = {stored.record.key: stored.record for stored in self._subscriptions.unserved}
+        self._reported = {key: each for key, each in self._reported.items() if key in unserved}
+        # A host that has just started waits for its first partitions, and one that gets none reports it without them.
+        found, self._found = self._found, set(unserved)
+        now = frozenset(owned)
+        for key, record in unserved.items():
+            known = self._reported.get(key)
+            if now - known if known is not None else now or key in found:
+                lags = await self._lags(record, sorted(now, key=partition_order))
+                owner = self._around.owner_id
+                self._around.reporter.report(SubscriptionWithoutProcessor(owner, None, lags, subscription=record.name))
+                self._reported[key] = now
+            elif known is not None:
+                # One that is lost and acquired again is reported again.
+                self._reported[key] = known & now
+
+    async def _lags(self, record: SubscriptionRecord, partition_ids: Collection[str]) -> dict[str, int | None]:
+        if not partition_ids:
+            return {}
+        around = self._around
+        try:
+            hub = await around.directory.get_hub_properties(around.scope.hub)
+        except EventPumpError as error:
+            operation = f"reading the properties of hub {around.scope.hub}"
+            around.reporter.report(ServiceFailed(around.owner_id, None, operation, error, subscription=record.name))
+            return dict.fromkeys(partition_ids)
+        lags = await gather((self._lag(record, hub, each) for each in partition_ids), at_once=_ASKED_AT_ONCE)
+        return dict(zip(partition_ids, lags, strict=True))
+
+    async def _lag(self, record: SubscriptionRecord, hub: HubProperties, partition_id: str) -> int | None:
+        """Return how many events of a partition wait for the subscription; None if that is not known."""
+        if record.hub_created_at != hub.created_at:
+            return None
+        around, operation = self._around, "read checkpoint"
+        try:
+            stored = await around.store.read_checkpoint(partition_id, record.key)
+            facts = await around.directory.get_partition_properties(around.scope.hub, partition_id)
+            return lag_after(stored, start_of(record, partition_id), facts)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            if isinstance(error, ServiceError):
+                operation = f"reading the properties of hub {around.scope.hub}"
+                failed = ServiceFailed(around.owner_id, partition_id, operation, error, subscription=record.name)
+                around.reporter.report(failed)
+            else:
+                failure = store_error(error, operation, partition_id, around.store_timeout)
+                around.reporter.report(
+                    StoreFailed(around.owner_id, partition_id, operation, failure, subscription=record.name)
+                )
+            return None
