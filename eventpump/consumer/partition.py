@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
@@ -41,6 +41,8 @@ class OpenPartition:
         replayed: Which events no checkpoint is stored for.
         in_hand: How many events were taken and are not processed yet.
         is_replaying: Whether `feed` is that of a replay.
+        doubts: Events in hand for which the function of the stream failed, so that it is not known whether they belong
+            to it: with what it failed with, or None after that was handled.
     """
 
     partition_id: str
@@ -55,6 +57,7 @@ class OpenPartition:
     replayed: ReplayedRanges
     in_hand: int = 0
     is_replaying: bool = False
+    doubts: dict[ReceivedEvent, BaseException | None] = field(default_factory=dict)
     _due_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -126,6 +129,14 @@ class OpenPartition:
                 return None
         wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
         return None if wanted is None else self.writer.stored(wanted)
+
+    def take(self, limit: int) -> tuple[ReceivedEvent, ...]:
+        """Take the next events, at most `limit`. One that may not belong to the stream is taken alone."""
+        feed = self.feed
+        events = tuple(feed.take(limit))
+        if feed.selection is not None and (doubt := feed.take_doubt()) is not None:
+            self.doubts[events[0]] = doubt
+        return events
 
     def processed(self, last: ReceivedEvent | None, count: int) -> None:
         """Record that events in hand were processed, or passed over, and write the checkpoint that is due.

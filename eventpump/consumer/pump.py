@@ -134,6 +134,16 @@ class PartitionPump:
         return self._partition is not None and self._partition.feed.is_attached
 
     @property
+    def last_sequence_number(self) -> int | None:
+        """The sequence number of the last event delivered, or, of a stream, passed over; None if there is none."""
+        if self._subscription.selection is not None and self._partition is not None:
+            position = self._partition.position
+            if position is not None:
+                return position
+        last = self.context.last_delivered
+        return None if last is None else last.sequence_number
+
+    @property
     def has_own_link(self) -> bool:
         """Whether it reads over a link of its own, in another consumer group."""
         return self._partition is not None and self._partition.feed.has_own_link

@@ -120,6 +120,9 @@ class CheckpointTracker:
             now: The time in seconds, on the same clock as for `due`.
         """
         self._handled, self._running = last, None
+        if self._delivered is None or self._delivered.sequence_number < last.sequence_number:
+            # It was passed over without having been delivered.
+            self._delivered = last
         if not self._unsaved:
             self._unsaved_since = now
         self._unsaved += count
@@ -141,8 +144,6 @@ class CheckpointTracker:
         if any(each is not None and each.sequence_number >= number for each in known):
             return
         self.events_handled(last, count, now)
-        if self._delivered is None or self._delivered.sequence_number < number:
-            self._delivered = last
 
     @property
     def events_until_due(self) -> int | None:
