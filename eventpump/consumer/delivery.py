@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.failing import FailureHandling
@@ -75,10 +76,13 @@ class Delivery:
             events = partition.take(limit)
             if events:
                 partition.in_hand += len(events)
-                if feed.selection is None and not partition.continuity.follows(events):
-                    if not await self._may_pass_gap(partition, events):
-                        partition = await self._reading.restart(partition)
-                        continue
+                if feed.selection is not None and self._requests.drains and has_place(events[0]):
+                    # All before it is processed, or need not be.
+                    self._requests.processed(events[0].sequence_number)
+                follows = feed.selection is not None or partition.continuity.follows(events)
+                if not follows and not await self._may_pass_gap(partition, events):
+                    partition = await self._reading.restart(partition)
+                    continue
                 while events := await self._deliver(partition, events):
                     before, partition = partition, await self._rewinding.obey(partition, self._deliver)
                     if partition is not before:
@@ -93,11 +97,7 @@ class Delivery:
                     )
                     return
                 partition = await self._reading.restart(partition)
-            elif (
-                self._note_passed(partition)
-                and not await feed.wait(settings.max_wait_time)
-                and self._tenure.may_deliver()
-            ):
+            elif not await self._news_of(partition) and self._tenure.may_deliver():
                 self._reading.waited(feed)
                 if self._requests.drains:
                     await self._drain_past_lost(partition)
@@ -115,14 +115,15 @@ class Delivery:
         partition.in_hand -= 1
         return True
 
-    def _note_passed(self, partition: OpenPartition) -> bool:
-        """Record how far a stream has come that has nothing to deliver. Return True."""
-        if partition.feed.selection is not None:
+    def _news_of(self, partition: OpenPartition) -> Awaitable[bool]:
+        """Return a wait for events, false where none came for long. Of a stream, record how far it has come."""
+        feed = partition.feed
+        if feed.selection is not None:
             drains = self._requests.drains
             partition.note_passed(is_drained=bool(drains))
             if drains:
                 self._requests.processed(partition.next_number(drains[-1].facts))
-        return True
+        return feed.wait(self._settings.max_wait_time)
 
     def stop(self) -> None:
         """End a wait for other handlers: the pump ends."""

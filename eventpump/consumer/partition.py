@@ -147,7 +147,7 @@ class OpenPartition:
         """
         self.in_hand -= count
         if last is not None:
-            passed = self.feed.count_passed()
+            passed = self.feed.count_passed(is_to_end=False)
             self.tracker.events_handled(last, count if passed is None else passed, asyncio.get_running_loop().time())
             self.save_due_checkpoint()
 
@@ -160,7 +160,7 @@ class OpenPartition:
         if self.feed.selection is None or self.is_replaying:
             return
         if not self.in_hand and (passed := self.feed.passed) is not None:
-            count = self.feed.count_passed() or 0
+            count = self.feed.count_passed(is_to_end=True) or 0
             self.tracker.events_passed(passed, count, asyncio.get_running_loop().time())
             self.save_due_checkpoint()
         count_until = 1 if is_drained else self.tracker.events_until_due

@@ -241,11 +241,15 @@ class MemberFeed:
             self._taken = [newest]
         return self._taken[-1] if self._taken else None
 
-    def count_passed(self) -> int | None:
-        """Return how many events of the partition a stream has come past since the last call; None if it is none."""
+    def count_passed(self, *, is_to_end: bool) -> int | None:
+        """Return how many events of the partition a stream has come past since the last call; None if it is none.
+
+        Args:
+            is_to_end: Whether what came after the last event taken counts now, or by a later call.
+        """
         if self.selection is None:
             return None
-        return 0 if self._stream is None else self._stream.count_passed()
+        return 0 if self._stream is None else self._stream.count_passed(is_to_end=is_to_end)
 
     def wake_after(self, count: int) -> None:
         """Wake a stream when so many events have come, whether they belong to it or not."""

@@ -404,6 +404,7 @@ class StreamCursor(Generic[_T]):
         "_counted",
         "_index",
         "_is_closed",
+        "_read_to",
         "alarm",
         "alone",
         "alone_size",
@@ -427,6 +428,7 @@ class StreamCursor(Generic[_T]):
         self._index = index
         self._is_closed = False
         self._counted = position
+        self._read_to = position
         self.selection = selection
         """Which items are for it."""
         self.since = since
@@ -468,10 +470,17 @@ class StreamCursor(Generic[_T]):
             return None
         return self._index.newest
 
-    def count_passed(self) -> int:
-        """Return how many items of the partition it has come past, its own and others, since the last call."""
+    def count_passed(self, *, is_to_end: bool) -> int:
+        """Return how many items of the partition it has come past, its own and others, since the last call.
+
+        Args:
+            is_to_end: Whether what came after the last item read, and is not for it, counts now, or by a later call.
+        """
         before = self._counted
-        self._counted = max(before, self.unread[0].position if self.unread else self._cache.end)
+        if not is_to_end:
+            self._counted = max(before, self._read_to)
+        elif not self.unread:
+            self._counted = max(before, self._cache.end)
         return self._counted - before
 
     def wake_after(self, count: int) -> None:
@@ -508,6 +517,8 @@ class StreamCursor(Generic[_T]):
         matches = [unread.popleft() for _ in range(count)]
         for match in matches:
             self._cache.left(self, match)
+        if matches:
+            self._read_to = matches[-1].position + 1
         return [match.item for match in matches]
 
     def take_missing(self) -> list[tuple[int, int]]:

@@ -386,12 +386,16 @@ def test_what_matches_nothing_wakes_nothing_unless_that_was_asked_for() -> None:
     assert _append(cache, _raw("b", first=1)) == []
     assert _append(cache, _raw("b", first=2)) == [stream]
     assert _append(cache, _raw(*"bbbbbb", first=3)) == []
-    assert stream.count_passed() == 9
-    assert stream.count_passed() == 0
+    assert stream.count_passed(is_to_end=False) == 0
+    assert stream.count_passed(is_to_end=True) == 9
+    assert stream.count_passed(is_to_end=True) == 0
     assert _passed(stream) == 8
     assert _append(cache, _raw("b", "a", "b", first=9)) == [stream]
     assert _passed(stream) is None
-    assert stream.count_passed() == 1
+    assert stream.count_passed(is_to_end=True) == 0
+    stream.read(1)
+    assert stream.count_passed(is_to_end=False) == 2
+    assert stream.count_passed(is_to_end=True) == 1
 
 
 def test_missing_numbers_stop_a_stream_until_they_are_taken() -> None:
