@@ -412,7 +412,7 @@ class MemberFeed:
             return False
         if self._pin is None and head - number <= room:
             selection = self.selection
-            cursor = feed.cursor(at_end=True) if selection is None else feed.stream(selection, at_end=True)
+            cursor = feed.cursor(at_end=True) if selection is None else feed.stream(selection, since=head, at_end=True)
             self._pin = feed, cursor, head
         return self._pin is not None and number >= self._pin[2]
 
