@@ -203,6 +203,9 @@ class PartitionContext:
           left behind, a handler that has returned or raised): the last batch whose `process_events` returned, or event
           that was skipped or parked. If there is none, nothing is stored.
 
+        Of a subscription that takes a part of the events, the checkpoint of the second kind also covers what came after
+        that and does not match, if no event that does is waiting or being processed.
+
         Calls while a write is in flight lead to one further write, of the latest checkpoint. An event at or before the
         stored checkpoint changes nothing, and neither does one that a replay delivers. If the caller is cancelled, the
         checkpoint is written nevertheless.
