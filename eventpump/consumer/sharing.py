@@ -970,7 +970,8 @@ class SharedPartition:
     def _troubled(self, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None) -> None:
         if feed is not self._feed:
             return
-        members = list(self._members.values())
+        # One that has just come from a link of its own waits for another link, and not for this one.
+        members = [each for each in self._members.values() if each.feed is feed]
         chosen = self._chosen
         if delay is None:
             self._feed = None
