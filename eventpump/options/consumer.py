@@ -14,6 +14,7 @@ from eventpump.core.failures import FailureStep
 from eventpump.core.starts import OnDataLoss
 from eventpump.core.streams import Selection, is_plain_function
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
@@ -242,9 +243,10 @@ def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | Ev
     return {each: _subscription_start(position) for each, position in value.items()}
 
 
-def partition_key_of(event: ReceivedEvent) -> str | None:
+def _partition_key(event: ReceivedEvent) -> str | None:
     """Return the partition key that an event was sent with: what `keys` are compared with without a `key`."""
-    return event.partition_key
+    # Not its `partition_key`, which keeps the decoded message for as long as the event is held.
+    return partition_key_of(event.raw)
 
 
 def _check_function(value: object) -> object:
@@ -326,7 +328,7 @@ class SubscriptionSettings(SettingsModel):
         """Which events are delivered; None for all."""
         if self.filter is not None:
             return Selection(self.filter)
-        return None if self.keys is None else Selection(self.key or partition_key_of, self.keys)
+        return None if self.keys is None else Selection(self.key or _partition_key, self.keys)
 
     def applied_to(self, host: HostSettings) -> HostSettings:
         """Return the options of a host, with those of this subscription in their place.

@@ -444,7 +444,9 @@ async def test_one_that_loses_its_own_link_as_the_shared_one_ends_has_another() 
         far = world.join("far", _at(0), 0, group="second")
         assert await _read(far, 30) == list(range(30))
         assert far.has_own_link
-        world.hub.detach("0", error_for("com.microsoft:entity-disabled", "both"))
+        # Its own link first.
+        for link in sorted(world.hub.partition("0").links, key=lambda each: each.spec.consumer_group == "$Default"):
+            link.end(error_for("com.microsoft:entity-disabled", "both"))
         got = await _read(far, 470)
         assert got == list(range(30, 500))
         assert near.error is not None
