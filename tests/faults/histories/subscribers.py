@@ -325,8 +325,9 @@ class SubscribersHistory(ConsumerHistory):
             }
             for name in NAMES
         }
-        self.part_of: dict[str, Part | None] = {name: self._part(rng) for name in NAMES}
-        self.failing_keys = rng.choice((0.0, 0.0, 0.01, 0.1))
+        chance = world.stream("parts")
+        self.part_of: dict[str, Part | None] = {name: self._part(chance) for name in NAMES}
+        self.failing_keys = chance.choice((0.0, 0.0, 0.01, 0.1))
         self._keys: dict[tuple[HistoryHost, int], _Key] = {}
         world.note("subscriptions", f"{slow} is slow,", self.options_of)
         world.note(
