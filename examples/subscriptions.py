@@ -3,8 +3,9 @@
     python examples/subscriptions.py --count 5000
 
 All read the same receive links. `alerts` begins at the end and keeps up; `archive` begins at the oldest event that the
-hub still has, and is slow; `sensor-7` gets the readings with that partition key only. Each has checkpoints of its own, in the file of the leases: start it again, and each
-continues where it was. Without a connection string the readings go to a local service, which ends with the program.
+hub still has, and is slow; `sensor-7` gets the readings with that partition key only. Each has checkpoints of its own,
+in the file of the leases: start it again, and each continues where it was. Without a connection string the readings go
+to a local service, which ends with the program.
 """
 
 from __future__ import annotations
