@@ -509,3 +509,15 @@ def test_a_retry_asks_again(manner: str) -> None:
     assert not Selection(_key, {"b"}).matches(item)
     with pytest.raises(TypeError):
         Selection(_as_set, {"b"}).matches(item)  # a set, which could be looked up in a set
+
+
+def test_a_checkpoint_does_not_pass_missing_numbers_before_they_are_taken() -> None:
+    """What is missing may be lost, and then nothing may be stored that comes after it."""
+    cache = _cache()
+    stream = cache.stream(Selection(_key, {"a"}))
+    _append(cache, _raw("b", "b"))
+    assert _passed(stream) == 1
+    assert _append(cache, _raw("b", first=5)) == [stream]
+    assert _passed(stream) is None
+    assert stream.take_missing() == [(2, 4)]
+    assert _passed(stream) == 5
