@@ -13,10 +13,11 @@ from tests.authority import Authority
 from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
+from tests.support.coverage import CoverageReport
 from tests.support.order import LONGEST
 from tests.ways import Way, ways_of
 
-settings.register_profile("gate", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gate", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: run with --long only; deselected without it")
     config.addinivalue_line("markers", "made_up_tokens: the test's tokens are any text, and are not looked for in it")
     config.pluginmanager.register(MatrixReport())
+    config.pluginmanager.register(CoverageReport())
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # pytest-xdist would start the files with the most tests first
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")

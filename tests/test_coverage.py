@@ -1,6 +1,6 @@
-"""Branch coverage of packages by their own unit tests, against floors that only rise. In the long form only.
+"""Branch coverage of packages by their own unit tests, against floors that only rise.
 
-Measuring takes more than three times the CPU on Python 3.11, which is why the normal run does not.
+Measuring takes more than three times the CPU on Python 3.11: the normal run measures the packages with short tests.
 """
 
 from __future__ import annotations
@@ -10,22 +10,32 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.coverage import PROPERTY
+
 ROOT = Path(__file__).parents[1]
-FLOORS: dict[str, float] = tomllib.loads((ROOT / "tests/coverage_floors.toml").read_text(encoding="utf-8"))["floors"]
+FLOORS: dict[str, dict[str, float]] = tomllib.loads((ROOT / "tests/coverage_floors.toml").read_text(encoding="utf-8"))
 
 _TIMEOUT = 3600.0
 
 
 @pytest.mark.timeout(_TIMEOUT + 60)
-@pytest.mark.parametrize("package", FLOORS)
-def test_coverage_is_not_below_its_floor(package: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("package", "floor"),
+    [
+        *FLOORS["floors"].items(),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in FLOORS["long"].items()),
+    ],
+    ids=[*FLOORS["floors"], *FLOORS["long"]],
+)
+def test_coverage_is_not_below_its_floor(
+    package: str, floor: float, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """The unit tests of a package execute at least the recorded share of its lines and branches."""
-    if not request.config.getoption("--long"):
-        pytest.skip("with --long")
     report = tmp_path / "coverage.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EVENTPUMP_", "PYTEST_"))}
     done = subprocess.run(
@@ -43,5 +53,5 @@ def test_coverage_is_not_below_its_floor(package: str, request: pytest.FixtureRe
     assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
     measured = json.loads(report.read_text(encoding="utf-8"))
     modules = {name: round(of["summary"]["percent_covered"], 1) for name, of in measured["files"].items()}
-    print(*(f"{share:5.1f} % {name}" for name, share in modules.items()), sep="\n")  # noqa: T201  the report of the run
-    assert measured["totals"]["percent_covered"] >= FLOORS[package], modules
+    record_property(PROPERTY, json.dumps(modules))
+    assert measured["totals"]["percent_covered"] >= floor, modules

@@ -193,7 +193,7 @@ class Delivery:
                         return events
                     continue
             if step is FailureStep.NARROW:
-                return events if self._requests.has_seek() else await self._deliver_singly(partition, events)
+                return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
             if partition.doubts and events:
@@ -235,7 +235,7 @@ class Delivery:
         for number, event in enumerate(events):
             if not self._tenure.may_deliver():
                 break
-            if self._requests.has_seek() or await self._deliver(partition, (event,), is_narrowed=True):
+            if self._requests.interrupts_batch() or await self._deliver(partition, (event,), is_narrowed=True):
                 self._failures.settled()
                 self._failures.widened()
                 # Those before it are processed, skipped or parked, and are not delivered again.

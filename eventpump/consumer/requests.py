@@ -75,6 +75,10 @@ class Requests:
         """Return whether a seek waits."""
         return bool(self._seeks)
 
+    def interrupts_batch(self) -> bool:
+        """Return whether the rest of a batch in hand, of events that are delivered one by one, is to wait."""
+        return self.is_paused or bool(self._seeks)
+
     def seek(self, seek: Seek) -> None:
         """Add a seek. It ends the replays that were asked for before."""
         if self._is_closed:

@@ -632,7 +632,7 @@ def _is_unknown(error: ServiceError) -> bool:
 
 
 def _saying(known: str, error: Exception) -> Exception:
-    """Say in an error of the service, which may be everybody's, what is known of the batch."""
+    """Record in an error of the service, which several callers may share, what is known of the batch."""
     if not isinstance(error, ServiceError):
         return error
     told = copy.copy(error)

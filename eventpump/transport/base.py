@@ -49,7 +49,7 @@ class LinkSpec:
 
 
 def snd_settle_mode(*, is_receiver: bool) -> int:
-    """Say how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
+    """Return how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
 
     The service settles events as it sends them, whatever is asked for (protocol.md 5.1).
     """
@@ -80,7 +80,7 @@ class LinkHandle(Protocol):
         """The link properties the peer attached with."""
 
     def set_credit(self, credit: int) -> None:
-        """Let the peer send so many more."""
+        """Allow the peer to send `credit` more messages."""
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
         """Send a message.
@@ -96,7 +96,7 @@ class LinkHandle(Protocol):
         """Settle deliveries of the peer."""
 
     def drained(self) -> None:
-        """Give the credit back."""
+        """Use up the credit without sending, as the peer asked with `drain`."""
 
     def detach(self) -> None:
         """Detach, for good."""
@@ -179,7 +179,7 @@ class BaseConnection(ABC):
 
     @abstractmethod
     def _lose(self, error: ServiceError) -> None:
-        """Tell everybody that the connection is over. Once."""
+        """Report the end of the connection to its sessions, links and waiters. Once."""
 
     def _log_end(self, error: ServiceError) -> None:
         """Log the end of the connection: at INFO if it was in use and ends unexpectedly."""

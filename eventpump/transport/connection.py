@@ -268,7 +268,7 @@ class ClientConnection(BaseConnection):
                 )
 
     def _lose(self, error: ServiceError) -> None:
-        """Tell everybody that the connection is over. Once."""
+        """Report the end of the connection to its sessions, links and waiters. Once."""
         if self.error is not None:
             return
         self.error = error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +28,20 @@ def test_history_with_a_patch_breaks_its_promise(path: Path) -> None:
     assert code == 0, said[-3000:]
 
 
+@pytest.fixture(scope="module")
+def package() -> Iterator[Path]:
+    """A copy of the package, as a repository of its own."""
+    with copied(None) as directory:
+        subprocess.run(["git", "init", "-q"], cwd=directory, check=True)
+        yield directory
+
+
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_patch_applies_to_the_package(path: Path) -> None:
+def test_patch_applies_to_the_package(path: Path, package: Path) -> None:
     """Every patch applies to the package as it is, and says what sees it."""
     undone = Undone.read(path)
     assert undone.seed >= 0
     assert undone.violation
-    with copied(undone.path):
-        pass
+    command = ["git", "apply", "--check", str(path)]
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

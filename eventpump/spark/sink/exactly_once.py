@@ -226,7 +226,7 @@ class _Outside:
                 return await _each(ranges, lambda each, range_: self._stamps(plan, each, *range_))
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the store, again where it failed. Its `create` may be called again."""
+        """Call the store, again where it failed. Its `create` may be called again."""
         on_retry = retry_logger(_log, f"ledger directory {self._directory}", hub=self._hub)
         return await retrying(ask, self._options.retry, self._rng, on_retry=on_retry)
 
@@ -428,7 +428,7 @@ class PartitionPublishing:
         await self._drop_publisher()
 
     async def put(self, events: Sequence[bytes]) -> bool:
-        """Give the next rows, and wait until there is room for more.
+        """Add the next rows, and wait until there is room for more.
 
         Args:
             events: Encoded events, without numbers of idempotent publishing.
@@ -457,7 +457,7 @@ class PartitionPublishing:
         return True
 
     async def finish(self) -> PartitionOutcome:
-        """Say that there are no more rows, and wait until all are stored.
+        """End the rows, and wait until all are stored.
 
         Returns:
             A receipt; or the loss of the producer's state, for `finish_batch`.
@@ -531,7 +531,7 @@ class PartitionPublishing:
             self._open_from += sealed.count
 
     def _forget_stored(self) -> None:
-        """Let go of rows that are stored; what was packed stays, unless a message would begin elsewhere now."""
+        """Drop the rows that are stored. What was packed stays, unless a message would begin elsewhere now."""
         position = self._work.position
         if position is None:
             return

@@ -50,7 +50,7 @@ class UamqpLink:
         return _PLENTY if self._unsettled < _MAX_UNSETTLED else 0
 
     def set_credit(self, credit: int) -> None:
-        """Let the peer send so many more."""
+        """Allow the peer to send `credit` more messages."""
         self._connection.worker.set_credit(self.number, credit)
 
     def send(self, payload: bytes, *, message_format: int = 0) -> int:
@@ -74,7 +74,7 @@ class UamqpLink:
         raise AssertionError("uamqp tells of no delivery that waits to be settled")
 
     def drained(self) -> None:
-        """Give the credit back, which uamqp does itself."""
+        """Do nothing: uamqp answers a drain itself."""
 
     def detach(self) -> None:
         """Detach, for good."""
@@ -110,7 +110,7 @@ class UamqpLink:
         self.end(end_error(error, self.owner.entity, Recovery.RELINK, "the link was closed"))
 
     def end(self, error: ServiceError) -> None:
-        """Tell the owner that the link is over."""
+        """Report the end of the link to its owner."""
         self.is_attached = False
         self.owner.on_detached(error)
 

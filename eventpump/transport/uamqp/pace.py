@@ -19,5 +19,5 @@ class Pace:
         """Seconds to wait before the next look."""
 
     def looked(self, *, found: bool) -> None:
-        """Learn whether the last look found something."""
+        """Record whether the last look found something."""
         self.wait = self._shortest if found else min(self.wait * 2, self._longest)

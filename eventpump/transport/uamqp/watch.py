@@ -79,7 +79,7 @@ class Watch:
             self._near.recv(65_536)
 
     def looked(self, *, found: bool) -> None:
-        """Learn whether uamqp had something to tell after a wait.
+        """Record whether uamqp had something to report after a wait.
 
         A socket that stays readable all the same is one that uamqp does not read any more: it is not waited for.
         """

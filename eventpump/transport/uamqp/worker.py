@@ -157,7 +157,7 @@ class Worker:
         self._ask(self._attach, (handle, session, owner, spec, is_receiver))
 
     def set_credit(self, handle: int, credit: int) -> None:
-        """Let the service send so many more messages."""
+        """Allow the service to send `credit` more messages."""
         self._ask(self._set_credit, (handle, credit))
 
     def send(self, handle: int, delivery_id: int, payload: bytes, message_format: int) -> None:
@@ -498,7 +498,7 @@ class _Send:
 
 
 def _outcome(result: int, state: Any) -> Any:
-    """Tell an outcome by what uamqp leaves of it: the result, and the fields without what they are fields of.
+    """Return the outcome that uamqp's result and its fields, which come without their types, stand for.
 
     Returns:
         None where there was none: the message, or its link, failed here.

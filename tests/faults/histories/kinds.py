@@ -10,6 +10,8 @@ from tests.faults.histories.consumer import consumer_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
 from tests.faults.histories.reader import reader_history
+from tests.faults.histories.rewinds import PROFILES as REWINDS_PROFILES
+from tests.faults.histories.rewinds import rewind_history
 from tests.faults.histories.subscribers import PROFILES as SUBSCRIBERS_PROFILES
 from tests.faults.histories.subscribers import subscribers_history
 from tests.faults.histories.world import Verdict, World, live
@@ -21,6 +23,7 @@ KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
     **{f"subscribers:{name}": subscribers_history for name in SUBSCRIBERS_PROFILES},
+    **{f"rewinds:{name}": rewind_history for name in REWINDS_PROFILES},
     "reader": reader_history,
     "reader:large": reader_history,
 }

@@ -82,6 +82,8 @@ class Ledger:
         self._running: dict[tuple[str, str], Call] = {}
         self.stored: dict[str, int] = {}
         """By partition: the number the store holds."""
+        self.resets: defaultdict[str, int] = defaultdict(int)
+        """By partition: how often the checkpoint was reset."""
         self.pinned: set[str] = set()
         """Partitions that a host has begun to read, in any making."""
         self.unreported: set[str] = set()
@@ -227,6 +229,7 @@ class Ledger:
         what = "reset" if is_reset else "stored"
         self._world.note(what, f"{partition_id}@{epoch}", f"{number} (asked for {asked.sequence_number})")
         if is_reset:
+            self.resets[partition_id] += 1
             self._shores[self.making, partition_id].is_pinned = True
             return
         self._shores[self._places.get((partition_id, epoch), (self.making, partition_id))].is_pinned = True

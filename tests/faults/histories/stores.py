@@ -80,7 +80,14 @@ class HistoryStore:
         self._rng = world.stream(f"store of {life.name}")
         self._late: set[asyncio.Task[Any]] = set()
 
-    async def _call(self, operation: str, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def _call(
+        self, operation: str, work: Callable[[], Awaitable[_T]], late: Callable[[], Awaitable[_T]] | None = None
+    ) -> _T:
+        """Do something, or not.
+
+        Args:
+            late: What happens instead where it reaches the store late.
+        """
         trouble, rng = self._trouble(), self._rng
         while trouble.hangs:
             await asyncio.sleep(1.0)
@@ -95,7 +102,7 @@ class HistoryStore:
             (trouble.loses, self._answer_lost),
         ):
             if chance < share:
-                return await fate(operation, work)
+                return await fate(operation, late or work if fate == self._happens_late else work)
             chance -= share
         return await work()
 
@@ -166,7 +173,22 @@ class HistoryStore:
                 ledger.took(lease.partition_id, lease.epoch, checkpoint, held, is_reset=False)
             return is_stored
 
-        return await self._call("write checkpoint", write)
+        return await self._call("write checkpoint", write, self._unless_newer(lease, subscription, write))
+
+    def _unless_newer(
+        self, lease: PartitionLease, subscription: str, work: Callable[[], Awaitable[bool]]
+    ) -> Callable[[], Awaitable[bool]]:
+        """Return a write of a checkpoint that does nothing if one was reset meanwhile.
+
+        That is what a write which reaches a real store late is refused for: its condition names the version before.
+        """
+        resets, partition_id = self._ledger_of(subscription).resets, lease.partition_id
+        before = resets[partition_id]
+
+        async def late() -> bool:
+            return resets[partition_id] == before and await work()
+
+        return late
 
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
@@ -178,7 +200,7 @@ class HistoryStore:
                 ledger.took(lease.partition_id, lease.epoch, checkpoint, checkpoint, is_reset=True)
             return is_stored
 
-        return await self._call("reset checkpoint", reset)
+        return await self._call("reset checkpoint", reset, self._unless_newer(lease, subscription, reset))
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
         return await self._call("read scope record", self._store.read_scope_record)

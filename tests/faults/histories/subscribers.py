@@ -274,7 +274,7 @@ class _OfCall(Ledger):
         raise AssertionError("user code stores nothing")
 
 
-class _Subscriber(UnrulyProcessor):
+class Subscriber(UnrulyProcessor):
     """A host's processor of one subscription."""
 
     def __init__(self, world: World, life: Life, ledger: Ledger, manners: Manners, name: str) -> None:
@@ -354,6 +354,14 @@ class SubscribersHistory(ConsumerHistory):
 
     # ----------------------------------------------------------------------------------------------- what is known
 
+    def make_ledger(self, name: str, *args: Any) -> SubscriptionLedger:
+        """Make the ledger of a new record of a subscription."""
+        return SubscriptionLedger(*args)
+
+    def subscriber(self, *args: Any) -> Subscriber:
+        """Make a host's processor of a subscription."""
+        return Subscriber(*args)
+
     @property
     def ledgers(self) -> list[Ledger]:
         return [self.ledger, *self.by_key.values()]
@@ -375,7 +383,7 @@ class SubscribersHistory(ConsumerHistory):
                 self.world.violate(f"{record.name}: made anew over one of the same hub")
             self.world.note("recorded" if before is None else "replaced", record.name, dict(record.starts))
             part = self.part_of[record.name]
-            ledger = SubscriptionLedger(self.world, self.hub, self.ledger.making, record, part)
+            ledger = self.make_ledger(record.name, self.world, self.hub, self.ledger.making, record, part)
             self.by_key[record.key] = self.by_name[record.name] = ledger
         else:
             self.world.note("made active" if record.is_active else "kept", record.name)
@@ -436,7 +444,7 @@ class SubscribersHistory(ConsumerHistory):
     async def _subscribe(self, host: HistoryHost, name: str) -> None:
         """Subscribe on a host, again until that succeeds, as its user would."""
         world, rng = self.world, self.world.stream(f"{name} on {host.life.name} at {self.world.loop.time()}")
-        processor = _Subscriber(world, host.life, _OfCall(self, host, name), self.manners_of[name], name)
+        processor = self.subscriber(world, host.life, _OfCall(self, host, name), self.manners_of[name], name)
         start = self._start(choose(rng, self.kinds), rng.random())
         options = {**self.options_of[name], **start, **self._stream(host, name)}
         world.note("subscribe", name, "on", host.life.name, start)
