@@ -207,8 +207,6 @@ class OpenPartition:
 
     def stop(self) -> None:
         """Receive no more, and end a wait for events. No checkpoint becomes due any more."""
-        if not self.life.is_lost:
-            self.note_passed()
         self.feed.stop()
         self.feed.wake()
         self.cancel_timer()

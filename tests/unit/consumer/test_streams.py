@@ -737,3 +737,20 @@ async def test_many_streams_write_no_more_checkpoints_than_their_policy_says() -
         written = fleet.told("a", CheckpointWritten)
         assert all(_stored(fleet, f"part-{number}") == 249 for number in range(100))
         assert len(written) <= 400
+
+
+async def test_drain_ends_when_events_come_later_that_do_not_match() -> None:
+    """What the partition held at the call is received after it, and nothing of it belongs to the stream."""
+    async with _fleet() as fleet:
+        host = fleet.host("a", NO_PROCESSOR, max_wait_time=10_000)
+        await host.subscribe("part", _recording(Record()), key=by_ten, keys={5})
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await asyncio.sleep(5)
+        fleet.hub.refuse(LinkDetachedError("away"), times=3)
+        fleet.hub.detach("0")
+        fleet.hub.publish("0", count=4)
+        draining = asyncio.create_task(host.drain("part"))
+        await asyncio.sleep(0.01)
+        assert not draining.done()
+        async with asyncio.timeout(200):
+            assert await draining == ("0",)
