@@ -1,10 +1,11 @@
-"""Alert on hot sensors at once, and archive every reading in SQLite at leisure: two subscriptions of one host.
+"""Alert on hot sensors at once, archive every reading in SQLite at leisure, and follow one sensor: three subscriptions.
 
     python examples/subscriptions.py --count 5000
 
-Both read the same receive links. `alerts` begins at the end and keeps up; `archive` begins at the oldest event that the
-hub still has, and is slow. Each has checkpoints of its own, in the file of the leases: start it again, and each
-continues where it was. Without a connection string the readings go to a local service, which ends with the program.
+All read the same receive links. `alerts` begins at the end and keeps up; `archive` begins at the oldest event that the
+hub still has, and is slow; `sensor-7` gets the readings with that partition key only. Each has checkpoints of its own,
+in the file of the leases: start it again, and each continues where it was. Without a connection string the readings go
+to a local service, which ends with the program.
 """
 
 from __future__ import annotations
@@ -82,9 +83,20 @@ class Archive(EventProcessor):
         return int(count)
 
 
+class Newest(EventProcessor):
+    """Keeps the newest reading of its sensor."""
+
+    def __init__(self) -> None:
+        self.seen, self.celsius = 0, 0.0
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self.celsius = events[-1].body_as_json()["celsius"]
+        self.seen += len(events)
+
+
 def show(host: EventProcessorHost) -> None:
     """Print how far each subscription is behind: None while that is not known of a partition."""
-    for name in ("alerts", "archive"):
+    for name in ("alerts", "archive", "sensor-7"):
         rows = [each for each in host.partitions if each.subscription == name]
         lags = [each.lag for each in rows]
         lag = "unknown" if None in lags else f"{sum(filter(None, lags)):,} events"
@@ -92,7 +104,7 @@ def show(host: EventProcessorHost) -> None:
 
 
 async def process(connection_string: str, hub: str, folder: Path, count: int | None) -> None:
-    alerts, archive = Alerts(), Archive(folder / "archive.db")
+    alerts, archive, newest = Alerts(), Archive(folder / "archive.db"), Newest()
     host = EventProcessorHost(
         connection_string,
         hub,
@@ -103,7 +115,8 @@ async def process(connection_string: str, hub: str, folder: Path, count: int | N
     async with host:
         await host.subscribe("alerts", alerts, start="latest")
         await host.subscribe("archive", archive, start="earliest", catch_up="shared", max_batch_size=50)
-        # Whatever is published from here on reaches both of them.
+        await host.subscribe("sensor-7", newest, keys={"sensor-7"})
+        # Whatever is published from here on reaches all of them.
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(host.run(handle_signals=True))
             if count is not None:
@@ -113,6 +126,7 @@ async def process(connection_string: str, hub: str, folder: Path, count: int | N
                 show(host)
             host.stop()
     print(f"alerts saw {alerts.seen} readings, {alerts.hot} of them hot; {archive.count()} are archived")
+    print(f"sensor-7 sent {newest.seen} of them, and has {newest.celsius} °C")
 
 
 async def publish(connection_string: str, hub: str, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from datetime import datetime
 from typing import Any
 
@@ -64,11 +64,24 @@ class ContinuityCheck:
             self._numbers.expected = None
             return True
 
+    def misses(self, missing: Collection[tuple[int, int]]) -> bool:
+        """Record the sequence numbers that are missing in a partition of which only a stream is read.
+
+        Args:
+            missing: The first and the last number, each.
+
+        Returns:
+            Whether any are missing, now or from before.
+        """
+        for first, last in missing:
+            self._numbers.missed(first, last)
+        return self._numbers.first_missing is not None
+
     async def find_loss(self, events: tuple[ReceivedEvent, ...]) -> Loss | None:
         """Ask the service, if it is time to, whether missing sequence numbers are lost.
 
         Args:
-            events: The batch for which `follows` was false.
+            events: The batch for which `follows` was false; empty where `misses` was true.
 
         Returns:
             What is lost; None if nothing is, or if that is not known yet.
@@ -78,7 +91,7 @@ class ContinuityCheck:
         """
         numbers, now = self._numbers, self._clock.monotonic()
         try:
-            if events[-1].sequence_number - events[0].sequence_number + 1 != len(events):
+            if events and events[-1].sequence_number - events[0].sequence_number + 1 != len(events):
                 numbers.look_into([event.sequence_number for event in events])
         except EventError:
             numbers.expected = None

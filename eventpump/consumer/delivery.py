@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.failing import FailureHandling
@@ -47,7 +48,6 @@ class Delivery:
         self._life = tenure.life
         self._settings = tenure.subscription.settings
         self._turns = tenure.around.turns
-        self._loop = asyncio.get_running_loop()
         self._runner = runner
         self._context = context
         self._requests = requests
@@ -70,9 +70,17 @@ class Delivery:
             if self._requests.is_due:
                 partition = await self._rewinding.obey(partition, self._deliver)
                 continue
-            events = tuple(feed.take(limit))
+            if feed.selection is not None and not await self._passes_missing(partition):
+                partition = await self._reading.restart(partition)
+                continue
+            events = partition.take(limit)
             if events:
-                if not partition.continuity.follows(events) and not await self._may_pass_gap(partition, events):
+                partition.in_hand += len(events)
+                if feed.selection is not None and self._requests.drains and has_place(events[0]):
+                    # All before it is processed, or need not be.
+                    self._requests.processed(events[0].sequence_number)
+                follows = feed.selection is not None or partition.continuity.follows(events)
+                if not follows and not await self._may_pass_gap(partition, events):
                     partition = await self._reading.restart(partition)
                     continue
                 while events := await self._deliver(partition, events):
@@ -89,12 +97,33 @@ class Delivery:
                     )
                     return
                 partition = await self._reading.restart(partition)
-            elif not await feed.wait(settings.max_wait_time) and self._tenure.may_deliver():
+            elif not await self._news_of(partition) and self._tenure.may_deliver():
                 self._reading.waited(feed)
                 if self._requests.drains:
                     await self._drain_past_lost(partition)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())
+
+    async def _passes_missing(self, partition: OpenPartition) -> bool:
+        """Look for missing numbers before the next event of a stream. Return whether to deliver it."""
+        if not partition.continuity.misses(partition.feed.take_missing()):
+            return True
+        # No checkpoint passes what may be lost before that is handled.
+        partition.in_hand += 1
+        if not await self._may_pass_gap(partition, ()):
+            return False
+        partition.in_hand -= 1
+        return True
+
+    def _news_of(self, partition: OpenPartition) -> Awaitable[bool]:
+        """Return a wait for events, false where none came for long. Of a stream, record how far it has come."""
+        feed = partition.feed
+        if feed.selection is not None:
+            drains = self._requests.drains
+            partition.note_passed(is_drained=bool(drains))
+            if drains:
+                self._requests.processed(partition.next_number(drains[-1].facts))
+        return feed.wait(self._settings.max_wait_time)
 
     def stop(self) -> None:
         """End a wait for other handlers: the pump ends."""
@@ -141,17 +170,22 @@ class Delivery:
         while self._tenure.may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
-            if last is not None:
-                context.last_delivered = last
-                if not is_replay:
-                    tracker.events_delivered(last, is_again=is_narrowed)
-            step = None
+            step, operation, belongs = None, "process_events", True
             try:
-                await self._runner.run_batch(processor.process_events, context, events)
+                if partition.doubts and events and events[0] in partition.doubts:
+                    operation = "filter"
+                    belongs = await self._belongs(partition, events[0])
+                    operation = "process_events"
+                if belongs:
+                    if last is not None:
+                        context.last_delivered = last
+                        if not is_replay:
+                            tracker.events_delivered(last, is_again=is_narrowed)
+                    await self._runner.run_batch(processor.process_events, context, events)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()
-                step = await self._failing.failed("process_events", error, len(events))
+                step = await self._failing.failed(operation, error, len(events))
                 if step is not FailureStep.NARROW and (
                     step is FailureStep.RETRY or not await self._failing.pass_over(step, events, error)
                 ):
@@ -162,13 +196,36 @@ class Delivery:
                 return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
-            if last is not None and not is_replay:
-                tracker.events_handled(last, len(events), self._loop.time())
-                partition.save_due_checkpoint()
-                if self._requests.drains:
+            if partition.doubts and events:
+                partition.doubts.pop(events[0], None)
+            if not is_replay:
+                partition.processed(last, len(events))
+                if last is not None and self._requests.drains:
                     self._requests.processed(last.sequence_number + 1)
             return ()
         return ()
+
+    async def _belongs(self, partition: OpenPartition, event: ReceivedEvent) -> bool:
+        """Find out whether an event belongs to the stream, for which the function failed when it was received.
+
+        Raises:
+            Exception: It has failed, then or now.
+        """
+        selection = partition.feed.selection
+        assert selection is not None
+        found = False
+
+        async def ask() -> None:
+            nonlocal found
+            if (error := partition.doubts[event]) is not None:
+                # The failure that there was already counts as one like any other.
+                partition.doubts[event] = None
+                raise error
+            found = selection.matches(event)
+
+        await self._runner.run("filter", ask)
+        del partition.doubts[event]
+        return found
 
     async def _deliver_singly(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]

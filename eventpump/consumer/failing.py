@@ -50,7 +50,7 @@ class FailureHandling:
         Args:
             operation: The method that raised.
             error: What it raised.
-            events: The number of events that were delivered; None if it was another method than `process_events`.
+            events: The number of events that were to be processed; None if it was a method that is called without any.
         """
         failures = self.failures
         step = failures.failed(events, self._around.clock.time())
@@ -67,7 +67,7 @@ class FailureHandling:
         if delay is not None:
             # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
             # A seek away from a batch that fails must not wait for its next attempt.
-            await wait_for_event(self._requests.news if operation == "process_events" else self._tenure.ending, delay)
+            await wait_for_event(self._tenure.ending if events is None else self._requests.news, delay)
         return step
 
     async def pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:

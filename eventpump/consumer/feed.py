@@ -16,6 +16,7 @@ from eventpump.core.backoff import Backoff, is_used_up, least_delay
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
+from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -45,6 +46,7 @@ class PartitionFeed(Generic[_T]):
     Args:
         spec: The link; its position is where the first one begins.
         wrap: Called with received messages; returns what cursors read of them: an item for each, in order.
+        number: Returns an item's sequence number, None if it cannot be read; needed for streams.
         startup_timeout: Seconds after which a feed that was never attached ends; None for no limit.
         limit: The number of messages to receive, until `resume` raises it; None for no limit.
         locate: Called before each link with the position where it would begin; returns where it begins. An error that
@@ -60,6 +62,7 @@ class PartitionFeed(Generic[_T]):
         settings: FeedSettings,
         *,
         wrap: Callable[[list[bytes]], list[_T]],
+        number: Callable[[_T], int | None] = lambda _: None,
         rng: random.Random,
         startup_timeout: float | None = None,
         limit: int | None = None,
@@ -83,8 +86,10 @@ class PartitionFeed(Generic[_T]):
         self._rng = rng
         self._on_attached = on_attached
         self._on_trouble = on_trouble
-        self._cache = EventCache(wrap)
+        self._cache = EventCache(wrap, number)
         self._cursors: tuple[FeedCursor[_T], ...] = ()
+        self._plain: tuple[FeedCursor[_T], ...] = ()
+        self._streams: dict[StreamCursor[_T], FeedCursor[_T]] = {}
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
@@ -189,8 +194,23 @@ class PartitionFeed(Generic[_T]):
             at_end: Begin after the newest message received, instead of at the oldest one held.
         """
         cursor = FeedCursor(self, self._cache.cursor(at_end=at_end))
+        self._plain = (*self._plain, cursor)
         self._cursors = (*self._cursors, cursor)
         return cursor
+
+    def stream(self, selection: Selection[_T], *, since: int | None = None, at_end: bool = False) -> FeedStream[_T]:
+        """Make a reader of a part of what is received.
+
+        Args:
+            selection: Which items it reads.
+            since: The sequence number below which it reads none; None to read whatever comes.
+            at_end: As of `cursor`.
+        """
+        cursor = self._cache.stream(selection, since=since, at_end=at_end)
+        stream = self._streams[cursor] = FeedStream(self, cursor)
+        self._cursors = (*self._cursors, stream)
+        self.adjust_credit()
+        return stream
 
     def stop(self) -> None:
         """Take no more: credit goes to 0."""
@@ -277,7 +297,7 @@ class PartitionFeed(Generic[_T]):
     def messages(self, batch: list[bytes]) -> None:
         """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
         cache = self._cache
-        cache.append(batch, self._credit.received(batch))
+        woken = cache.append(batch, self._credit.received(batch))
         self.newest = batch[-1]
         if self.first is None:
             self.first = batch[0]
@@ -285,8 +305,12 @@ class PartitionFeed(Generic[_T]):
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
         self.adjust_credit()
-        for cursor in self._cursors:
+        for cursor in self._plain:
             cursor.wake()
+        for stream in woken:
+            # One that the function of another has closed is not among them any more.
+            if (reader := self._streams.get(stream)) is not None:
+                reader.wake()
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
@@ -415,6 +439,9 @@ class PartitionFeed(Generic[_T]):
     def forget(self, cursor: FeedCursor[_T]) -> None:
         """Receive for the other cursors only."""
         self._cursors = tuple(each for each in self._cursors if each is not cursor)
+        self._plain = tuple(each for each in self._plain if each is not cursor)
+        if isinstance(cursor, FeedStream):
+            self._streams.pop(cursor.stream, None)
         self.adjust_credit()
 
 
@@ -428,7 +455,7 @@ class FeedCursor(Generic[_T]):
 
     __slots__ = ("_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
 
-    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T]) -> None:
+    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T] | StreamCursor[_T]) -> None:
         self._feed = feed
         self._cursor = cursor
         self._waiter: asyncio.Future[bool] | None = None
@@ -515,6 +542,22 @@ class FeedCursor(Generic[_T]):
                 self._set_timer()
             return
         resolve(self._waiter, False)
+
+
+class FeedStream(FeedCursor[_T]):
+    """One reader's place in a part of a feed.
+
+    Args:
+        feed: The feed.
+        stream: The place in its cache.
+    """
+
+    __slots__ = ("stream",)
+
+    def __init__(self, feed: PartitionFeed[_T], stream: StreamCursor[_T]) -> None:
+        super().__init__(feed, stream)
+        self.stream = stream
+        """The place in the cache."""
 
 
 def as_received(messages: list[bytes]) -> list[bytes]:

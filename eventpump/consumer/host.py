@@ -202,8 +202,8 @@ class PartitionHost:
         Args:
             name: The subscription: 1 to 64 letters, digits, "_" and "-"; not "default".
             processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
-            options: See `SubscriptionOptions`: where it begins and how it catches up, what to do if it is slow, and
-                its own checkpoint policy, batch size, failure policy and time-outs.
+            options: See `SubscriptionOptions`: where it begins and how it catches up, what to do if it is slow, which
+                part of the events it takes, and its own checkpoint policy, batch size, failure policy and time-outs.
 
         Raises:
             ConfigurationError: An option cannot work, or this host has subscribed already.

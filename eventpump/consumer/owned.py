@@ -35,7 +35,8 @@ class PartitionStatus:
         subscription: The subscription whose processor runs, or that is suspended.
         epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
         state: The state of the pump.
-        last_sequence_number: The sequence number of the last event delivered.
+        last_sequence_number: The sequence number of the last event delivered; of a subscription with `keys` or a
+            `filter`, of the last one that was delivered or did not match.
         lag: See `PartitionContext.lag`; None if it is not known.
         is_attached: Whether its link is attached now.
         held_events: Events received that only this subscription has not read yet: what it holds back from the others
@@ -147,13 +148,12 @@ class OwnedPartition:
         return [self._status(pump) for pump in self.pumps.values()] + suspended
 
     def _status(self, pump: PartitionPump) -> PartitionStatus:
-        last = pump.context.last_delivered
         return PartitionStatus(
             self.partition_id,
             pump.subscription,
             None if self.lease is None else self.lease.epoch,
             pump.state,
-            None if last is None else last.sequence_number,
+            pump.last_sequence_number,
             pump.context.lag,
             pump.is_attached,
             pump.held_events,

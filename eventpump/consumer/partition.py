@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
@@ -39,6 +39,10 @@ class OpenPartition:
             its origin in a process pool.
         life: The state of the pump, only read here.
         replayed: Which events no checkpoint is stored for.
+        in_hand: How many events were taken and are not processed yet.
+        is_replaying: Whether `feed` is that of a replay.
+        doubts: Events in hand for which the function of the stream failed, so that it is not known whether they belong
+            to it: with what it failed with, or None after that was handled.
     """
 
     partition_id: str
@@ -51,6 +55,9 @@ class OpenPartition:
     origin: tuple[object, ...]
     life: PumpLife
     replayed: ReplayedRanges
+    in_hand: int = 0
+    is_replaying: bool = False
+    doubts: dict[ReceivedEvent, BaseException | None] = field(default_factory=dict)
     _due_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -111,6 +118,7 @@ class OpenPartition:
         if event is None:
             if is_in_batch and self.replayed.is_running:
                 return None
+            self.note_passed()
         else:
             origin = event.origin
             if not isinstance(origin, tuple) or origin[:-1] != self.origin:
@@ -122,6 +130,49 @@ class OpenPartition:
         wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
         return None if wanted is None else self.writer.stored(wanted)
 
+    def take(self, limit: int) -> tuple[ReceivedEvent, ...]:
+        """Take the next events, at most `limit`. One that may not belong to the stream is taken alone."""
+        feed = self.feed
+        events = tuple(feed.take(limit))
+        if feed.selection is not None and (doubt := feed.take_doubt()) is not None:
+            self.doubts[events[0]] = doubt
+        return events
+
+    def processed(self, last: ReceivedEvent | None, count: int) -> None:
+        """Record that events in hand were processed, or passed over, and write the checkpoint that is due.
+
+        Args:
+            last: The last of them whose place can be read.
+            count: How many they are.
+        """
+        self.in_hand -= count
+        if last is not None:
+            passed = self.feed.count_passed(is_to_end=False)
+            self.tracker.events_handled(last, count if passed is None else passed, asyncio.get_running_loop().time())
+            self.save_due_checkpoint()
+
+    def note_passed(self, *, is_drained: bool = False) -> None:
+        """Of a stream, record that what does not belong to it needs no processing, up to what it has to process next.
+
+        Args:
+            is_drained: Whether to be woken by the next event; otherwise when the checkpoint policy needs it.
+        """
+        if self.feed.selection is None or self.is_replaying:
+            return
+        if not self.in_hand and (passed := self.feed.passed) is not None:
+            count = self.feed.count_passed(is_to_end=True) or 0
+            self.tracker.events_passed(passed, count, asyncio.get_running_loop().time())
+            self.save_due_checkpoint()
+        count_until = 1 if is_drained else self.tracker.events_until_due
+        if count_until is not None:
+            self.feed.wake_after(count_until)
+
+    @property
+    def position(self) -> int | None:
+        """The sequence number up to which everything was delivered, or need not be; None if it is not known."""
+        known = (self.tracker.delivered, None if self.is_replaying else self.feed.passed)
+        return max((each.sequence_number for each in known if each is not None), default=None)
+
     def save_due_checkpoint(self) -> None:
         """Write the checkpoint that the policy wants now, and set a timer for the one it wants later."""
         if not self.tracker.is_settled:
@@ -131,6 +182,7 @@ class OpenPartition:
 
     def _due(self) -> None:
         self._due_timer = None
+        self.note_passed()
         self.tracker.due(asyncio.get_running_loop().time())
         self.save_due_checkpoint()
 
@@ -143,9 +195,8 @@ class OpenPartition:
         """
         feed, now = self.feed, asyncio.get_running_loop().time()
         # Not the context's last event: it may be of a hub that was created again since.
-        delivered = self.tracker.delivered
         return lag(
-            delivered=None if delivered is None else delivered.sequence_number,
+            delivered=self.position,
             told=None if feed.newest is None else last_enqueued(),
             look=feed.look,
             is_attached=feed.is_attached,

@@ -187,7 +187,8 @@ class PartitionContext:
         `max_wait_time` (at least 1 s) although the link has credit and everything received is delivered, unless
         management has answered since, within twice that time. A host asks management about its silent partitions in
         turn, one per second: if many are silent, the lag of some is not known. Before the first delivery, lag is 0 if
-        management confirmed that there is nothing to deliver, and otherwise None.
+        management confirmed that there is nothing to deliver, and otherwise None. Of a subscription that takes a part of
+        the events, those that were received and do not match count as delivered.
         """
         return self._lag()
 
@@ -202,6 +203,9 @@ class PartitionContext:
         * any other caller (`close`, `process_error`, a timer, a task of the program, a task that an earlier batch
           left behind, a handler that has returned or raised): the last batch whose `process_events` returned, or event
           that was skipped or parked. If there is none, nothing is stored.
+
+        Of a subscription that takes a part of the events, the checkpoint of the second kind also covers what came after
+        that and does not match, if no event that does is waiting or being processed.
 
         Calls while a write is in flight lead to one further write, of the latest checkpoint. An event at or before the
         stored checkpoint changes nothing, and neither does one that a replay delivers. If the caller is cancelled, the

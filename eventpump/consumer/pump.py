@@ -161,6 +161,16 @@ class PartitionPump:
         return PressureState.FREE if feed is None or feed.has_own_link else feed.pressure.state
 
     @property
+    def last_sequence_number(self) -> int | None:
+        """The sequence number of the last event delivered, or, of a stream, passed over; None if there is none."""
+        if self._subscription.selection is not None and self._partition is not None:
+            position = self._partition.position
+            if position is not None:
+                return position
+        last = self.context.last_delivered
+        return None if last is None else last.sequence_number
+
+    @property
     def held_events(self) -> int:
         """Events in the cache that only this subscription has not read yet."""
         return 0 if self._partition is None else self._partition.feed.held[0]

@@ -177,9 +177,10 @@ class PartitionReading:
             PumpEndedError: The pump ends.
         """
         self._tenure.check_ending()
-        await partition.feed.aclose()
         if seek is None:
+            partition.note_passed()
             partition.tracker.closing()
+        await partition.feed.aclose()
         await self._tenure.unless_ending(partition.writer.flush(self._around.store_timeout))
         await partition.writer.aclose()
         partition.cancel_timer()
@@ -216,6 +217,7 @@ class PartitionReading:
     async def leave(self, partition: OpenPartition) -> Beginning:
         """Read no more for now. Return where to go on."""
         feed, beginning = partition.feed, partition.beginning
+        partition.note_passed()
         await feed.aclose()
         return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
 
@@ -335,6 +337,7 @@ class PartitionReading:
     def closing(self) -> None:
         """Begin to write the last checkpoint, if the lease is still held."""
         if self.partition is not None and not self._tenure.life.is_lost:
+            self.partition.note_passed()
             self.partition.tracker.closing()
             self.partition.writer.kick()
 
@@ -449,6 +452,7 @@ class PartitionReading:
             ),
             slow_after=self._subscription.slow_after,
             catch_up_group=self._subscription.catch_up_group,
+            selection=self._subscription.selection,
             opens_anew=opens_anew,
         )
 

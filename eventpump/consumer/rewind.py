@@ -13,6 +13,7 @@ from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.requests import Replay, Requests, Seek
+from eventpump.consumer.sharing import MemberFeed
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
@@ -103,6 +104,7 @@ class Rewinding:
             hub = place.hub_created_at
             beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
             partition.replayed.begin(self._reading.links_made)
+            partition.is_replaying = True
             try:
                 self._reading.rejoin(partition, beginning)
                 continuity = self._reading.continuity_from(beginning)
@@ -116,27 +118,35 @@ class Rewinding:
         if self._tenure.goes_on():
             await partition.feed.aclose()
             self._reading.rejoin(partition, place)
+            partition.is_replaying = False
 
     async def _deliver_range(
         self, partition: OpenPartition, continuity: ContinuityCheck, through: int, deliver: Deliver
     ) -> bool:
         """Deliver the events of a replay. Return whether all of them were processed."""
-        settings = self._settings
+        limit = self._settings.max_batch_size
         while await self._replays_on(partition):
             feed = partition.feed
-            events = tuple(feed.take(settings.max_batch_size))
+            if feed.selection is None:
+                events = partition.take(limit)
+                is_complete = not events or continuity.follows(events)
+            else:
+                is_complete = not continuity.misses(feed.take_missing())
+                events = partition.take(limit)
+            if not is_complete:
+                try:
+                    loss = await continuity.find_loss(() if feed.selection is not None else events)
+                except HubRecreatedError:
+                    return False
+                if loss is not None:
+                    # Whatever the settings say: delivery goes on after the checkpoint in any case.
+                    self._tenure.report(DataLost, loss, "earliest")
             if events:
-                if not continuity.follows(events):
-                    try:
-                        loss = await continuity.find_loss(events)
-                    except HubRecreatedError:
-                        return False
-                    if loss is not None:
-                        # Whatever the settings say: delivery goes on after the checkpoint in any case.
-                        self._tenure.report(DataLost, loss, "earliest")
                 placed = [event for event in events if has_place(event)]
                 is_last = bool(placed) and placed[-1].sequence_number >= through
                 if is_last:
+                    if placed[-1].sequence_number > through:
+                        partition.doubts.pop(placed[-1], None)
                     events = tuple(event for event in placed if event.sequence_number <= through)
                 while events and (events := await deliver(partition, events)):
                     if not await self._replays_on(partition):
@@ -145,13 +155,21 @@ class Rewinding:
                     return self._tenure.goes_on()
                 if feed.available:
                     await asyncio.sleep(0)
+            elif (passed := feed.passed) is not None and passed.sequence_number >= through:
+                return True
             elif feed.error is not None:
                 return False
-            elif not await feed.wait(settings.max_wait_time):
+            elif not await self._news_of(feed):
                 self._reading.waited(feed)
                 if retained_from(await self._reading.facts()) > through and not feed.available:
                     return True
         return False
+
+    async def _news_of(self, feed: MemberFeed) -> bool:
+        """Wait for events of a replay. Return False where none came for long."""
+        # The end of the range may be an event that does not belong to the stream.
+        feed.wake_after(1)
+        return await feed.wait(self._settings.max_wait_time)
 
     async def _replays_on(self, partition: OpenPartition) -> bool:
         """Wait while the pump is paused. Return whether a replay is to continue."""

@@ -13,13 +13,14 @@ from itertools import repeat
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
-from eventpump.consumer.feed import FeedCursor, PartitionFeed
+from eventpump.consumer.feed import FeedCursor, FeedStream, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, LinkState, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number
+from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import (
     ConsumerDisconnectedError,
     EventError,
@@ -95,6 +96,7 @@ class MemberFeed:
         calls: What to call of the subscription's pump.
         slow_after: Seconds after which it counts as slow while it holds the others back.
         catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
+        selection: Which events it takes; None for all.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class MemberFeed:
         calls: MemberCalls,
         slow_after: float,
         catch_up_group: str | None,
+        selection: Selection[ReceivedEvent] | None = None,
     ) -> None:
         self._shared = shared
         self._name = name
@@ -116,6 +119,10 @@ class MemberFeed:
         self._cursor: FeedCursor[ReceivedEvent] | None = None
         self._skip_below: int | None = None
         self._taken: list[ReceivedEvent] = []
+        self._first_unread: ReceivedEvent | None = None
+        self._doubt: BaseException | None = None
+        self.selection = selection
+        """Which events it takes; None for all."""
         self._waiter: asyncio.Future[bool] | None = None
         self._finding: FeedCursor[ReceivedEvent] | None = None
         self._pin: tuple[PartitionFeed[ReceivedEvent], FeedCursor[ReceivedEvent], int] | None = None
@@ -189,7 +196,9 @@ class MemberFeed:
         if cursor is None:
             return []
         events: list[ReceivedEvent] = []
-        if cursor.available:
+        if isinstance(cursor, FeedStream):
+            events = self._take_matching(cursor, limit)
+        elif cursor.available:
             events = cursor.take(limit)
             if self._skip_below is not None:
                 events = self._skip(cursor, events, limit, self._skip_below)
@@ -227,6 +236,58 @@ class MemberFeed:
     def _set_waiting(self, is_waiting: bool) -> None:
         self._is_waiting = is_waiting
         self.calls.link_changed()
+
+    def _take_matching(self, cursor: FeedStream[ReceivedEvent], limit: int) -> list[ReceivedEvent]:
+        """Take what belongs to the stream; an event for which its function failed alone, and then `doubt` is why."""
+        events = cursor.take(limit)
+        self._doubt = cursor.stream.doubt
+        self._taken = _last_of(events) or self._taken
+        if self._shared.is_shared and events:
+            self._shared.observe()
+        if self.has_own_link:
+            # It may come close to the others without any event for it.
+            cursor.stream.wake_after(1)
+        return events
+
+    def take_doubt(self) -> BaseException | None:
+        """Return why it is not known whether the one event taken last belongs to the stream; None if it is known."""
+        doubt, self._doubt = self._doubt, None
+        return doubt
+
+    def take_missing(self) -> list[tuple[int, int]]:
+        """Return which sequence numbers are missing before the event that is taken next: the first and last, each.
+
+        Empty where all events are taken: there it shows from their numbers.
+        """
+        stream = self._stream
+        return [] if stream is None else stream.take_missing()
+
+    @property
+    def passed(self) -> ReceivedEvent | None:
+        """Of a stream, the newest event up to which all that belong to it were taken; None if it is not known.
+
+        It need not belong to the stream.
+        """
+        if self.selection is None:
+            return None
+        if (stream := self._stream) is not None and (newest := stream.passed) is not None:
+            self._taken = [newest]
+        return self._taken[-1] if self._taken else None
+
+    def count_passed(self, *, is_to_end: bool) -> int | None:
+        """Return how many events of the partition a stream has come past since the last call; None if it is none.
+
+        Args:
+            is_to_end: Whether what came after the last event taken counts now, or by a later call.
+        """
+        if self.selection is None:
+            return None
+        return 0 if self._stream is None else self._stream.count_passed(is_to_end=is_to_end)
+
+    def wake_after(self, count: int) -> None:
+        """Wake a stream when so many events have come, whether they belong to it or not."""
+        if self._stream is not None:
+            self._stream.wake_after(count)
 
     def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
         """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
@@ -299,10 +360,26 @@ class MemberFeed:
     @property
     def number(self) -> int | None:
         """The sequence number of the next event to take; None where that is not known."""
+        with suppress(EventError):
+            if (ahead := self._next_taken) is not None:
+                return ahead.sequence_number
         for event in reversed(self._taken):
             with suppress(EventError):
                 return event.sequence_number + 1
         return self._number
+
+    @property
+    def _stream(self) -> StreamCursor[ReceivedEvent] | None:
+        return self._cursor.stream if isinstance(self._cursor, FeedStream) else None
+
+    @property
+    def _next_taken(self) -> ReceivedEvent | None:
+        """The event that a stream takes next, if it has come; where none has, all that came counts as taken."""
+        if self.selection is not None and (stream := self._stream) is not None:
+            self._first_unread = stream.first_unread
+            if self._first_unread is None:
+                self.passed  # noqa: B018 - it is noted
+        return self._first_unread
 
     @property
     def pinned(self) -> int:
@@ -322,6 +399,9 @@ class MemberFeed:
     @property
     def position(self) -> EventPosition:
         """Where a link for this subscription alone would begin."""
+        with suppress(EventError):
+            if (ahead := self._next_taken) is not None:
+                return EventPosition.at_offset(ahead.offset, inclusive=True)
         for event in reversed(self._taken):
             with suppress(EventError):
                 return EventPosition.at_offset(event.offset)
@@ -340,8 +420,13 @@ class MemberFeed:
             skip_below: The sequence number of the first event to take; None where the feed's first one is it.
             head: That of the next event that the feed receives, if it is known.
         """
-        self._feed, self._cursor, self._skip_below = feed, feed.cursor(), skip_below
-        self._set_waiting(skip_below is not None and head is not None and head < skip_below)
+        if self.selection is None:
+            self._feed, self._cursor, self._skip_below = feed, feed.cursor(), skip_below
+            self._set_waiting(skip_below is not None and head is not None and head < skip_below)
+        else:
+            since = self.number
+            self._feed, self._cursor, self._first_unread = feed, feed.stream(self.selection, since=since), None
+            self._set_waiting(False)
         if self._waiter is not None:
             resolve(self._waiter, True)
 
@@ -362,7 +447,9 @@ class MemberFeed:
         if number is None:
             return False
         if self._pin is None and head - number <= room:
-            self._pin = feed, feed.cursor(at_end=True), head
+            selection = self.selection
+            cursor = feed.cursor(at_end=True) if selection is None else feed.stream(selection, since=head, at_end=True)
+            self._pin = feed, cursor, head
         return self._pin is not None and number >= self._pin[2]
 
     def unpin(self) -> PartitionFeed[ReceivedEvent] | None:
@@ -380,13 +467,19 @@ class MemberFeed:
         self.detach()
         if self._pin is not None:
             (self._feed, self._cursor, _), self._pin = self._pin, None
-            self._skip_below = number
+            self._first_unread = None
             self._set_waiting(False)
+            if self._stream is None:
+                self._skip_below = number
+            elif number is not None:
+                self._stream.skip(number)
+                self._feed.adjust_credit()
         return own
 
     def detach(self) -> None:
         """Read no more from the feed. Another may follow."""
         if self._cursor is not None:
+            self._next_taken  # noqa: B018 - where it goes on is noted
             cursor, self._cursor = self._cursor, None
             cursor.close()
 
@@ -509,6 +602,7 @@ class SharedPartition:
         *,
         slow_after: float,
         catch_up_group: str | None = None,
+        selection: Selection[ReceivedEvent] | None = None,
         opens_anew: int | None = None,
     ) -> MemberFeed:
         """Read along from a position.
@@ -519,11 +613,12 @@ class SharedPartition:
             calls: What to call of its pump.
             slow_after: Seconds after which it counts as slow while it holds the others back.
             catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
+            selection: Which events it takes; None for all.
             opens_anew: Read from links that are opened from now on, although the cache may have all that is needed, and
                 share an earlier one at this sequence number or later only; None to read from any link.
         """
         self._awaited.discard(name)
-        member = MemberFeed(self, name, beginning, calls, slow_after, catch_up_group)
+        member = MemberFeed(self, name, beginning, calls, slow_after, catch_up_group, selection)
         member.shares_from = opens_anew or 0
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
@@ -909,6 +1004,7 @@ class SharedPartition:
             spec,
             self._settings,
             wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
+            number=_sequence_number,
             rng=self._rng,
             limit=limit,
             locate=locate,
@@ -924,7 +1020,8 @@ class SharedPartition:
     def _troubled(self, feed: PartitionFeed[ReceivedEvent], error: Exception, delay: float | None) -> None:
         if feed is not self._feed:
             return
-        members = list(self._members.values())
+        # One that has just come from a link of its own waits for another link, and not for this one.
+        members = [each for each in self._members.values() if each.feed is feed]
         chosen = self._chosen
         if delay is None:
             self._feed = None
@@ -949,6 +1046,13 @@ class SharedPartition:
                 self._awaited.add(member.name)
         for index, member in enumerate(members):
             member.calls.troubled(error, delay, index == 0)
+
+
+def _sequence_number(event: ReceivedEvent) -> int | None:
+    try:
+        return event.sequence_number
+    except EventError:
+        return None
 
 
 def _ignore(error: Exception, delay: float | None) -> None:

@@ -14,8 +14,9 @@ from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.opening import BeginningRecord, RecordChangedError
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.core.starts import OnDataLoss, first_number, start_of
+from eventpump.core.streams import Selection
 from eventpump.errors import ConfigurationError, StoreError
-from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     HubDirectory,
     HubProperties,
@@ -48,6 +49,7 @@ class Subscription:
         slow_after: Seconds after which it is reported if it holds other subscriptions back.
         suspends: Whether it is suspended then.
         catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
+        selection: Which events it is given; None for all. Only this host knows: the record does not have it.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Subscription:
     slow_after: float = 60.0
     suspends: bool = False
     catch_up_group: str | None = None
+    selection: Selection[ReceivedEvent] | None = None
 
 
 class SubscriptionStart:
@@ -313,6 +316,7 @@ class Subscriptions:
                 settings.slow_after,
                 settings.on_slow == "suspend",
                 settings.catch_up_group,
+                settings.selection,
             )
             self._own[name] = subscription, start
             self._active[name] = stored

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
+
+from eventpump.core.streams import Match, Selection, StreamCursor, StreamIndex
 
 _T = TypeVar("_T")
 
@@ -33,14 +35,35 @@ class EventCache(Generic[_T]):
     Positions count messages from the cache's first one on. Cursors read items that `wrap` makes of the messages; of
     each message one item is made, which all cursors get, unless a sole cursor reads it.
 
+    Cursors of streams read a part of the messages only. From `start` on lies what a cursor that reads all of them has
+    not read; before it, of the messages only those are held that a stream has and has not read.
+
     Args:
         wrap: Called with a list of messages; returns an item for each, in order, and may return the very list.
+        number: Returns an item's sequence number, None if it cannot be read; needed for streams.
     """
 
-    __slots__ = ("_chunks", "_cursors", "_start", "_wrap", "count", "size")
+    __slots__ = (
+        "_ahead",
+        "_behind",
+        "_chunks",
+        "_cursors",
+        "_index",
+        "_number",
+        "_start",
+        "_wrap",
+        "count",
+        "size",
+    )
 
-    def __init__(self, wrap: Callable[[list[bytes]], list[_T]]) -> None:
+    def __init__(
+        self, wrap: Callable[[list[bytes]], list[_T]], number: Callable[[_T], int | None] = lambda _: None
+    ) -> None:
         self._wrap = wrap
+        self._number = number
+        self._index: StreamIndex[_T] | None = None
+        self._ahead: deque[Match[_T]] = deque()
+        self._behind = 0
         self._chunks: deque[_Chunk[_T]] = deque()
         self._cursors: list[Cursor[_T]] = []
         self._start = 0
@@ -51,28 +74,33 @@ class EventCache(Generic[_T]):
 
     @property
     def start(self) -> int:
-        """The position of the oldest message held, or `end` where there is none."""
+        """The position from which on all messages are held, or `end` where there is none."""
         return self._start
 
     @property
     def end(self) -> int:
         """The position after the newest message."""
-        return self._start + self.count
+        return self._start + self.count - self._behind
 
     @property
     def oldest(self) -> bytes | None:
-        """The oldest message held; None where there is none."""
+        """The message at `start`; None where there is none."""
         return self._chunks[0].raw[0] if self._chunks else None
 
-    def append(self, batch: list[bytes], size: int) -> None:
+    def append(self, batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
         """Add a batch. The cache owns the list from now on.
 
         Args:
             size: The total size of its messages, in bytes.
+
+        Returns:
+            The streams to wake.
         """
         count = len(batch)
         if not count:
-            return
+            return ()
+        if self._index is not None:
+            return self._append_routed(self._index, batch, size)
         self.count += count
         self.size += size
         last = self._chunks[-1] if self._chunks else None
@@ -85,6 +113,33 @@ class EventCache(Generic[_T]):
                 self._chunks.append(_Chunk(part, sum(map(len, part))))
         else:
             self._chunks.append(_Chunk(batch, size))
+        return ()
+
+    def _append_routed(self, index: StreamIndex[_T], batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
+        """Add a batch, and give its items to the streams."""
+        count = len(batch)
+        items = self._wrap(list(batch))
+        # It calls the user's functions, which may close cursors: nothing is changed before.
+        matches, woken = index.route(items, batch, self.end)
+        self.count += count
+        self.size += size
+        self._ahead.extend(matches)
+        if not self._cursors:
+            self._passed(count, size)
+            return woken
+        chunks = self._chunks
+        last = chunks[-1] if chunks else None
+        if last is not None and last.items is not None and len(last.raw) + count <= _COALESCE:
+            last.raw.extend(batch)
+            last.items.extend(items)
+            last.size += size
+            return woken
+        for first in range(0, count, _SHARED_CHUNK):
+            part = batch[first : first + _SHARED_CHUNK]
+            chunk: _Chunk[_T] = _Chunk(part, sum(map(len, part)))
+            chunk.items = items[first : first + _SHARED_CHUNK]
+            chunks.append(chunk)
+        return woken
 
     def cursor(self, *, at_end: bool = False) -> Cursor[_T]:
         """Make a cursor.
@@ -97,14 +152,74 @@ class EventCache(Generic[_T]):
         self._purge()  # where it is the only one, what lies before it will not be read
         return cursor
 
+    def stream(self, selection: Selection[_T], *, since: int | None = None, at_end: bool = False) -> StreamCursor[_T]:
+        """Make a cursor that reads a part of the messages.
+
+        Args:
+            selection: Which items it reads.
+            since: The sequence number below which it reads none; None to read whatever comes.
+            at_end: Place it after the newest message, instead of at `start`.
+        """
+        index = self._index
+        if index is None:
+            index = self._index = StreamIndex(self._number)
+            index.begin_after(item for _, item, _ in self._held_items())
+        cursor = StreamCursor(self, index, selection, since, self.end if at_end else self._start)
+        index.add(cursor)
+        if not at_end and self._chunks:
+            known = {match.position: match for match in self._ahead}
+            index.rescan(cursor, self._held_items(), known)
+            self._ahead = deque(known[position] for position in sorted(known))
+        self._purge()  # where no cursor reads all of them, only those of streams are kept
+        return cursor
+
+    def left(self, cursor: StreamCursor[_T], match: Match[_T]) -> None:
+        """Record that a stream has read, or dropped, one of its items."""
+        readers = match.readers
+        is_behind = match.position < self._start
+        if len(readers) == 1:
+            readers.clear()
+            if is_behind:
+                cursor.alone -= 1
+                cursor.alone_size -= match.size
+                self.count -= 1
+                self.size -= match.size
+                self._behind -= 1
+            return
+        readers.remove(cursor)
+        if is_behind and len(readers) == 1:
+            readers[0].alone += 1
+            readers[0].alone_size += match.size
+
+    def remove_stream(self, cursor: StreamCursor[_T]) -> None:
+        """Look for a stream's items no more. It has left all of them."""
+        if self._index is not None:
+            self._index.remove(cursor)
+            if not self._index.cursors:
+                self._index = None
+                self._ahead.clear()
+
+    def _held_items(self) -> Iterator[tuple[int, _T, int]]:
+        """Yield positions, items and sizes of all messages from `start` on."""
+        position = self._start
+        for chunk in self._chunks:
+            if chunk.items is None:
+                chunk.items = self._wrap(list(chunk.raw))
+            for item, raw in zip(chunk.items, chunk.raw, strict=True):
+                yield position, item, len(raw)
+                position += 1
+
     def clear(self) -> None:
         """Drop everything and move every cursor to the end."""
         end = self.end
         self._chunks.clear()
+        self._ahead.clear()
         self._start = end
-        self.count = self.size = 0
+        self.count = self.size = self._behind = 0
         for cursor in self._cursors:
             cursor.position = end
+        for stream in () if self._index is None else self._index.cursors:
+            stream.forget()
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
         if len(self._cursors) == 1:
@@ -159,7 +274,8 @@ class EventCache(Generic[_T]):
         if any(cursor.position == start for cursor in reversed(cursors)):
             # Of cursors that take turns in their order the last one is behind for longest.
             return
-        passed = min((cursor.position for cursor in cursors), default=start) - start
+        unread = start if self._index is None else self.end
+        passed = min((cursor.position for cursor in cursors), default=unread) - start
         while passed > 0:
             head = chunks[0]
             count = len(head.raw)
@@ -186,6 +302,16 @@ class EventCache(Generic[_T]):
         self._start += count
         self.count -= count
         self.size -= size
+        ahead = self._ahead
+        while ahead and ahead[0].position < self._start:
+            match = ahead.popleft()
+            if readers := match.readers:
+                self.count += 1
+                self.size += match.size
+                self._behind += 1
+                if len(readers) == 1:
+                    readers[0].alone += 1
+                    readers[0].alone_size += match.size
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
@@ -199,11 +325,18 @@ class EventCache(Generic[_T]):
         size, left = 0, (count := others - cursor.position)
         for chunk in self._chunks:
             if left < len(chunk.raw):
-                return count, size + sum(map(len, chunk.raw[:left]))
+                size += sum(map(len, chunk.raw[:left]))
+                break
             size += chunk.size
             left -= len(chunk.raw)
             if not left:
                 break
+        for match in self._ahead:
+            if match.position >= others:
+                break
+            if match.readers:
+                count -= 1
+                size -= match.size
         return count, size
 
 

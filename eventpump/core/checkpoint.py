@@ -120,6 +120,9 @@ class CheckpointTracker:
             now: The time in seconds, on the same clock as for `due`.
         """
         self._handled, self._running = last, None
+        if self._delivered is None or self._delivered.sequence_number < last.sequence_number:
+            # It was passed over without having been delivered.
+            self._delivered = last
         if not self._unsaved:
             self._unsaved_since = now
         self._unsaved += count
@@ -127,6 +130,29 @@ class CheckpointTracker:
             self._want_handled()
         else:
             self.due(now)
+
+    def events_passed(self, last: Positioned, count: int, now: float) -> None:
+        """Record that all events up to one are processed, or need no processing as they belong to another stream.
+
+        Args:
+            last: The event. It need not have been delivered.
+            count: How many events it is after those recorded before.
+            now: As of `events_handled`.
+        """
+        number = last.sequence_number
+        known = (self._handled, self.stored)
+        if any(each is not None and each.sequence_number >= number for each in known):
+            return
+        self.events_handled(last, count, now)
+
+    @property
+    def events_until_due(self) -> int | None:
+        """After how many further events a checkpoint is due, or a `deadline` is set; None if events alone change
+        nothing."""
+        policy = self._policy
+        if policy.every_seconds is not None and self._unsaved_since is None:
+            return 1
+        return None if policy.every_events is None else max(1, policy.every_events - self._unsaved)
 
     @property
     def deadline(self) -> float | None:

@@ -306,7 +306,7 @@ class NumberWatch:
         if first == expected and last - first + 1 == count and self.first_missing is None:
             return True
         if expected is not None and first > expected:
-            self._missing(expected, first - 1)
+            self.missed(expected, first - 1)
         return last - first + 1 == count and self.first_missing is None
 
     def look_into(self, numbers: Collection[int]) -> None:
@@ -314,7 +314,7 @@ class NumberWatch:
         before: int | None = None
         for number in numbers:
             if before is not None and number > before + 1:
-                self._missing(before + 1, number - 1)
+                self.missed(before + 1, number - 1)
             before = number
 
     def is_due(self, now: float) -> bool:
@@ -344,7 +344,8 @@ class NumberWatch:
         self._ask_at = now
         return Loss(LossKind.RETENTION, first, min(last, first_kept - 1))
 
-    def _missing(self, first: int, last: int) -> None:
+    def missed(self, first: int, last: int) -> None:
+        """Record numbers that are missing, from the first to the last."""
         if self.first_missing is None:
             self.first_missing = first
         self.first_missing = min(first, self.first_missing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
@@ -12,7 +12,9 @@ from pydantic import Field, PlainValidator
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.failures import FailureStep
 from eventpump.core.starts import OnDataLoss
+from eventpump.core.streams import Selection, is_plain_function
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
@@ -241,6 +243,30 @@ def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | Ev
     return {each: _subscription_start(position) for each, position in value.items()}
 
 
+def _partition_key(event: ReceivedEvent) -> str | None:
+    """Return the partition key that an event was sent with: what `keys` are compared with without a `key`."""
+    # Not its `partition_key`, which keeps the decoded message for as long as the event is held.
+    return partition_key_of(event.raw)
+
+
+def _check_function(value: object) -> object:
+    if not is_plain_function(value):
+        raise ValueError("must be a plain function that is called with an event, not an async or generator function")
+    return value
+
+
+def _check_keys(value: object) -> frozenset[Hashable]:
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Collection):
+        raise ValueError("must be a collection of keys, such as a set, and not a single key")
+    try:
+        keys = frozenset(value)
+    except TypeError as error:
+        raise ValueError(f"must have keys that can be hashed: {error}") from None
+    if not keys:
+        raise ValueError("must have at least one key: without any, no event would ever be delivered")
+    return keys
+
+
 class SubscriptionSettings(SettingsModel):
     """A subscription, and which of its host's options it has in its own way. None stands for the host's.
 
@@ -257,6 +283,11 @@ class SubscriptionSettings(SettingsModel):
             link again when it has caught up. At most five may read a partition in a group: otherwise the others wait.
         slow_after: Seconds after which it is reported if it holds the other subscriptions back.
         on_slow: What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`.
+        key: A function that returns an event's key, for `keys`. It is called once per event for all subscriptions that
+            have the same function. None for the event's partition key.
+        keys: The keys of the events that are delivered. None for all events.
+        filter: A function that returns whether an event is delivered, in place of `key` and `keys`. None for all
+            events. It is called for each event and subscription.
         checkpoint_policy: See `HostSettings`; likewise all of the following.
     """
 
@@ -266,6 +297,9 @@ class SubscriptionSettings(SettingsModel):
     catch_up_group: Name | None = None
     slow_after: Seconds = 60.0
     on_slow: Literal["hold", "suspend"] = "hold"
+    key: Annotated[Any, PlainValidator(_unless_none(_check_function))] = None
+    keys: Annotated[Any, PlainValidator(_unless_none(_check_keys))] = None
+    filter: Annotated[Any, PlainValidator(_unless_none(_check_function))] = None
     checkpoint_policy: CheckpointPolicy | None = None
     max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
     call_when_idle: bool | None = None
@@ -284,6 +318,17 @@ class SubscriptionSettings(SettingsModel):
         if self.catch_up is None and self.catch_up_group is None and not all(_is_end(each) for each in positions):
             problem = 'only "latest" is possible without catch_up="shared" or a catch_up_group to read earlier events'
             raise ConfigurationError("start", problem)
+        if self.filter is not None and (self.key is not None or self.keys is not None):
+            raise ConfigurationError("filter", "cannot be combined with key and keys: a stream is chosen by one way")
+        if self.key is not None and self.keys is None:
+            raise ConfigurationError("key", "needs keys: those of the events that are to be delivered")
+
+    @property
+    def selection(self) -> Selection[ReceivedEvent] | None:
+        """Which events are delivered; None for all."""
+        if self.filter is not None:
+            return Selection(self.filter)
+        return None if self.keys is None else Selection(self.key or _partition_key, self.keys)
 
     def applied_to(self, host: HostSettings) -> HostSettings:
         """Return the options of a host, with those of this subscription in their place.
@@ -318,6 +363,12 @@ class SubscriptionOptions(TypedDict, total=False):
     """Seconds after which it is reported if it holds the other subscriptions back. Default: 60.0."""
     on_slow: Literal["hold", "suspend"]
     """What to do then: "hold" the others back, or "suspend" it at its checkpoint. Default: "hold"."""
+    key: Callable[[ReceivedEvent], Hashable] | None
+    """Returns an event's key, for `keys`; called once per event for all that have it. Default: the partition key."""
+    keys: Collection[Hashable] | None
+    """The keys of the events that are delivered. Default: None, all events."""
+    filter: Callable[[ReceivedEvent], bool] | None
+    """Returns whether an event is delivered, in place of `key` and `keys`. Default: None, all events."""
     checkpoint_policy: CheckpointPolicy | None
     """When checkpoints are written without a call of `context.checkpoint()`. Default: None, as the host."""
     max_batch_size: int | None

@@ -44,7 +44,7 @@ async def test_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_pa
 async def test_the_example_of_subscriptions_continues_where_each_was(
     eventpump_emulator: Emulator, tmp_path: Path
 ) -> None:
-    """Both subscriptions get what is published in each of two runs; the archive is not read again."""
+    """The subscriptions get what is published in each of two runs; the archive is not read again."""
     program = ["examples/subscriptions.py", "--connection-string", eventpump_emulator.connection_string]
     for run in (1, 2):
         result = await asyncio.to_thread(_run, *program, "--folder", str(tmp_path), "--count", "1000")
@@ -60,6 +60,7 @@ def test_the_example_of_subscriptions_brings_its_own_service() -> None:
     assert result.returncode == 0, result.stderr
     assert "alerts saw 600 readings" in result.stdout
     assert "600 are archived" in result.stdout
+    assert "sensor-7 sent 30 of them" in result.stdout
     assert "archive: lag" in result.stdout
 
 

@@ -131,6 +131,8 @@ class _Rewound(Ledger):
                 self._reached[place, epoch] = max(reached, call.numbers[-1] if first <= reached else -1)
         else:
             wanted = self._next.get((place, epoch))
+            while wanted is not None and not self.is_for(wanted):
+                wanted += 1
             if wanted is not None and first != wanted:
                 self._world.violate(f"partition {partition_id}: {first} is delivered, and the seek was to {wanted}")
             self._next.pop((place, epoch), None)
@@ -345,7 +347,8 @@ class RewindHistory(SubscribersHistory):
         finally:
             ledger.replays.remove(replay)
         self.world.note("replayed", host.life.name, name, done)
-        if partition_id in done and (missing := {*range(first, replay.last + 1)} - replay.processed):
+        asked = set(filter(ledger.is_for, range(first, replay.last + 1)))
+        if partition_id in done and (missing := asked - replay.processed):
             self.world.violate(f"{name}: partition {partition_id}: replay returned, without {sorted(missing)}")
 
     async def pause(self) -> None:

@@ -5,12 +5,16 @@ it gets at least once what was published after its `subscribe` returned, or a re
 move and come; never anything from before its start; in order per partition and epoch; and its checkpoint never passes
 an event that it has not processed. No cache exceeds its bound. A subscription that was ended with its checkpoints kept
 is made active again at the end, and gets what was published meanwhile.
+
+Some subscriptions take a part of the events, by key or by a filter: they get nothing else, and their checkpoints come
+to the end nevertheless. Their functions fail at random.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -35,7 +39,7 @@ from tests.faults.histories.consumer import (
     on_file,
 )
 from tests.faults.histories.ledger import Call, Ledger, Start, named_call
-from tests.faults.histories.manners import Manners, UnrulyProcessor
+from tests.faults.histories.manners import Manners, Oddity, UnrulyProcessor
 from tests.faults.histories.world import Life, Violation, World, choose, own_paces
 
 NAMES = ("alerts", "archive", "audit")
@@ -92,6 +96,58 @@ PROFILES: dict[str, SubscribersProfile] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which events a subscription takes: those whose number, divided by another, leaves certain rests.
+
+    Args:
+        by: What the number is divided by.
+        rests: The rests.
+        is_filter: Whether it is given by a filter, and not by key.
+    """
+
+    by: int
+    rests: frozenset[int]
+    is_filter: bool
+
+    def has(self, number: int) -> bool:
+        """Return whether it has the event with a number."""
+        return number % self.by in self.rests
+
+
+class _Key:
+    """The key function of a host, which fails now and then until the faults have ended.
+
+    Args:
+        by: What an event's number is divided by.
+        rests: Those for which a filter returns true; None to return the rest as the key.
+    """
+
+    def __init__(self, history: SubscribersHistory, host: HistoryHost, by: int, rests: frozenset[int] | None) -> None:
+        self._history = history
+        self._rng = history.world.stream(f"key function of {host.life.name} by {by} {rests}")
+        self._by = by
+        self._rests = rests
+
+    def __call__(self, event: ReceivedEvent) -> object:
+        rest = event.sequence_number % self._by
+        if not self._history.is_ending and self._rng.random() < self._history.failing_keys:
+            match self._rng.choice(("raise", "base", "list", "later")):
+                case "raise":
+                    raise RuntimeError("the key function's")
+                case "base":
+                    raise Oddity("the key function's")
+                case "list" if self._rests is None:
+                    return [rest]
+                case "later":
+                    return _later()
+        return rest if self._rests is None else rest in self._rests
+
+
+async def _later() -> None:
+    """A coroutine, which is no key."""
+
+
 class _Named:
     """A world that names a subscription in its lines."""
 
@@ -112,11 +168,16 @@ class SubscriptionLedger(Ledger):
     Args:
         making: How often the hub was made again.
         record: Its record.
+        part: Which events it takes; None for all.
     """
 
-    def __init__(self, world: World, hub: FakeHub, making: int, record: SubscriptionRecord) -> None:
+    def __init__(
+        self, world: World, hub: FakeHub, making: int, record: SubscriptionRecord, part: Part | None = None
+    ) -> None:
         super().__init__(_Named(world, record.name), hub, Start("latest"))  # type: ignore[arg-type]  # the part used
         self.making = making
+        self.part = part
+        self._left_out: dict[tuple[int, str], int] = {}
         self.is_active = True
         self._start_of: dict[tuple[int, str], int] = {}
         self._epochs: dict[str, int] = {}
@@ -131,6 +192,16 @@ class SubscriptionLedger(Ledger):
                 shore.required = self._start_of[making, partition_id] = hub._index(partition, position)
                 shore.is_pinned = position.sequence_number is not None
             self.pinned.add(partition_id)
+
+    def is_for(self, number: int) -> bool:
+        return self.part is None or self.part.has(number)
+
+    def _missing(self, place: tuple[int, str], end: int) -> set[int]:
+        if self.part is not None:
+            first = self._left_out.get(place, 0)
+            self._shores[place].exempt.update(each for each in range(first, end) if not self.part.has(each))
+            self._left_out[place] = max(first, end)
+        return super()._missing(place, end)
 
     def added(self, partition_id: str) -> None:
         """Record a partition that is new in the hub: it is read from its beginning."""
@@ -161,6 +232,8 @@ class SubscriptionLedger(Ledger):
         is_first = partition_id not in self._epochs or epoch > self._epochs[partition_id]
         self._epochs[partition_id] = epoch
         call = super().begin(host, partition_id, epoch, events)
+        if not all(map(self.is_for, call.numbers)):
+            self._world.violate(f"partition {partition_id}: {named_call(call)} has events that do not belong to it")
         if is_first and call.place[0] == self.making and call.numbers[0] <= stored:
             self._world.violate(f"partition {partition_id}: {named_call(call)} begins before the checkpoint {stored}")
         if call.numbers[0] < self._start_of.get(call.place, 0):
@@ -252,7 +325,32 @@ class SubscribersHistory(ConsumerHistory):
             }
             for name in NAMES
         }
+        chance = world.stream("parts")
+        self.part_of: dict[str, Part | None] = {name: self._part(chance) for name in NAMES}
+        self.failing_keys = chance.choice((0.0, 0.0, 0.01, 0.1))
+        self._keys: dict[tuple[HistoryHost, int], _Key] = {}
         world.note("subscriptions", f"{slow} is slow,", self.options_of)
+        world.note(
+            "parts", *(f"{name}: {part and (part.by, sorted(part.rests))}" for name, part in self.part_of.items())
+        )
+
+    @staticmethod
+    def _part(rng: random.Random) -> Part | None:
+        if rng.random() < 0.4:
+            return None
+        by = rng.choice((2, 2, 7, 40))
+        return Part(by, frozenset(rng.sample(range(by), rng.randint(1, by // 2))), rng.random() < 0.3)
+
+    def _stream(self, host: HistoryHost, name: str) -> dict[str, Any]:
+        """Return the options by which a subscription takes its part."""
+        part = self.part_of[name]
+        if part is None:
+            return {}
+        if part.is_filter:
+            return {"filter": _Key(self, host, part.by, part.rests)}
+        # Those that divide by the same share the function.
+        key = self._keys.setdefault((host, part.by), _Key(self, host, part.by, None))
+        return {"key": key, "keys": part.rests}
 
     # ----------------------------------------------------------------------------------------------- what is known
 
@@ -284,7 +382,8 @@ class SubscribersHistory(ConsumerHistory):
             if before is not None and before.hub_created_at == record.hub_created_at:
                 self.world.violate(f"{record.name}: made anew over one of the same hub")
             self.world.note("recorded" if before is None else "replaced", record.name, dict(record.starts))
-            ledger = self.make_ledger(record.name, self.world, self.hub, self.ledger.making, record)
+            part = self.part_of[record.name]
+            ledger = self.make_ledger(record.name, self.world, self.hub, self.ledger.making, record, part)
             self.by_key[record.key] = self.by_name[record.name] = ledger
         else:
             self.world.note("made active" if record.is_active else "kept", record.name)
@@ -347,7 +446,7 @@ class SubscribersHistory(ConsumerHistory):
         world, rng = self.world, self.world.stream(f"{name} on {host.life.name} at {self.world.loop.time()}")
         processor = self.subscriber(world, host.life, _OfCall(self, host, name), self.manners_of[name], name)
         start = self._start(choose(rng, self.kinds), rng.random())
-        options = {**self.options_of[name], **start}
+        options = {**self.options_of[name], **start, **self._stream(host, name)}
         world.note("subscribe", name, "on", host.life.name, start)
         while not host.host.is_closed:
             try:

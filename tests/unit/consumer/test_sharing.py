@@ -440,3 +440,20 @@ async def test_what_is_kept_for_one_that_catches_up_is_bounded_in_bytes_too() ->
             await asyncio.sleep(1)
         got += len(fast.take(300))
         assert got == 200
+
+
+async def test_one_that_loses_its_own_link_as_the_shared_one_ends_has_another() -> None:
+    """Both links end for good in the same moment: those that shared end, and the other one reads on."""
+    async with _world(prefetch_events=20) as world:
+        world.hub.publish("0", count=500)
+        near = world.join("near", _at(400), 400)
+        assert await _read(near, 50) == list(range(400, 450))
+        far = world.join("far", _at(0), 0, group="second")
+        assert await _read(far, 30) == list(range(30))
+        assert far.has_own_link
+        # Its own link first.
+        for link in sorted(world.hub.partition("0").links, key=lambda each: each.spec.consumer_group == "$Default"):
+            link.end(error_for("com.microsoft:entity-disabled", "both"))
+        got = await _read(far, 470)
+        assert got == list(range(30, 500))
+        assert near.error is not None

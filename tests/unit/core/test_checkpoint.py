@@ -237,3 +237,35 @@ def test_policy_that_cannot_be_kept_is_refused(options: dict[str, Any]) -> None:
     """A policy that could not be kept is refused by name."""
     with pytest.raises(ConfigurationError, match=r"checkpoint_policy\.every_"):
         CheckpointPolicy(**options)
+
+
+def test_what_has_passed_without_being_delivered_is_covered_by_the_policy() -> None:
+    """Events that need no processing count as handled ones, and may be stored by name; never backwards."""
+    tracker = _tracker(CheckpointPolicy(every_events=5), stored=3)
+    tracker.events_passed(_Event(3), 3, 0)
+    assert tracker.handled is None
+    assert tracker.events_until_due == 5
+    tracker.events_passed(_Event(6), 3, 0)
+    assert tracker.events_until_due == 2
+    assert tracker.requested(_Event(6)) == _checkpoint(6)
+    tracker.events_passed(_Event(5), 9, 0)
+    assert tracker.events_until_due == 2
+    tracker.events_passed(_Event(8), 2, 0)
+    assert tracker.begin_write() == _checkpoint(8)
+    assert tracker.events_until_due == 5
+
+
+def test_a_policy_by_time_wants_the_first_event_after_a_checkpoint() -> None:
+    """From it on the time counts; by the manual policy no event matters."""
+    tracker = _tracker(CheckpointPolicy(every_seconds=10, every_events=100))
+    assert tracker.events_until_due == 1
+    tracker.events_passed(_Event(6), 3, 5)
+    assert (tracker.events_until_due, tracker.deadline) == (97, 15)
+    assert _tracker(CheckpointPolicy.manual()).events_until_due is None
+
+
+def test_an_event_that_was_passed_over_may_be_stored() -> None:
+    """It was handled without having been delivered, as one whose filter failed and that was skipped."""
+    tracker = _tracker()
+    tracker.events_handled(_Event(4), 1, 0)
+    assert tracker.requested(None) == _checkpoint(4)
