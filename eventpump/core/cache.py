@@ -107,6 +107,8 @@ class EventCache(Generic[_T]):
             cursor.position = end
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
+        if cursor.position == self._start + self.count:
+            return []
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -156,9 +158,10 @@ class EventCache(Generic[_T]):
     def _purge(self) -> None:
         """Free what every cursor has passed."""
         start, cursors, chunks = self._start, self._cursors, self._chunks
-        if any(cursor.position == start for cursor in reversed(cursors)):
+        for cursor in reversed(cursors):
             # Of cursors that take turns in their order the last one is behind for longest.
-            return
+            if cursor.position == start:
+                return
         passed = min((cursor.position for cursor in cursors), default=start) - start
         while passed > 0:
             head = chunks[0]
@@ -221,7 +224,11 @@ class Cursor(Generic[_T]):
     @property
     def available(self) -> int:
         """How many messages there are to read."""
-        return 0 if self._is_closed else self._cache.end - self.position
+        if self._is_closed:
+            return 0
+        cache = self._cache
+        # Not `cache.end`: this is asked several times for each batch.
+        return cache._start + cache.count - self.position  # noqa: SLF001 - the two are one object
 
     @property
     def held(self) -> tuple[int, int]:
