@@ -475,11 +475,12 @@ class FeedCursor(Generic[_T]):
 
     def take(self, limit: int) -> list[_T]:
         """Take what is there, at most `limit` messages; empty where nothing is."""
-        held = self._feed.events_held
+        feed = self._feed
+        held = feed.events_held
         messages = self._cursor.read(limit)
-        if self._feed.events_held < held:
+        if feed.events_held < held:
             # Of several cursors only the last one to read makes room.
-            self._feed.adjust_credit()
+            feed.adjust_credit()
         return messages
 
     async def wait(self, timeout: float | None) -> bool:

@@ -222,6 +222,8 @@ class EventCache(Generic[_T]):
             stream.forget()
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
+        if cursor.position == self.end:
+            return []
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -271,9 +273,10 @@ class EventCache(Generic[_T]):
     def _purge(self) -> None:
         """Free what every cursor has passed."""
         start, cursors, chunks = self._start, self._cursors, self._chunks
-        if any(cursor.position == start for cursor in reversed(cursors)):
+        for cursor in reversed(cursors):
             # Of cursors that take turns in their order the last one is behind for longest.
-            return
+            if cursor.position == start:
+                return
         unread = start if self._index is None else self.end
         passed = min((cursor.position for cursor in cursors), default=unread) - start
         while passed > 0:
