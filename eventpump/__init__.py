@@ -21,8 +21,11 @@ from eventpump.clients import (
 )
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.balancer import LeasePlan
+from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
 from eventpump.core.router import HashRouter, PartitionRouter
@@ -98,6 +101,7 @@ from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
 from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.reports import (
+    BalancerFailed,
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
@@ -142,6 +146,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessToken",
     "AuthenticationError",
+    "BalancerFailed",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
@@ -182,7 +187,10 @@ __all__ = [
     "EventSender",
     "EventSkipped",
     "EventTooLargeError",
+    "FairBalancer",
     "FeedOptions",
+    "FleetView",
+    "GreedyBalancer",
     "HandlerSlow",
     "HashRouter",
     "Hook",
@@ -193,6 +201,7 @@ __all__ = [
     "InvalidClientStateError",
     "LastEnqueued",
     "LeaseLost",
+    "LeasePlan",
     "LeaseReleased",
     "LeaseSnapshot",
     "LeaseStore",
@@ -215,6 +224,7 @@ __all__ = [
     "OutsideReader",
     "OwnershipLostError",
     "Park",
+    "PartitionBalancer",
     "PartitionContext",
     "PartitionFailed",
     "PartitionLease",
@@ -250,6 +260,7 @@ __all__ = [
     "Recovery",
     "RequestRefusedError",
     "RetryOptions",
+    "RingBalancer",
     "SasCredential",
     "ScopeRecord",
     "SendLink",
@@ -266,6 +277,7 @@ __all__ = [
     "SqlitePublisherStateStore",
     "StartIgnored",
     "StartPosition",
+    "StaticAssignment",
     "StoreError",
     "StoreFailed",
     "StoredPublisherState",

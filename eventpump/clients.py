@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
@@ -158,6 +159,14 @@ class HostOptions(FeedOptions, total=False):
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
+    balancer: PartitionBalancer
+    """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
+    `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
+    hosts; see `docs/balancing.md`. Default: `FairBalancer()`."""
+    weight: float
+    """The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from 0.001 to
+    1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
+    "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it. Default: 1.0."""
     max_batch_size: int
     """The most events that `process_events` receives in one call. Default: 300."""
     max_wait_time: float
@@ -443,6 +452,13 @@ class EventProcessorHost(PartitionHost):
             hub later always begins at its start. Default: `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
+        balancer (PartitionBalancer): Decides which partitions the host takes, steals and releases: `FairBalancer`,
+            `GreedyBalancer`, `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan`
+            (`PartitionBalancer`). Use one kind for all hosts; see `docs/balancing.md`. Default: `FairBalancer()`.
+        weight (float): The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by
+            default; from 0.001 to 1,000, to three decimal places. Other than 1 it is part of the host's name in the
+            leases, as in "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use
+            it. Default: 1.0.
         max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
         max_wait_time (float): Seconds without an event after which the host checks that the partition's link is alive
             and that the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition

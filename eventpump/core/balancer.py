@@ -140,12 +140,14 @@ class _Picture:
         total = sum(weights.values())
         self.least = {name: count * weight // total for name, weight in weights.items()}
         """The share of each host, rounded down."""
+        lost = {name: count * weight % total for name, weight in weights.items()}
         extra = count - sum(self.least.values())
-        # Hosts above that are the first to have one more, which needs the fewest moves; then those that lost most by
-        # the rounding. The others are ordered by name, not by count, because counts change while leases move.
+        # Of the hosts that the rounding took something from, those above their share are the first to have one more,
+        # which needs the fewest moves; then those that lost most. The others are ordered by name, not by count, because
+        # counts change while leases move.
         names = sorted(
             self.owned,
-            key=lambda name: (len(self.owned[name]) <= self.least[name], -(count * weights[name] % total), name),
+            key=lambda name: (not lost[name], len(self.owned[name]) <= self.least[name], -lost[name], name),
         )
         self._targets = {name: self.least[name] + (rank < extra) for rank, name in enumerate(names)}
 

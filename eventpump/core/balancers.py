@@ -61,17 +61,24 @@ class FairBalancer:
             rng=view.rng,
             taking=view.taking,
             avoid=view.avoid,
-            absent=self._absent(view, is_young=is_young),
+            absent=self._absent(view),
         )
         if is_young:
             return replace(plan, steal=(), spare=())
         return first_step(plan, view.leases, host=view.host, taking=view.taking) or plan
 
-    def _absent(self, view: FleetView, *, is_young: bool) -> list[str]:
-        """Return the hosts that left a moment ago and are not replaced yet: those that left last."""
-        left = sorted((age, name) for name, age in view.departed.items() if age < self._maturity and name != view.host)
-        arrived = sum(age < self._maturity for name, age in view.hosts.items() if name != view.host) + is_young
-        return [name for _, name in left[: max(0, len(left) - arrived)]]
+    def _absent(self, view: FleetView) -> list[str]:
+        """Return the hosts that left a moment ago and are not replaced yet. Who comes replaces who left first."""
+        left = [(-age, name) for name, age in view.departed.items() if age < self._maturity and name != view.host]
+        arrivals = [-age for name, age in view.hosts.items() if age < self._maturity and name != view.host]
+        if not view.held and not view.taking:
+            # This host can be the replacement. With partitions, it has replaced a host already.
+            arrivals.append(0.0)
+        left.sort()
+        for arrived in sorted(arrivals):
+            if left and left[0][0] < arrived:
+                del left[0]
+        return [name for _, name in left]
 
     def __repr__(self) -> str:
         return f"FairBalancer(maturity={self._maturity:g})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from eventpump.errors import ConfigurationError
@@ -30,6 +31,7 @@ def with_weight(owner_id: str, weight: float) -> str:
     return owner_id if text == "1" else f"{owner_id};weight={text}"
 
 
+@lru_cache(maxsize=4096)
 def weight_of(owner: str) -> int:
     """Return the weight in a host's name, in thousandths. The same on every host, whatever names there are.
 
