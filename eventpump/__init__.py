@@ -28,7 +28,7 @@ from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublishe
 from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
-from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
 from eventpump.core.starts import Loss, LossKind
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
@@ -261,6 +261,8 @@ __all__ = [
     "RequestRefusedError",
     "RetryOptions",
     "RingBalancer",
+    "RingRouter",
+    "RoundRobinRouter",
     "SasCredential",
     "ScopeRecord",
     "SendLink",
@@ -278,6 +280,7 @@ __all__ = [
     "StartIgnored",
     "StartPosition",
     "StaticAssignment",
+    "StickyRouter",
     "StoreError",
     "StoreFailed",
     "StoredPublisherState",

@@ -689,6 +689,8 @@ class EventProducer(HubProducer):
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
+        router: Chooses the partition of every message that is sent without one, by its first event and its key; the
+            partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
         idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
             of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
@@ -773,11 +775,21 @@ class EventProducer(HubProducer):
     """
 
     def __init__(
-        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        router: PartitionRouter | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         connection, rest = _split(EventProducer, ProducerOptions, connection_string, hub, options)
         super().__init__(
-            connection.make(), connection.hub, retry=connection.retry, owns_transport=connection.is_owned, **rest
+            connection.make(),
+            connection.hub,
+            retry=connection.retry,
+            owns_transport=connection.is_owned,
+            router=router,
+            **rest,
         )
 
 
