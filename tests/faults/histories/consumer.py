@@ -97,9 +97,11 @@ BALANCERS: tuple[Callable[[], PartitionBalancer], ...] = (
     lambda: FairBalancer(maturity=40.0),
     UnrulyBalancer,
     lambda: RingBalancer(patience=20.0),
-    FairBalancer,
     GreedyBalancer,
+    FairBalancer,
     lambda: StaticAssignment(ordinal=0, of=1),
+    lambda: FairBalancer(maturity=15.0),
+    lambda: RingBalancer(virtual_nodes=4, patience=10.0),
 )
 """Of the hosts of a history, by its seed."""
 
