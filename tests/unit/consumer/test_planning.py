@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.balancer import LeasePlan
 from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.fleet import FleetView
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.errors import ConfigurationError, StoreError
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import BalancerFailed, LeaseReleased, LeaseTaken, UnexpectedFailure
 from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet
+from tests.support.fleet import Fleet, RecordingProcessor
 
 
 def _fleet(partitions: int, **options: Any) -> Fleet:
@@ -113,18 +115,34 @@ async def test_rolling_deployment_with_maturity_moves_partitions_once() -> None:
 
 async def test_static_hosts_release_what_is_not_theirs_with_a_checkpoint() -> None:
     """The batch in hand is finished and its checkpoint written before another host takes the partition."""
+    finished: list[tuple[str, float]] = []
+
+    async def slowly(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        await asyncio.sleep(12)
+        await context.checkpoint()
+        finished.append((context.owner_id, asyncio.get_running_loop().time()))
+
     async with _fleet(4) as fleet:
         sets = [StaticAssignment(ordinal=0, of=1)]
-        await fleet.start("a", balancer=_Balancer(lambda view: sets[-1].plan(view)))
+        slow = RecordingProcessor(fleet.record, on_events=slowly)
+        await fleet.start("a", slow, balancer=_Balancer(lambda view: sets[-1].plan(view)))
+        await fleet.start("b", balancer=StaticAssignment(["1", "2", "3"]))
         await fleet.until(_all_owned(fleet, 4), 30)
         fleet.hub.publish("1", *(b"x" for _ in range(5)))
-        await fleet.until(lambda: fleet.checkpoint("1") is not None, 30)
+        await fleet.until(lambda: bool(fleet.record.deliveries), 30)
         sets.append(StaticAssignment(["0"]))
-        await fleet.start("b", balancer=StaticAssignment(["1", "2", "3"]))
+        # Another batch waits behind the one in hand: it is the next host's.
+        fleet.hub.publish("1", *(b"y" for _ in range(5)))
         await fleet.until(lambda: _counts(fleet) == {"a": 1, "b": 3}, 60)
+        await fleet.until(lambda: len(fleet.record.numbers("1")) >= 10, 60)
+        assert fleet.record.numbers("1") == list(range(10))
+        assert fleet.record.numbers("1", "a") == [0, 1, 2, 3, 4]
+        (delivery,) = [each for each in fleet.record.deliveries if each.host == "b"]
+        assert finished[0][0] == "a"
+        assert delivery.at >= finished[0][1]
         assert len(fleet.told("a", LeaseReleased)) == 3
         assert not [each for each in fleet.told("b", LeaseTaken) if each.stolen_from]
-        assert fleet.record.numbers("1") == [0, 1, 2, 3, 4]
+        assert fleet.record.reasons("a", "1") == [CloseReason.SHUTDOWN]
 
 
 async def test_static_assignment_of_an_unknown_partition_ends_the_host() -> None:
