@@ -306,3 +306,24 @@ async def test_view_has_what_a_balancer_may_want() -> None:
         assert last.age > 20
         assert 0 < last.ages["0"] < last.age
         assert 0 < last.hosts["a"] < last.age
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"weight": -1.0}, "weight"),
+        ({"weight": 0}, "weight"),
+        ({"weight": 1001}, "weight"),
+        ({"weight": "heavy"}, "weight"),
+        ({"weight": 2, "owner_id": "a;weight=3"}, "owner_id"),
+        ({"balancer": FairBalancer}, "balancer"),
+        ({"balancer": "greedy"}, "balancer"),
+        ({"balancer": None}, "balancer"),
+    ],
+)
+async def test_host_refuses_a_wrong_balancer_or_weight(options: dict[str, Any], field: str) -> None:
+    """At construction, with an error that names the option."""
+    async with _fleet(1) as fleet:
+        with pytest.raises(ConfigurationError) as caught:
+            fleet.host("a", **options)
+        assert caught.value.field == field
