@@ -21,11 +21,14 @@ from eventpump.clients import (
 )
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.balancer import LeasePlan
+from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
-from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
 from eventpump.core.sharing import LinkState, PressureState
 from eventpump.core.starts import Loss, LossKind
 from eventpump.emulator.server import Emulator
@@ -99,6 +102,7 @@ from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
 from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.reports import (
+    BalancerFailed,
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
@@ -143,6 +147,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessToken",
     "AuthenticationError",
+    "BalancerFailed",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
@@ -183,7 +188,10 @@ __all__ = [
     "EventSender",
     "EventSkipped",
     "EventTooLargeError",
+    "FairBalancer",
     "FeedOptions",
+    "FleetView",
+    "GreedyBalancer",
     "HandlerSlow",
     "HashRouter",
     "Hook",
@@ -194,6 +202,7 @@ __all__ = [
     "InvalidClientStateError",
     "LastEnqueued",
     "LeaseLost",
+    "LeasePlan",
     "LeaseReleased",
     "LeaseSnapshot",
     "LeaseStore",
@@ -218,6 +227,7 @@ __all__ = [
     "OutsideReader",
     "OwnershipLostError",
     "Park",
+    "PartitionBalancer",
     "PartitionContext",
     "PartitionFailed",
     "PartitionLease",
@@ -254,6 +264,9 @@ __all__ = [
     "Recovery",
     "RequestRefusedError",
     "RetryOptions",
+    "RingBalancer",
+    "RingRouter",
+    "RoundRobinRouter",
     "SasCredential",
     "ScopeRecord",
     "SendLink",
@@ -270,6 +283,8 @@ __all__ = [
     "SqlitePublisherStateStore",
     "StartIgnored",
     "StartPosition",
+    "StaticAssignment",
+    "StickyRouter",
     "StoreError",
     "StoreFailed",
     "StoredPublisherState",

@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
@@ -158,6 +159,14 @@ class HostOptions(FeedOptions, total=False):
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
+    balancer: PartitionBalancer
+    """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
+    `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
+    hosts; see `docs/balancing.md`. Default: `FairBalancer()`."""
+    weight: float
+    """The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from 0.001 to
+    1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
+    "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it. Default: 1.0."""
     max_batch_size: int
     """The most events that `process_events` receives in one call. Default: 300."""
     max_wait_time: float
@@ -443,6 +452,13 @@ class EventProcessorHost(PartitionHost):
             hub later always begins at its start. Default: `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
+        balancer (PartitionBalancer): Decides which partitions the host takes, steals and releases: `FairBalancer`,
+            `GreedyBalancer`, `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan`
+            (`PartitionBalancer`). Use one kind for all hosts; see `docs/balancing.md`. Default: `FairBalancer()`.
+        weight (float): The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by
+            default; from 0.001 to 1,000, to three decimal places. Other than 1 it is part of the host's name in the
+            leases, as in "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use
+            it. Default: 1.0.
         max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
         max_wait_time (float): Seconds without an event after which the host checks that the partition's link is alive
             and that the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition
@@ -673,6 +689,8 @@ class EventProducer(HubProducer):
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
+        router: Chooses the partition of every message that is sent without one, by its first event and its key; the
+            partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
         idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
             of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
@@ -757,11 +775,21 @@ class EventProducer(HubProducer):
     """
 
     def __init__(
-        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        router: PartitionRouter | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         connection, rest = _split(EventProducer, ProducerOptions, connection_string, hub, options)
         super().__init__(
-            connection.make(), connection.hub, retry=connection.retry, owns_transport=connection.is_owned, **rest
+            connection.make(),
+            connection.hub,
+            retry=connection.retry,
+            owns_transport=connection.is_owned,
+            router=router,
+            **rest,
         )
 
 
