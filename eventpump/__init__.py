@@ -10,6 +10,7 @@ from eventpump.clients import (
     BufferedProducer,
     ClientOptions,
     ConnectionOptions,
+    EventHubSource,
     EventProcessorHost,
     EventProducer,
     FeedOptions,
@@ -31,6 +32,8 @@ from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
     BufferFullError,
+    CaptureFileError,
+    CaptureGapError,
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
@@ -54,6 +57,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
     ServiceTimeoutError,
+    SourceEndedError,
     StoreError,
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
@@ -63,11 +67,13 @@ from eventpump.interfaces import (
     Clock,
     ConsumerScope,
     EventSender,
+    EventSource,
     HubDirectory,
     HubProperties,
     LeaseStore,
     MachineClock,
     PartitionProperties,
+    ProbedSourceLink,
     PublisherStateStore,
     ReceiveLink,
     ReceiveLinkSpec,
@@ -76,6 +82,7 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkOpener,
     SendLinkSpec,
+    SourceLink,
     StoredScopeRecord,
     StoredSubscription,
     SubscriptionRecord,
@@ -130,6 +137,8 @@ from eventpump.reports import (
     SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
+from eventpump.sources.generator import GeneratorSource
+from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
@@ -148,6 +157,8 @@ __all__ = [
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "CaptureFileError",
+    "CaptureGapError",
     "Checkpoint",
     "CheckpointClaim",
     "CheckpointDropped",
@@ -173,6 +184,7 @@ __all__ = [
     "EventBatch",
     "EventData",
     "EventError",
+    "EventHubSource",
     "EventParked",
     "EventPosition",
     "EventProcessor",
@@ -181,8 +193,10 @@ __all__ = [
     "EventPumpError",
     "EventSender",
     "EventSkipped",
+    "EventSource",
     "EventTooLargeError",
     "FeedOptions",
+    "GeneratorSource",
     "HandlerSlow",
     "HashRouter",
     "Hook",
@@ -208,6 +222,7 @@ __all__ = [
     "MemoryLeaseStore",
     "MemoryLeases",
     "MemoryPublisherStateStore",
+    "MemorySource",
     "NamedKey",
     "NamedKeyCredential",
     "OnError",
@@ -226,6 +241,7 @@ __all__ = [
     "PartitionStatus",
     "PartitionsFound",
     "PositionSought",
+    "ProbedSourceLink",
     "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
@@ -262,6 +278,8 @@ __all__ = [
     "ServiceTimeoutError",
     "SharedKey",
     "SharedSignature",
+    "SourceEndedError",
+    "SourceLink",
     "SqliteLeaseStore",
     "SqlitePublisherStateStore",
     "StartIgnored",

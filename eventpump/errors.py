@@ -23,6 +23,9 @@
     ├── ProducerStateLostError        the service has forgotten a producer: what it stored is unknown
     ├── BufferFullError               the buffer is full
     ├── DataLossError                 events that were to be read are gone from their partition
+    │   └── CaptureGapError           neither the Capture files nor the hub hold some of the events
+    ├── CaptureFileError              a Capture file is truncated, or is no such file
+    ├── SourceEndedError              a partition of a source has ended: no event follows
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
@@ -314,6 +317,41 @@ class DataLossError(EventPumpError):
         self.problem = problem
         self.first_missing = first_missing
         self.last_missing = last_missing
+
+
+class CaptureGapError(DataLossError):
+    """Neither the Capture files nor the live hub hold some of the events that were to be read.
+
+    Its `first_missing` and `last_missing` are the sequence numbers of the first and the last of them.
+    """
+
+
+class CaptureFileError(EventPumpError):
+    """A Capture file cannot be read. Events that precede the fault were delivered.
+
+    Args:
+        name: The file's name.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"Capture file {name}: {problem}")
+        self.name = name
+        self.problem = problem
+
+
+class SourceEndedError(EventPumpError):
+    """A partition of an event source has ended: all its events were delivered, and no event follows.
+
+    A reader ends its iteration; a host keeps the partition, as one to which no event is published.
+
+    Args:
+        partition_id: The partition.
+    """
+
+    def __init__(self, partition_id: str) -> None:
+        super().__init__(f"the source of partition {partition_id} has ended")
+        self.partition_id = partition_id
 
 
 class StoreError(EventPumpError):
