@@ -28,6 +28,7 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.core.starts import Loss, LossKind
+from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
@@ -137,6 +138,8 @@ from eventpump.reports import (
     SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
+from eventpump.sources.capture import CaptureSource
+from eventpump.sources.files import CaptureContainer, CaptureFiles
 from eventpump.sources.generator import GeneratorSource
 from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
@@ -157,8 +160,12 @@ __all__ = [
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "CaptureContainer",
     "CaptureFileError",
+    "CaptureFiles",
     "CaptureGapError",
+    "CaptureSettings",
+    "CaptureSource",
     "Checkpoint",
     "CheckpointClaim",
     "CheckpointDropped",

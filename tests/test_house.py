@@ -17,25 +17,26 @@ ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
 AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
-BufferedProducer CaptureFileError CaptureGapError Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy
-CheckpointStore CheckpointWritten ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError
-ConnectionOptions ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost
-DeliveryReceipt Emulator EntityNotFoundError EventBatch EventData EventError EventHubSource EventParked EventPosition
-EventProcessor EventProcessorHost EventProducer EventPumpError EventSender EventSkipped EventSource EventTooLargeError
-FeedOptions GeneratorSource HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
-InvalidClientStateError LastEnqueued LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError
-LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases
-MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError
-Park PartitionContext PartitionFailed PartitionLease PartitionProperties PartitionPublishingOptions
-PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus PartitionsFound PositionSought
-ProbedSourceLink ProcessorFailed ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError
-ProtocolError PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue
-PumpStarted PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink
-ReceivedEvent Recovery RequestRefusedError RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec
-SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError
-SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed
-StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions SubscriptionPaused SubscriptionRecord
-SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
+BufferedProducer CaptureContainer CaptureFileError CaptureFiles CaptureGapError CaptureSettings CaptureSource
+Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten ClientOptions Clock
+CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
+ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
+EventBatch EventData EventError EventHubSource EventParked EventPosition EventProcessor EventProcessorHost
+EventProducer EventPumpError EventSender EventSkipped EventSource EventTooLargeError FeedOptions GeneratorSource
+HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties InvalidClientStateError LastEnqueued
+LeaseLost LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled
+LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey
+NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError Park PartitionContext PartitionFailed
+PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
+PartitionRouter PartitionStatus PartitionsFound PositionSought ProbedSourceLink ProcessorFailed ProcessorFailedError
+ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError
+PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError
+RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError
+RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError
+ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError SourceLink SqliteLeaseStore
+SqlitePublisherStateStore StartIgnored StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord
+StoredSubscription SubscriptionOptions SubscriptionPaused SubscriptionRecord SubscriptionSlow
+SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
 connection_settings make_transport
 """
 
@@ -102,6 +103,7 @@ _COVERED_BY = {
     "producer/targets.py": "unit/producer/test_producer.py unit/producer/test_overlapping.py",
     "producer/marks.py": "unit/producer/test_claiming.py",
     "producer/tail.py": "unit/producer/test_claiming.py",
+    "sources/files.py": "unit/sources/test_capture.py contract/test_sources.py",
     "sources/checks.py": "unit/sources/test_generator.py unit/sources/test_memory.py",
     "sources/hub.py": "unit/sources/test_transport.py contract/test_sources.py",
     "sources/links.py": "contract/test_sources.py unit/sources/test_memory.py",
@@ -181,7 +183,7 @@ def test_import_of_the_library_loads_no_extras() -> None:
     """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
     probe = (
         "import sys, eventpump\n"
-        "extra = ('aiohttp', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
+        "extra = ('aiohttp', 'fastavro', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
         "print([m for m in extra if m in sys.modules])\n"
         "from eventpump import BlobLeaseStore\n"
         "print('azure.storage.blob' in sys.modules)"
