@@ -289,7 +289,7 @@ class CaptureSource:
         except StoreError as error:
             raise ServiceError(f"the Capture files cannot be read: {error}") from error
 
-    async def _first_mark(self, name: str) -> _Mark | None:
+    async def first_mark(self, name: str) -> _Mark | None:
         """Return the first event of a file; None if it has none."""
         if name not in self._firsts:
             try:
@@ -310,7 +310,7 @@ class CaptureSource:
     async def _next_mark(self, names: list[CaptureName]) -> _Mark | None:
         """Return the first event of several files."""
         for name in names:
-            if (mark := await self._first_mark(name.name)) is not None:
+            if (mark := await self.first_mark(name.name)) is not None:
                 return mark
         return None
 
@@ -375,10 +375,10 @@ class CaptureSource:
         while low < high:
             middle = (low + high) // 2
             at = middle
-            mark = await self._first_mark(names[at].name)
+            mark = await self.first_mark(names[at].name)
             while mark is None and at + 1 < high:
                 at += 1
-                mark = await self._first_mark(names[at].name)
+                mark = await self.first_mark(names[at].name)
             if mark is not None and precedes(mark):
                 low = at + 1
             else:
@@ -497,6 +497,12 @@ class _CaptureLink:
         """Pass on events of the live hub, unless numbers are missing before or among them."""
         if not self._is_open:
             return
+        unread = self._unread(batch)
+        if len(unread) < len(batch) and self._live is not None:
+            self._live.set_credit(max(0, self._credit - len(unread)))  # what is skipped took credit
+        batch = unread
+        if not batch:
+            return
         if self._held or not self._follows(batch):
             self._held.append(batch)
             self._changed.set()
@@ -540,7 +546,7 @@ class _CaptureLink:
         before: tuple[str, int] | None = None
         while not is_live:
             for name in names:
-                first = await source._first_mark(name.name)  # noqa: SLF001 - the link is a part of the source
+                first = await source.first_mark(name.name)
                 if first is None:
                     continue
                 if before is not None and first.number <= before[1]:
@@ -679,6 +685,14 @@ class _CaptureLink:
             held, self._held = self._held, []
             for batch in held:
                 self._pass(batch)
+
+    def _unread(self, batch: list[bytes]) -> list[bytes]:
+        """Return the events of a run that were not delivered from files."""
+        following = self._following
+        with suppress(EventError):
+            if following is not None and ReceivedEvent(batch[0]).sequence_number < following:
+                return [raw for raw in batch if ReceivedEvent(raw).sequence_number >= following]
+        return batch
 
     def _follows(self, batch: list[bytes]) -> bool:
         following = self._following

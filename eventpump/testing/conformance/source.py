@@ -8,6 +8,7 @@ call, before the import, `pytest.register_assert_rewrite("eventpump.testing.conf
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 from eventpump.errors import EventPumpError, ServiceError, SourceEndedError
@@ -200,6 +201,31 @@ class SourceContract:
         await other.received(13)
         assert len(one.events) == 3
         await second.aclose()
+
+    async def test_whatever_a_reader_does_each_event_comes_once_in_order(self, source: EventSource) -> None:
+        """With random credit, closed at random, and opened again after the last event by its offset or number."""
+        expected = _numbers_of(await _all(source))
+        for seed in range(4):
+            rng, seen, position = random.Random(seed), list[int](), EARLIEST
+            while len(seen) < len(expected):
+                sink = RecordingSink()
+                link = await source.open(PARTITION, position, sink)
+                while rng.random() < 0.8 and len(seen) + len(sink.events) < len(expected):
+                    before, credit = len(sink.events), rng.choice([1, 2, 17, 200])
+                    link.set_credit(credit)
+                    left = len(expected) - len(seen) - before
+                    await sink.received(before + rng.randint(1, min(credit, left)))
+                    assert len(sink.events) <= before + credit
+                    if rng.random() < 0.3:
+                        break
+                    await sink.received(before + min(credit, left))
+                await link.aclose()
+                seen += _numbers(sink)
+                if sink.events:
+                    last = sink.events[-1]
+                    by_number = EventPosition.at_sequence_number(last.sequence_number)
+                    position = rng.choice([EventPosition.at_offset(last.offset), by_number])
+            assert seen == expected
 
     async def test_an_open_that_is_cancelled_leaves_nothing(self, source: EventSource) -> None:
         """After a cancelled `open` the sink is not called, and the source still works."""

@@ -28,6 +28,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.interfaces import PartitionProperties
 from eventpump.reports import HostReport, PartitionFailed
 from eventpump.sources.capture import CaptureSource
 from eventpump.sources.files import CaptureDirectory
@@ -163,6 +164,39 @@ async def test_the_hub_drops_events_while_files_are_read(tmp_path: Path) -> None
     assert numbers == list(range(100))
 
 
+async def test_a_file_that_appears_while_the_hub_is_asked(tmp_path: Path) -> None:
+    """Listed too early, and dropped by the hub before it answers: the files are listed once more."""
+    live, events = memory_hub(100)
+    write_capture(tmp_path, [events[:40]])
+
+    class Racing(MemorySource):
+        is_armed = False
+
+        async def partition_properties(self, partition_id: str) -> PartitionProperties:
+            if self.is_armed:
+                self.is_armed = False
+                write_capture(tmp_path, [events[40:70]], first=1)
+                self.drop("0", 60)
+            return await super().partition_properties(partition_id)
+
+    racing = Racing(hub=HUB)
+    racing._partitions = live._partitions
+    source = CaptureSource(tmp_path, live=racing)
+    async with source, PartitionReader(source=source, partition_id="0", prefetch_events=10) as reader:
+        numbers = await _until(reader, 10)
+        racing.is_armed = True
+        numbers += await _until(reader, 100 - len(numbers))
+    assert numbers == list(range(100))
+
+
+async def test_files_that_repeat_events(tmp_path: Path) -> None:
+    """A file that begins before the end of the one before it: each event is delivered once."""
+    _, events = memory_hub(40)
+    write_capture(tmp_path, [events[:20], events[15:30], events[16:40]])
+    async with CaptureSource(tmp_path, hub=HUB) as source:
+        assert await _read(source) == list(range(40))
+
+
 async def test_retention_that_is_faster_than_a_live_reader(tmp_path: Path) -> None:
     """In the hub too: what it drops before it is read is read from files, and without them it is a gap."""
     live, events = memory_hub(100)
@@ -216,6 +250,23 @@ async def test_numbers_that_the_hub_never_had_are_no_gap(tmp_path: Path) -> None
     async with CaptureSource(tmp_path, live=compacted) as source:
         numbers = await _read(source, 27)
     assert numbers == [number for number in range(30) if number not in (12, 13, 20)]
+
+
+async def test_what_a_live_source_repeats_is_delivered_once(tmp_path: Path) -> None:
+    """A source of one's own that begins earlier than it was asked to: the overlap is skipped."""
+    live, events = memory_hub(30)
+    write_capture(tmp_path, [events[:10]])
+
+    class Early(MemorySource):
+        async def open(self, partition_id: str, position: EventPosition, sink: Any, **options: Any) -> Any:
+            assert position == EventPosition.at_sequence_number(10, inclusive=True)
+            return await live.open(partition_id, EventPosition.at_sequence_number(4), sink, **options)
+
+    early = Early(hub=HUB)
+    early._partitions = live._partitions
+    for prefetch in (1, 7, 300):
+        source = CaptureSource(tmp_path, live=early)
+        assert await _read(source, 30, prefetch_events=prefetch) == list(range(30))
 
 
 @pytest.mark.parametrize("is_spliced", [True, False])
