@@ -170,7 +170,7 @@ def message_of(record: Mapping[str, Any]) -> bytes:
     """Return the event of a record, as an encoded message.
 
     Raises:
-        ValueError: The record is not one of Capture.
+        Exception: The record is not one of Capture: what it holds is of other types, or cannot be encoded.
     """
     number, offset = record["SequenceNumber"], record["Offset"]
     system = dict(record.get("SystemProperties") or {})
@@ -195,10 +195,7 @@ def message_of(record: Mapping[str, Any]) -> bytes:
         message.application_properties = dict(record["Properties"])
     if standard:
         message.properties = Properties(**standard)
-    try:
-        return message.encode()
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    return message.encode()
 
 
 def parse_time(text: str) -> datetime:

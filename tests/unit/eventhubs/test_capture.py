@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eventpump.amqp.codec import EncodeError
 from eventpump.amqp.message import Message
-from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.amqp.types import Symbol, Timestamp, ULong
 from eventpump.errors import CaptureFileError, ConfigurationError
 from eventpump.eventhubs.capture import NamePattern, message_of, parse_time, read_blocks, record_of, write_file
 from eventpump.eventhubs.events import ReceivedEvent
@@ -177,6 +179,28 @@ def test_files_that_are_not_of_capture() -> None:
         damaged = content[:place] + b"\xff" * 9 + content[place + 9 :]
         with pytest.raises(CaptureFileError):
             list(read_blocks(io.BytesIO(damaged), "c.avro"))
+
+
+def test_records_of_other_writers() -> None:
+    """Large numbers become text, a user id of text is bytes; values that no event can have are refused."""
+    record = record_of(_event(properties={"large": ULong(2**63)}, user_id=b"me"))
+    assert record["Properties"] == {"large": str(2**63)}
+    assert record["SystemProperties"]["user-id"] == b"me"
+    named = {**record, "SystemProperties": {"user-id": "me", "iothub-connection-device-id": "d7"}}
+    event = ReceivedEvent(message_of(named))
+    assert event.system_properties["user-id"] == b"me"
+    assert event.system_properties["iothub-connection-device-id"] == "d7"
+    assert record_of(_event(body=None, value=b"data"))["Body"] == b"data"
+    assert record_of(_event(body=None, value=[uuid.UUID(int=1)]))["Body"] is not None
+    with pytest.raises(EncodeError):
+        message_of({**record, "Properties": {"x": object()}})
+
+
+def test_without_fastavro_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra."""
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'eventpump\[capture\]'"):
+        list(read_blocks(io.BytesIO(), "x"))
 
 
 def test_a_file_without_events_has_none() -> None:
