@@ -10,6 +10,7 @@ from eventpump.clients import (
     BufferedProducer,
     ClientOptions,
     ConnectionOptions,
+    EventHubSource,
     EventProcessorHost,
     EventProducer,
     FeedOptions,
@@ -31,10 +32,13 @@ from eventpump.core.pump_state import PumpState
 from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
 from eventpump.core.sharing import LinkState, PressureState
 from eventpump.core.starts import Loss, LossKind
+from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
     BufferFullError,
+    CaptureFileError,
+    CaptureGapError,
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
@@ -58,6 +62,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
     ServiceTimeoutError,
+    SourceEndedError,
     StoreError,
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
@@ -67,11 +72,13 @@ from eventpump.interfaces import (
     Clock,
     ConsumerScope,
     EventSender,
+    EventSource,
     HubDirectory,
     HubProperties,
     LeaseStore,
     MachineClock,
     PartitionProperties,
+    ProbedSourceLink,
     PublisherStateStore,
     ReceiveLink,
     ReceiveLinkSpec,
@@ -80,6 +87,7 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkOpener,
     SendLinkSpec,
+    SourceLink,
     StoredScopeRecord,
     StoredSubscription,
     SubscriptionRecord,
@@ -135,6 +143,10 @@ from eventpump.reports import (
     SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
+from eventpump.sources.capture import CaptureSource
+from eventpump.sources.files import CaptureContainer, CaptureFiles
+from eventpump.sources.generator import GeneratorSource
+from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
@@ -154,6 +166,12 @@ __all__ = [
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "CaptureContainer",
+    "CaptureFileError",
+    "CaptureFiles",
+    "CaptureGapError",
+    "CaptureSettings",
+    "CaptureSource",
     "Checkpoint",
     "CheckpointClaim",
     "CheckpointDropped",
@@ -179,6 +197,7 @@ __all__ = [
     "EventBatch",
     "EventData",
     "EventError",
+    "EventHubSource",
     "EventParked",
     "EventPosition",
     "EventProcessor",
@@ -187,10 +206,12 @@ __all__ = [
     "EventPumpError",
     "EventSender",
     "EventSkipped",
+    "EventSource",
     "EventTooLargeError",
     "FairBalancer",
     "FeedOptions",
     "FleetView",
+    "GeneratorSource",
     "GreedyBalancer",
     "HandlerSlow",
     "HashRouter",
@@ -220,6 +241,7 @@ __all__ = [
     "MemoryLeaseStore",
     "MemoryLeases",
     "MemoryPublisherStateStore",
+    "MemorySource",
     "NamedKey",
     "NamedKeyCredential",
     "OnError",
@@ -240,6 +262,7 @@ __all__ = [
     "PartitionsFound",
     "PositionSought",
     "PressureState",
+    "ProbedSourceLink",
     "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
@@ -279,6 +302,8 @@ __all__ = [
     "ServiceTimeoutError",
     "SharedKey",
     "SharedSignature",
+    "SourceEndedError",
+    "SourceLink",
     "SqliteLeaseStore",
     "SqlitePublisherStateStore",
     "StartIgnored",

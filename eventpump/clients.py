@@ -22,7 +22,7 @@ from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
-from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
+from eventpump.interfaces import EventSource, LeaseStore, PublisherStateStore, Transport
 from eventpump.options.base import RetryOptions, unknown_option
 from eventpump.options.connection import (
     ConnectionSettings,
@@ -38,6 +38,8 @@ from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer
 from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.reports import Hook
+from eventpump.sources.hub import HubSource
+from eventpump.sources.transport import SourceTransport
 from eventpump.transport.native import NativeTransport
 
 
@@ -363,6 +365,70 @@ def _split(
     return _Connection(checked_hub(hub), transport.fully_qualified_namespace, retry, lambda: transport, is_owned), rest
 
 
+def _of_source(
+    client: type,
+    known: type,
+    source: EventSource,
+    connection_string: str | None,
+    hub: str | None,
+    options: dict[str, Any],
+    *,
+    keeps_ended: bool,
+) -> _Connection:
+    """Return how a client reaches an event source.
+
+    Args:
+        client: The class that was called.
+        known: The typed dictionary of its options.
+        source: The source, as it was given.
+        connection_string: As it was given.
+        hub: As it was given.
+        options: As they were given.
+        keeps_ended: Whether a link stays open when its partition has ended.
+
+    Raises:
+        ConfigurationError: It is not a source, or an option of a connection was given with it.
+    """
+    if isinstance(source, type) or not all(
+        callable(getattr(source, name, None)) for name in ("partitions", "partition_properties", "open")
+    ):
+        raise ConfigurationError("source", "must be an event source, such as a GeneratorSource")
+    for name in options:
+        if name not in known.__annotations__:
+            raise unknown_option(name, inspect.signature(client).parameters)
+    given = [("connection_string", connection_string), ("hub", hub)]
+    for name in (*(name for name, value in given if value is not None), *options):
+        if name in ("connection_string", "hub") or name in ClientOptions.__annotations__:
+            raise ConfigurationError(name, "cannot be given along with a source, which has its events elsewhere")
+    # A hub's links need nothing in between.
+    transport: Transport = (
+        source.transport if isinstance(source, HubSource) else SourceTransport(source, keeps_ended=keeps_ended)
+    )
+    namespace = source.fully_qualified_namespace
+    is_owned = not isinstance(source, HubSource)
+    return _Connection(checked_hub(source.hub), namespace, RetryOptions(), lambda: transport, is_owned)
+
+
+class EventHubSource(HubSource):
+    """A hub as an event source: for `CaptureSource(live=...)`, and for code that takes any source.
+
+    Args:
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        options: See `ClientOptions`.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value cannot work.
+    """
+
+    def __init__(
+        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ClientOptions]
+    ) -> None:
+        connection, _ = _split(EventHubSource, ClientOptions, connection_string, hub, options)
+        super().__init__(connection.make(), connection.hub, owns_transport=connection.is_owned)
+
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -425,6 +491,8 @@ class EventProcessorHost(PartitionHost):
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
             block.
+        source: Where events come from instead of from a hub, such as a `GeneratorSource`; then no connection string,
+            hub or option of a connection is given. The host does not close it. None for a hub.
         rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.
         consumer_group (str): The consumer group to read with. Default: "$Default".
         prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
@@ -542,10 +610,16 @@ class EventProcessorHost(PartitionHost):
         processor: object | None = None,
         lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
+        source: EventSource | None = None,
         rng: random.Random | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
-        connection, rest = _split(EventProcessorHost, HostOptions, connection_string, hub, options)
+        rest: dict[str, Any] = {**options}
+        if source is None:
+            connection, rest = _split(EventProcessorHost, HostOptions, connection_string, hub, options)
+        else:
+            given = (source, connection_string, hub, rest)
+            connection = _of_source(EventProcessorHost, HostOptions, *given, keeps_ended=True)
         self._fully_qualified_namespace = connection.fully_qualified_namespace
         super().__init__(
             connection.make,
@@ -555,7 +629,9 @@ class EventProcessorHost(PartitionHost):
             hooks=hooks,
             rng=rng,
             owns_transport=connection.is_owned,
-            open_sender=lambda transport, hub: HubProducer(
+            open_sender=None
+            if source is not None and not isinstance(source, HubSource)
+            else lambda transport, hub: HubProducer(
                 transport, hub, retry=connection.retry, rng=rng, owns_transport=False
             ),
         )
@@ -584,6 +660,8 @@ class PartitionReader(reader.PartitionReader):
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
         partition_id: The partition to read, such as "0".
+        source: Where events come from instead of from a hub, such as a `CaptureSource`; then no connection string, hub
+            or option of a connection is given. The reader does not close it. None for a hub.
         consumer_group (str): The consumer group to read with. Default: "$Default".
         prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
         prefetch_bytes (int): The most bytes that are received ahead, per partition. Credit is granted by estimated
@@ -661,9 +739,15 @@ class PartitionReader(reader.PartitionReader):
         hub: str | None = None,
         *,
         partition_id: str,
+        source: EventSource | None = None,
         **options: Unpack[ReaderOptions],
     ) -> None:
-        connection, rest = _split(PartitionReader, ReaderOptions, connection_string, hub, options)
+        rest: dict[str, Any] = {**options}
+        if source is None:
+            connection, rest = _split(PartitionReader, ReaderOptions, connection_string, hub, options)
+        else:
+            given = (source, connection_string, hub, rest)
+            connection = _of_source(PartitionReader, ReaderOptions, *given, keeps_ended=False)
         self._fully_qualified_namespace = connection.fully_qualified_namespace
         settings = ReaderSettings(hub=connection.hub, partition_id=partition_id, **rest)
         super().__init__(connection.make, settings, owns_transport=connection.is_owned)

@@ -87,6 +87,15 @@ def test_the_example_of_balancing_shows_each_balancer() -> None:
     assert moved[4:] == [0, 0]
 
 
+def test_the_example_of_sources_needs_no_service() -> None:
+    """It processes synthetic events, the same in each run, and reads on over lost links."""
+    results = [_run("examples/sources.py", "--events", "1000", without=["EVENTPUMP_CONNECTION_STRING"]) for _ in "12"]
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    assert results[0].stdout == results[1].stdout
+    assert "2000 events" in results[0].stdout
+    assert "{'sensor-0': 100, 'sensor-1': 100, 'sensor-2': 100}" in results[0].stdout
+
+
 def test_example_test_passes() -> None:
     """The example of a user's own test is one that passes."""
     result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")
