@@ -41,7 +41,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["diagrams", "pictures"]
 html_theme = "furo"
 html_title = f"eventpump {release}"
-html_static_path = ["_static"]
+html_static_path = ["_static", "pictures"]
 html_css_files = ["site.css"]
 html_show_sphinx = html_copy_source = False
 
@@ -83,6 +83,8 @@ PROJECT_PAGES: Final = {
 """Pages of the site that are files outside of docs/."""
 
 _LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_PICTURE: Final = re.compile(r'\b(src|srcset)="([^"]+)"')
+"""A picture in HTML, which Sphinx does not look at: those of docs/pictures are copied as static files."""
 
 
 def _page_of(path: Path) -> str | None:
@@ -119,8 +121,14 @@ def _rebased(text: str, file: Path, name: str) -> str:
             return f"{start}{os.path.relpath(path, (FOLDER / name).parent)}{end}"
         return f"{start}{_SOURCE or 'repository:'}/{path.relative_to(ROOT).as_posix()}{end}"
 
+    def picture(found: re.Match[str]) -> str:
+        path = (file.parent / found[2]).resolve()
+        if path.parent != FOLDER / "pictures":
+            return found[0]
+        return f'{found[1]}="{os.path.relpath(FOLDER / "_static" / path.name, (FOLDER / name).parent)}"'
+
     parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
-    parts[::2] = [_LINK.sub(link, part) for part in parts[::2]]
+    parts[::2] = [_PICTURE.sub(picture, _LINK.sub(link, part)) for part in parts[::2]]
     text = "".join(parts)
     return re.sub(r"\[([^\]]+)\]\(repository:[^)]*\)", r"\1", text)
 
@@ -138,17 +146,13 @@ _COLON: Final = "\ue000"
 """Stands for a colon while napoleon reads a docstring."""
 
 
-def _hide_colons(
-    app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]
-) -> None:
+def _hide_colons(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
     """Keep napoleon from taking "The address: host and port" of a property for a type and a text. An event handler."""
     if what in ("property", "attribute", "data"):
         lines[:] = [line.replace(":", _COLON) for line in lines]
 
 
-def _show_colons(
-    app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]
-) -> None:
+def _show_colons(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
     """Undo `_hide_colons`. An event handler."""
     lines[:] = [line.replace(_COLON, ":") for line in lines]
 
