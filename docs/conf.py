@@ -1,7 +1,7 @@
 """The site: `python -m sphinx -W -n docs build/site` (extra `docs`).
 
-The pages are plain Markdown, which can be read in the repository too. Two directives are added: `public-names` documents
-names from their docstrings, and `option-table` lists the options of a class; both are filled in by `docs/api.py`.
+The pages are plain Markdown, which can be read in the repository too. Two directives are added: `public-names`
+documents names from their docstrings, and `option-table` lists the options of a class; `docs/api.py` fills in both.
 """
 
 from __future__ import annotations

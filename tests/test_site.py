@@ -1,4 +1,4 @@
-"""The site of the documentation: it is built without a warning, its links lead somewhere, and it has every public name."""
+"""The site of the documentation: built without a warning, with links that lead somewhere, and all public names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_links_of_the_site_lead_to_pages_files_and_anchors(site: Path) -> None:
 
 
 def test_the_site_has_every_public_name(site: Path) -> None:
-    """Each name of `eventpump`, `eventpump.spark` and `eventpump.testing` has an entry, and no entry is of no subject."""
+    """Each name of `eventpump`, `eventpump.spark` and `eventpump.testing` has an entry."""
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     entries = set(re.findall(r'\bid="(eventpump\.[\w.]+)"', text))
     modules = ["eventpump.spark", *modules_of("eventpump.testing")]
