@@ -6,6 +6,8 @@ never missing from the site.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -16,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import eventpump
 from docs.options import MEANINGS, shown
 from eventpump import clients
+from eventpump.cli import main as cli
 from eventpump.errors import EventPumpError
 from eventpump.reports import HostReport
 
@@ -190,3 +193,20 @@ def option_table(name: str) -> str:
         kind, meaning = kind.replace("|", "\\|"), meaning.replace("|", "\\|")
         lines.append(f"| `{option}` | `{default}` | `{kind}`<br>{meaning} |")
     return "\n".join(lines)
+
+
+def command_help() -> str:
+    """Return the help of the command and of its subcommands, in Markdown."""
+    parts = []
+    for name, parser in _parsers(cli.parser()):
+        # The first lines depend on the width of the terminal, unless they are formatted for one width.
+        parser.formatter_class = functools.partial(argparse.HelpFormatter, width=100)
+        parts += [f"## {name}", "", "```text", parser.format_help().rstrip(), "```", ""]
+    return "\n".join(parts)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield parser.prog, parser
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to its subcommands
+        for each in action.choices.values() if isinstance(action.choices, dict) else ():
+            yield from _parsers(each)

@@ -1,7 +1,8 @@
 """The site: `python -m sphinx -W -n docs build/site` (extra `docs`).
 
-The pages are plain Markdown, which can be read in the repository too. Two directives are added: `public-names`
-documents names from their docstrings, and `option-table` lists the options of a class; `docs/api.py` fills in both.
+The pages are plain Markdown, which can be read in the repository too. Directives are added: `public-names`
+documents names from their docstrings, `option-table` lists the options of a class, and `command-help` shows the
+command's help; `docs/api.py` fills them in.
 """
 
 from __future__ import annotations
@@ -212,10 +213,18 @@ class OptionTable(SphinxDirective):
         return self.parse_text_to_nodes(api.option_table(self.arguments[0]))
 
 
+class CommandHelp(SphinxDirective):
+    """Show the help of the command and of its subcommands."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(api.command_help(), allow_section_headings=True)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add what this file defines. Called by Sphinx."""
     app.add_directive("public-names", PublicNames)
     app.add_directive("option-table", OptionTable)
+    app.add_directive("command-help", CommandHelp)
     app.add_role("public", _public_role)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)

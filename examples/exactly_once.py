@@ -3,9 +3,9 @@
     python examples/exactly_once.py --folder readings
 
 Delivery is at least once: after a crash, or when a partition moves to another process, events come again, and for a
-moment two processes may work on the same ones. So the database keeps, per partition, the number of the last event that is
-counted and the epoch of the owner that counted it, and both change in the transaction that changes the sums. Events that
-are counted are left out, and an owner with a lower epoch than the stored one is refused.
+moment two processes may work on the same ones. So the database keeps, per partition, the number of the last event that
+is counted and the epoch of the owner that counted it, and both change in the transaction that changes the sums. Events
+that are counted are left out, and an owner with a lower epoch than the stored one is refused.
 
 Start it several times with one folder, kill any of them: the sums stay exact. Without a connection string the readings
 go to a local service, which ends with the program.
@@ -138,6 +138,8 @@ if __name__ == "__main__":
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--folder", type=Path, help="for the leases and the sums (default: one that is removed)")
     parser.add_argument("--count", type=int, help="stop when so many readings are counted")
-    parser.add_argument("--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for")
+    parser.add_argument(
+        "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
+    )
     args = parser.parse_args()
     asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.lease_duration))
