@@ -200,7 +200,7 @@ def command_help() -> str:
     parts = []
     for name, parser in _parsers(cli.parser()):
         # The first lines depend on the width of the terminal, unless they are formatted for one width.
-        parser.formatter_class = functools.partial(argparse.HelpFormatter, width=100)
+        parser.formatter_class = functools.partial(argparse.HelpFormatter, width=84)
         parts += [f"## {name}", "", "```text", parser.format_help().rstrip(), "```", ""]
     return "\n".join(parts)
 

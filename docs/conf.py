@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import eventpump  # noqa: E402  # sphinx imports this file by its path: the checkout is not on the path before
 from docs import api  # noqa: E402
+from eventpump.reports import HostReport  # noqa: E402
 
 _PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 _SOURCE: Final = _PROJECT.get("urls", {}).get("Source", "").rstrip("/")
@@ -201,6 +202,8 @@ class PublicNames(SphinxDirective):
             yield from ("   :no-members:", "   :no-inherited-members:")
         if each.directive == "autodata":
             yield "   :no-value:"
+        if each.directive == "autoclass" and issubclass(each.made, HostReport) and each.made is not HostReport:
+            yield "   :exclude-members: describe"
         yield ""
 
 
@@ -210,7 +213,9 @@ class OptionTable(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes(api.option_table(self.arguments[0]))
+        return [
+            nodes.container("", *self.parse_text_to_nodes(api.option_table(self.arguments[0])), classes=["options"])
+        ]
 
 
 class CommandHelp(SphinxDirective):

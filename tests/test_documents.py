@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,21 @@ def test_blocks_of_python_compile_and_are_programs_or_of_examples(path: Path) ->
         if not any(_lines(block) in text for text in examples):
             compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert path not in WRITTEN_WHOLE or is_program(block), block
+
+
+def test_sessions_of_pages_print_what_they_show() -> None:
+    """The blocks with prompts are doctests; those of a page continue each other."""
+    runner, count = doctest.DocTestRunner(), 0
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        known: dict[str, object] = {}
+        for number, block in enumerate(re.findall(r"^```pycon\n(.*?)^```$", text, re.M | re.S), 1):
+            session = doctest.DocTestParser().get_doctest(block, known, f"{path.name} {number}", str(path), 0)
+            result = runner.run(session, clear_globs=False)
+            known = session.globs
+            count += result.attempted
+            assert result.failed == 0, f"{path.name}, session {number}"
+    assert count > 5
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
