@@ -37,7 +37,7 @@ async def checkpointed(container: ContainerClient, namespace: str, hub: str, gro
     """Return the positions after the checkpoints that azure-eventhub's BlobCheckpointStore wrote, by partition."""
     starts = {}
     async for blob in container.list_blobs(include=["metadata"]):
-        host, *path, partition = blob.name.split("/")
+        host, *path, partition = blob.name.lower().split("/")
         if host.partition(":")[0] == namespace and "/".join(path) == f"{hub}/{group}/checkpoint".lower():
             starts[partition] = EventPosition.at_sequence_number(int(blob.metadata["sequencenumber"]))
     return starts
