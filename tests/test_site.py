@@ -16,6 +16,8 @@ from docs.api import modules_of, of_module, subjects
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.timeout(600)  # half a minute of CPU time, which is minutes on a busy machine
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
