@@ -73,7 +73,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
     (r"py:.*", r"(SparkSession|Query\w+Event|ContainerClient|list\[.*)"),
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
-    (r"py:.*", r"eventpump\.(amqp|eventhubs|options|producer)\..*"),  # reached through public objects, not to be named
+    # Reached through public objects, not to be named by programs.
+    (r"py:.*", r"eventpump\.(amqp|eventhubs|options|producer|sources)\..*"),
 ]
 
 PROJECT_PAGES: Final = {
