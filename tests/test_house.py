@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -48,7 +49,9 @@ _COVERED_BY = {
     "amqp/types.py": "unit/amqp/test_codec.py",
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
+    "cli/info.py": "integration/test_cli_info.py",
     "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/outages.py": "integration/test_cli_send_tail.py",
     "cli/parked.py": "integration/test_parked.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
@@ -160,17 +163,60 @@ def test_public_names_are_pinned() -> None:
     assert all(getattr(eventpump, name) is not None for name in eventpump.__all__)
 
 
-def test_import_of_the_library_loads_no_extras() -> None:
-    """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
-    probe = (
-        "import sys, eventpump\n"
-        "extra = ('aiohttp', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
-        "print([m for m in extra if m in sys.modules])\n"
-        "from eventpump import BlobLeaseStore\n"
-        "print('azure.storage.blob' in sys.modules)"
+def test_lazy_imports_are_those_of_the_checkers() -> None:
+    """A public name is found at run time in the module from which type checkers import it."""
+    tree = ast.parse(Path(eventpump.__file__).read_text(encoding="utf-8"))
+    imported = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == eventpump._HOMES
+    assert sorted(imported) == sorted(eventpump.__all__)
+    assert set(eventpump.__all__) <= set(dir(eventpump))
+
+
+_LOADED = """
+import sys
+from eventpump import {name}
+kept = ("aiohttp", "azure", "eventpump", "pydantic", "pyspark", "pytest", "rich", "sqlite3", "uamqp")
+kept += ("eventpump.consumer", "eventpump.emulator", "eventpump.producer")
+print(*(name for name in kept if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        ("__version__", "eventpump"),
+        ("EventPumpError", "eventpump"),
+        ("EventData", "eventpump"),
+        ("EventProducer", "pydantic eventpump eventpump.consumer eventpump.producer"),
+        ("Emulator", "pydantic eventpump eventpump.emulator"),
+        ("SqliteLeaseStore", "eventpump sqlite3"),
+        ("MemoryLeaseStore", "eventpump"),
+        ("BlobLeaseStore", "azure aiohttp eventpump"),
+    ],
+)
+def test_import_of_a_name_loads_what_it_needs(name: str, loaded: str) -> None:
+    """Extras, the storage SDK, SQLite, the emulator and the models of options are loaded by what needs them only."""
+    command = [sys.executable, "-c", _LOADED.format(name=name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) == set(loaded.split())
+
+
+def test_error_is_printed_under_its_public_name() -> None:
+    """Also by a program that mentions nothing but a client."""
+    program = (
+        "from eventpump import EventProducer\n"
+        "try:\n    EventProducer('x')\n"
+        "except Exception as error:\n    print(type(error))"
     )
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert result.stdout.split("\n")[:2] == ["[]", "True"]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "<class 'eventpump.ConfigurationError'>\n"
 
 
 def _namesakes(module: Path) -> list[Path]:
