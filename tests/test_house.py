@@ -125,6 +125,7 @@ _COVERED_BY = {
     "testing/conformance/publisher_state.py": "contract/test_publisher_states.py",
     "testing/conformance/transport.py": "contract/test_transports.py",
     "testing/fixtures.py": "integration/test_readme.py integration/test_cli_send_tail.py",
+    "testing/pytest_plugin.py": "integration/test_pytest_plugin.py",
     "testing/proxy.py": "faults/test_networks.py integration/test_native_transport.py",
     "testing/sink.py": "contract/test_transports.py",
     "testing/threaded.py": "integration/test_spark_receive.py",
