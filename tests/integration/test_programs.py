@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
 from eventpump.emulator.server import Emulator
@@ -86,3 +89,40 @@ def test_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, car
     assert found["lost"] == found["shared epochs"] == "0"
     assert "was killed (SIGKILL)" in result.stdout
     assert float(found["time to take over"]) > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """However it is ended, its service and its hosts end too; unless it is killed, its files go with it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "eventpump", "demo", "--plain", "--seconds", "600"),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    children: list[psutil.Process] = []
+    try:
+        async with asyncio.timeout(_LIMIT):
+            lines = [(await process.stdout.readline()).decode()]
+            while "three hosts share the partitions" not in lines[-1]:
+                lines.append((await process.stdout.readline()).decode())
+                assert lines[-1], "".join(lines)
+            assert "this takes about 610 s; Ctrl-C ends it" in lines[0]
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) == 4
+            process.send_signal(number)
+            _, err = await process.communicate()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=60)
+        assert alive == []
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    if number is not signal.SIGKILL:
+        assert (process.returncode, err) == (128 + number, b"")
+        assert os.listdir(tmp_path) == []
