@@ -17,6 +17,7 @@ from pydantic import BaseModel, SecretStr
 
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.processor import Processor
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
@@ -396,8 +397,11 @@ class EventProcessorHost(PartitionHost):
 
     ::
 
+        async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            print(context.partition_id, [event.body_as_str() for event in events])
+
         leases = SqliteLeaseStore("leases.db")
-        host = EventProcessorHost(connection_string, "telemetry", processor=MyProcessor, lease_store=leases)
+        host = EventProcessorHost(connection_string, "telemetry", processor=process, lease_store=leases)
         async with host:
             await host.run()
 
@@ -410,8 +414,9 @@ class EventProcessorHost(PartitionHost):
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
-        processor: An `EventProcessor` (shared by all partitions), a subclass of it (one object per ownership of a
-            partition), or a function that returns one. None if all are given to `subscribe`.
+        processor: A coroutine function that is called with the `PartitionContext` and the events, or an
+            `EventProcessor` (both shared by all partitions); a subclass of it, or a function that returns one (one
+            object per ownership of a partition). None if all are given to `subscribe`.
         lease_store: The store of leases and checkpoints, such as `SqliteLeaseStore` or `BlobLeaseStore`; one object per
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
@@ -523,7 +528,7 @@ class EventProcessorHost(PartitionHost):
         connection_string: str | None = None,
         hub: str | None = None,
         *,
-        processor: object | None = None,
+        processor: Processor | None = None,
         lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
         rng: random.Random | None = None,

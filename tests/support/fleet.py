@@ -156,7 +156,7 @@ class Fleet:
             left = [task for task in asyncio.all_tasks() - self._before if not task.done()]
             assert not left, f"tasks outlived their hosts: {left}"
 
-    def host(self, name: str = "a", processor: object = None, **options: Any) -> PartitionHost:
+    def host(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
         """Make a host, not running yet."""
         open_sender = options.pop("open_sender", None)
         memory = MemoryLeaseStore(self.leases, lease_duration=self._lease_duration)
@@ -175,7 +175,7 @@ class Fleet:
         )
         return host
 
-    async def start(self, name: str = "a", processor: object = None, **options: Any) -> PartitionHost:
+    async def start(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
         """Make a host and let it run."""
         host = self.host(name, processor, **options)
         self.runs[name] = asyncio.create_task(host.run(), name=f"host {name}")
