@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         LeaseReleased,
         LeaseTaken,
         LinkFailed,
+        LinkRestored,
         LinkRewound,
         LinkStalled,
         LoopBlocked,
@@ -206,6 +207,7 @@ __all__ = [
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
+    "LinkRestored",
     "LinkRewound",
     "LinkStalled",
     "LoopBlocked",
@@ -332,7 +334,7 @@ _MODULES: Final = {
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
         "CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook HostReport "
-        "LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRewound LinkStalled LoopBlocked OutsideReader "
+        "LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored LinkRewound LinkStalled LoopBlocked OutsideReader "
         "PartitionFailed PartitionsFound PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted "
         "RangeReplayed ServiceFailed StartIgnored StoreFailed SubscriptionPaused SubscriptionSlow "
         "SubscriptionWithoutProcessor UnexpectedFailure"

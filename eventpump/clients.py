@@ -128,9 +128,9 @@ class ReaderOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`PartitionReader`."""
 
     position: StartPosition
-    """Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone,
-    or an `EventPosition`. Reading begins after the event at the position, or, if it is inclusive, with it. Default:
-    `EventPosition.earliest()`."""
+    """Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now,
+    an offset ("-1" and "@latest" are the start and the end too), or an `EventPosition`. Reading begins after the event
+    at the position, or, if it is inclusive, with it. Default: `EventPosition.earliest()`."""
     end: StartPosition | None
     """Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the start,
     each of them included; or an `EventPosition`, included if it is inclusive. None to read forever. Default: None."""
@@ -149,13 +149,16 @@ class HostOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`EventProcessorHost`."""
 
     checkpoint_policy: CheckpointPolicy
-    """When checkpoints are written without a call of `context.checkpoint()`. Default: `CheckpointPolicy.manual()`."""
+    """When checkpoints are written without a call of `context.checkpoint()`, of events whose `process_events` returned.
+    `CheckpointPolicy.manual()` for a processor that keeps events beyond that. Default:
+    `CheckpointPolicy.automatic()`."""
     initial_position: StartPosition | Mapping[str, StartPosition]
-    """Where a partition without a checkpoint begins: an offset ("-1" is the start, "@latest" the end), a sequence
-    number, a datetime with a time zone, or an `EventPosition`; or a mapping of partition ids to these, and partitions
-    that it does not name begin at the start. The first host of a consumer group records it in the lease store, and the
-    record is valid for all later hosts. "@latest" is the end of the partition when it is first opened. A partition that
-    is added to the hub later always begins at its start. Default: `EventPosition.earliest()`."""
+    """Where a partition without a checkpoint begins: "earliest", "latest", a sequence number, a datetime with a time
+    zone, a timedelta back from now, an offset ("-1" and "@latest" are the start and the end too), or an
+    `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the start.
+    The first host of a consumer group records it in the lease store, and the record is valid for all later hosts.
+    "latest" is the end of the partition when it is first opened. A partition that is added to the hub later always
+    begins at its start. Default: `EventPosition.earliest()`."""
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
@@ -212,7 +215,7 @@ class ProducerOptions(ClientOptions, total=False):
     no other producer uses its `producer_group_id` and `owner_level`: the service cannot distinguish two producers with
     the same id and level, and of two batches with the same numbers it accepts the second without storing it. Without
     `partition_options` the service gives each producer an id of its own. Default: False."""
-    partition_options: Mapping[str, PartitionPublishingOptions] | None
+    partition_options: Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None
     """How to publish to single partitions, by partition id; the service decides the rest. For a partition that
     `state_store` knows, the stored state is used instead. Default: None."""
     name: str | None
@@ -438,14 +441,16 @@ class EventProcessorHost(PartitionHost):
             takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
         startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
             the first success there is no limit. Default: 60.0.
-        checkpoint_policy (CheckpointPolicy): When checkpoints are written without a call of `context.checkpoint()`.
-            Default: `CheckpointPolicy.manual()`.
+        checkpoint_policy (CheckpointPolicy): When checkpoints are written without a call of `context.checkpoint()`, of
+            events whose `process_events` returned. `CheckpointPolicy.manual()` for a processor that keeps events beyond
+            that. Default: `CheckpointPolicy.automatic()`.
         initial_position (StartPosition | Mapping[str, StartPosition]): Where a partition without a checkpoint begins:
-            an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone, or an
-            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the
-            start. The first host of a consumer group records it in the lease store, and the record is valid for all
-            later hosts. "@latest" is the end of the partition when it is first opened. A partition that is added to the
-            hub later always begins at its start. Default: `EventPosition.earliest()`.
+            "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now, an offset
+            ("-1" and "@latest" are the start and the end too), or an `EventPosition`; or a mapping of partition ids to
+            these, and partitions that it does not name begin at the start. The first host of a consumer group records
+            it in the lease store, and the record is valid for all later hosts. "latest" is the end of the partition
+            when it is first opened. A partition that is added to the hub later always begins at its start. Default:
+            `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
         max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
@@ -589,9 +594,10 @@ class PartitionReader(reader.PartitionReader):
             takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
         startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
             the first success there is no limit. Default: 60.0.
-        position (StartPosition): Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a
-            datetime with a time zone, or an `EventPosition`. Reading begins after the event at the position, or, if it
-            is inclusive, with it. Default: `EventPosition.earliest()`.
+        position (StartPosition): Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone,
+            a timedelta back from now, an offset ("-1" and "@latest" are the start and the end too), or an
+            `EventPosition`. Reading begins after the event at the position, or, if it is inclusive, with it. Default:
+            `EventPosition.earliest()`.
         end (StartPosition | None): Where to end: a sequence number, a datetime with a time zone, or "@latest" for the
             newest event at the start, each of them included; or an `EventPosition`, included if it is inclusive. None
             to read forever. Default: None.
@@ -683,9 +689,9 @@ class EventProducer(HubProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
-            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
-            used instead. Default: None.
+        partition_options (Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None):
+            How to publish to single partitions, by partition id; the service decides the rest. For a partition that
+            `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
@@ -802,9 +808,9 @@ class BufferedProducer(HubBufferedProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
-            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
-            used instead. Default: None.
+        partition_options (Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None):
+            How to publish to single partitions, by partition id; the service decides the rest. For a partition that
+            `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also

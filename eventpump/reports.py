@@ -153,6 +153,23 @@ class LinkFailed(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRestored(HostReport):
+    """A partition's link is attached again, after its failure was reported.
+
+    Args:
+        epoch: The lease's epoch.
+        position: Where reading continues, in words.
+    """
+
+    level: ClassVar[int] = logging.WARNING  # as the failure: who sees the one sees the other
+    epoch: int
+    position: str
+
+    def describe(self) -> str:
+        return f"the link is restored, reads from {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideReader(HostReport):
     """A reader that uses no lease took the partition although this host holds its lease.
 

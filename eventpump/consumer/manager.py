@@ -294,7 +294,7 @@ class PartitionManager:
                 if record is None:
                     return
             await self._at_start("list subscriptions", self._subscriptions.refresh, until)
-            if record is not None and record.starts != self._group.starts:
+            if record is not None and record.starts != self._group.starts and not self._settings.has_relative_start:
                 self._report(StartIgnored(self._around.owner_id, None, record.starts, self._group.starts))
             if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
                 self._found(ids)

@@ -68,6 +68,7 @@ from eventpump.reports import (
     EventParked,
     EventSkipped,
     LinkFailed,
+    LinkRestored,
     LinkRewound,
     LinkStalled,
     OwnLink,
@@ -220,6 +221,7 @@ class PartitionPump:
         self.failure: Exception | None = None
         """Why the pump failed, if it did not end because of the lease or the host."""
         self.was_attached = False
+        self._has_link_trouble = False
         """Whether a link was ever attached."""
         self.is_overdue = False
         """Whether it should have ended and has not."""
@@ -1174,6 +1176,9 @@ class PartitionPump:
         if not self.was_attached:
             self.was_attached = True
             self._report(PumpStarted, self.lease.epoch, position)
+        elif self._has_link_trouble:
+            self._report(LinkRestored, self.lease.epoch, position)
+        self._has_link_trouble = False
 
     def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
         if self._life.is_ending:
@@ -1184,6 +1189,7 @@ class PartitionPump:
             self._on_stolen(error)
         elif delay is not None and reports:
             # Without a delay the feed has ended, and the manager reports or raises the error.
+            self._has_link_trouble = True
             self._report(LinkFailed, error, delay)
 
     def _slow(self, held: Held) -> None:

@@ -29,6 +29,7 @@ from eventpump.eventhubs.hashing import check_key_length, partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
+from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
@@ -333,6 +334,38 @@ class HubBufferedProducer:
     def buffered_bytes(self) -> int:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
+
+    async def get_properties(self) -> HubProperties:
+        """Read about the hub.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_properties()
+
+    async def get_partition_ids(self) -> tuple[str, ...]:
+        """List the hub's partitions.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_partition_ids()
+
+    async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Read about a partition.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_partition_properties(partition_id)
+
+    async def settle(self, partition_id: str) -> None:
+        """Wait until nothing is in doubt on a partition.
+
+        Raises:
+            EventPumpError: The partition has failed.
+        """
+        await self._producer.settle(partition_id)
 
     async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
         """Return how a partition is published to, and with a state store how many events are published there.

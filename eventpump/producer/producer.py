@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
@@ -106,7 +106,9 @@ class HubProducer:
         rng: random.Random | None = None,
         owns_transport: bool = True,
         idempotent: bool = False,
-        partition_options: Mapping[str, PartitionPublishingOptions] | None = None,
+        partition_options: Mapping[str, PartitionPublishingOptions]
+        | Mapping[int, PartitionPublishingOptions]
+        | None = None,
         name: str | None = None,
         state_store: PublisherStateStore | None = None,
         mode: Literal["exclusive", "replayable"] | None = None,
@@ -126,7 +128,7 @@ class HubProducer:
         self._transport = transport
         self._hub = hub
         self._is_idempotent = idempotent
-        self._options = dict(partition_options or {})
+        self._options = _partition_options(partition_options or {})
         self._states = (
             None if state_store is None else PublisherStates(state_store, name or "", policy, scan_consumer_group or "")
         )
@@ -474,6 +476,28 @@ def _events(given: object) -> list[EventData]:
             return events
         given = wrong
     raise EventError(f"an event to send is an EventData, not {type(given).__name__}")
+
+
+def _partition_options(given: Mapping[Any, object]) -> dict[str, PartitionPublishingOptions]:
+    """Return publishing options by partition id.
+
+    Raises:
+        ConfigurationError: A key is not a partition id, or is given twice; or a value is something else.
+    """
+    found: dict[str, PartitionPublishingOptions] = {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("partition_options", "must map partition ids to PartitionPublishingOptions")
+    for key, options in given.items():
+        partition_id = str(key) if type(key) is int else key
+        if not isinstance(partition_id, str) or not partition_id.isascii() or not partition_id.isdigit():
+            raise ConfigurationError("partition_options", f"its keys must be partition ids such as 0, not {key!r:.80}")
+        if partition_id in found:
+            raise ConfigurationError("partition_options", f"partition {partition_id} is there twice")
+        if not isinstance(options, PartitionPublishingOptions):
+            problem = f"partition {partition_id} must have a PartitionPublishingOptions, not {type(options).__name__}"
+            raise ConfigurationError("partition_options", problem)
+        found[partition_id] = options
+    return found
 
 
 def _policy(

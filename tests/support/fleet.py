@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import HostSettings
@@ -163,7 +164,9 @@ class Fleet:
         store = self.stores[name] = FlakyLeaseStore(memory)
         transport = self.transports[name] = FakeTransport(self.hub)
         reports = self.reports[name] = []
-        settings = HostSettings(**{"hub": self.hub.name, "owner_id": name, **options})
+        # Most tests say themselves when a checkpoint is written.
+        defaults = {"hub": self.hub.name, "owner_id": name, "checkpoint_policy": CheckpointPolicy.manual()}
+        settings = HostSettings(**{**defaults, **options})
         host = self.hosts[name] = PartitionHost(
             lambda: transport,
             store,

@@ -77,12 +77,12 @@ async def run_functions(connection_string: str) -> None:
     store = MemoryLeaseStore(MemoryLeases())
     host = EventProcessorHost(connection_string, processor=process, lease_store=store)
     await host.subscribe("second", process, start="earliest", catch_up="shared")
-    await host.subscribe("third", partial(make_alerts, 1.5), start={"0": 17, "1": timedelta(hours=-1)}, catch_up="shared")
+    await host.subscribe(
+        "third", partial(make_alerts, 1.5), start={"0": 17, "1": timedelta(hours=-1)}, catch_up="shared"
+    )
     await host.subscribe("fourth", lambda: Alerts(), start=datetime(2024, 1, 1, tzinfo=UTC), catch_up="shared")
     await host.run(until=asyncio.sleep(60))
-    EventProcessorHost(
-        connection_string, processor=process, lease_store=store, initial_position=timedelta(hours=-1)
-    )
+    EventProcessorHost(connection_string, processor=process, lease_store=store, initial_position=timedelta(hours=-1))
     EventProcessorHost(
         connection_string,
         processor=process,
