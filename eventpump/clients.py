@@ -36,7 +36,7 @@ from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer
-from eventpump.producer.targets import PartitionPublishingOptions
+from eventpump.producer.targets import PartitionOptions
 from eventpump.reports import Hook
 from eventpump.transport.native import NativeTransport
 
@@ -215,9 +215,10 @@ class ProducerOptions(ClientOptions, total=False):
     no other producer uses its `producer_group_id` and `owner_level`: the service cannot distinguish two producers with
     the same id and level, and of two batches with the same numbers it accepts the second without storing it. Without
     `partition_options` the service gives each producer an id of its own. Default: False."""
-    partition_options: Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None
-    """How to publish to single partitions, by partition id; the service decides the rest. For a partition that
-    `state_store` knows, the stored state is used instead. Default: None."""
+    partition_options: PartitionOptions | None
+    """How to publish to single partitions: a mapping of partition ids, text or numbers, to
+    `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the stored
+    state is used instead. Default: None."""
     name: str | None
     """The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
     `state_store`. Default: None."""
@@ -689,8 +690,8 @@ class EventProducer(HubProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None):
-            How to publish to single partitions, by partition id; the service decides the rest. For a partition that
+        partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
             `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
@@ -808,8 +809,8 @@ class BufferedProducer(HubBufferedProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions] | None):
-            How to publish to single partitions, by partition id; the service decides the rest. For a partition that
+        partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
             `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.

@@ -79,7 +79,6 @@ _COVERED_BY = {
     "emulator/nodes.py": "integration/test_emulator.py integration/test_emulator_hostile.py",
     "emulator/server.py": "integration/test_emulator.py integration/test_websockets.py",
     "emulator/service.py": "integration/test_emulator.py unit/emulator/test_connection.py",
-    "errors.py": "unit/producer/test_publisher.py unit/eventhubs/test_conditions.py integration/test_bad_input.py",
     "eventhubs/names.py": "unit/eventhubs/test_envelope.py unit/eventhubs/test_sealing.py",
     "eventhubs/numbering.py": "unit/core/test_sequencer.py unit/eventhubs/test_sealing.py",
     "eventhubs/requests.py": "unit/eventhubs/test_cbs.py unit/eventhubs/test_management.py",

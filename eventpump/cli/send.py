@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from importlib import util
 from typing import TYPE_CHECKING, Final
 
-from eventpump.amqp.message import Data
 from eventpump.amqp.sections import encode_data
 from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
@@ -128,8 +127,7 @@ class KeyedEvent(EventData):
 
     def encode(self, partition_key: str | None = None) -> bytes:
         """Encode it with its key."""
-        assert isinstance(self.body, Data)
-        return _head(self.key) + encode_data(self.body.parts[0])
+        return _head(self.key) + encode_data(self.body)
 
 
 @lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ from eventpump.errors import (
     EventPumpError,
 )
 from eventpump.eventhubs.envelope import envelope_head
-from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length, partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import pieces, pieces_of
@@ -380,7 +380,7 @@ class HubBufferedProducer:
     def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
         if not isinstance(event, EventData):
-            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
+            raise no_event(event)
         if self._is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:

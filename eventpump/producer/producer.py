@@ -12,8 +12,8 @@ from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
-from eventpump.errors import ConfigurationError, EventError
-from eventpump.eventhubs.events import EventData
+from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
@@ -22,6 +22,7 @@ from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
 from eventpump.producer.targets import (
     IdempotentTarget,
+    PartitionOptions,
     PartitionPublishingOptions,
     PartitionPublishingProperties,
     PlainTarget,
@@ -59,8 +60,9 @@ class HubProducer:
             producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
-        partition_options: How to publish to single partitions, by partition id; the service decides the rest. For a
-            partition that `state_store` knows, the stored state is used instead.
+        partition_options: How to publish to single partitions: a mapping of partition ids, text or numbers, to
+            `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the
+            stored state is used instead.
         name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
             `state_store`.
         state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
@@ -106,9 +108,7 @@ class HubProducer:
         rng: random.Random | None = None,
         owns_transport: bool = True,
         idempotent: bool = False,
-        partition_options: Mapping[str, PartitionPublishingOptions]
-        | Mapping[int, PartitionPublishingOptions]
-        | None = None,
+        partition_options: PartitionOptions | None = None,
         name: str | None = None,
         state_store: PublisherStateStore | None = None,
         mode: Literal["exclusive", "replayable"] | None = None,
@@ -475,7 +475,7 @@ def _events(given: object) -> list[EventData]:
         if wrong is None:
             return events
         given = wrong
-    raise EventError(f"an event to send is an EventData, not {type(given).__name__}")
+    raise no_event(given)
 
 
 def _partition_options(given: Mapping[Any, object]) -> dict[str, PartitionPublishingOptions]:
