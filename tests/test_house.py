@@ -50,7 +50,7 @@ _COVERED_BY = {
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
     "cli/info.py": "integration/test_cli_info.py",
-    "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/main.py": "integration/test_cli_main.py integration/test_bad_input.py",
     "cli/outages.py": "integration/test_cli_send_tail.py",
     "cli/parked.py": "integration/test_parked.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
