@@ -195,7 +195,7 @@ print(*(name for name in kept if name in sys.modules))
         ("EventPumpError", "eventpump"),
         ("EventData", "eventpump"),
         ("EventProducer", "pydantic eventpump eventpump.consumer eventpump.producer"),
-        ("Emulator", "pydantic eventpump eventpump.emulator"),
+        ("Emulator", "pydantic eventpump eventpump.emulator sqlite3"),
         ("SqliteLeaseStore", "eventpump sqlite3"),
         ("MemoryLeaseStore", "eventpump"),
         ("BlobLeaseStore", "azure aiohttp eventpump"),
