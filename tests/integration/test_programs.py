@@ -8,12 +8,15 @@ import os
 import random
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
 from eventpump import BufferedProducer, EventData
@@ -185,3 +188,40 @@ async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path
     with pytest.raises(Exception, match="epoch 3 is older than 4"):
         sums.count("0", 3, [(3, reading)])
     assert sums.result() == (3, 15)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """However it is ended, its service and its hosts end too; unless it is killed, its files go with it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "eventpump", "demo", "--plain", "--seconds", "600"),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    children: list[psutil.Process] = []
+    try:
+        async with asyncio.timeout(_LIMIT):
+            lines = [(await process.stdout.readline()).decode()]
+            while "three hosts share the partitions" not in lines[-1]:
+                lines.append((await process.stdout.readline()).decode())
+                assert lines[-1], "".join(lines)
+            assert "this takes about 610 s; Ctrl-C ends it" in lines[0]
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) == 4
+            process.send_signal(number)
+            _, err = await process.communicate()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=60)
+        assert alive == []
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    if number is not signal.SIGKILL:
+        assert (process.returncode, err) == (128 + number, b"")
+        assert os.listdir(tmp_path) == []
