@@ -187,8 +187,8 @@ class PartitionContext:
         `max_wait_time` (at least 1 s) although the link has credit and everything received is delivered, unless
         management has answered since, within twice that time. A host asks management about its silent partitions in
         turn, one per second: if many are silent, the lag of some is not known. Before the first delivery, lag is 0 if
-        management confirmed that there is nothing to deliver, and otherwise None. Of a subscription that takes a part of
-        the events, those that were received and do not match count as delivered.
+        management confirmed that there is nothing to deliver, and otherwise None. Of a subscription that takes a part
+        of the events, those that were received and do not match count as delivered.
         """
         return self._lag()
 
