@@ -13,6 +13,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.core.backoff import Backoff, is_used_up, least_delay
+from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
@@ -21,10 +22,11 @@ from eventpump.errors import (
     EntityNotFoundError,
     EventError,
     EventPumpError,
+    LinkDetachedError,
     Recovery,
     ServiceError,
 )
-from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent, without_body
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.logs import log_retry
 from eventpump.options.consumer import FeedSettings
@@ -32,6 +34,19 @@ from eventpump.options.consumer import FeedSettings
 _log = logging.getLogger("eventpump.consumer")
 
 _T = TypeVar("_T")
+
+LARGE = 4096
+"""The size in bytes from which on a message is not kept for its place alone: its body is left out then."""
+
+
+class BufferFullError(LinkDetachedError):
+    """The link is opened again because events arrived that the host had no room for. No failure of the service."""
+
+    def __init__(self, partition_id: str, max_bytes: int, refused: int) -> None:
+        super().__init__(
+            f"partition {partition_id}: {refused} events were not kept, as they would exceed the {max_bytes} bytes of "
+            "max_buffered_bytes; they are received again. Events have grown suddenly, or the option is too low"
+        )
 
 
 class PartitionFeed(Generic[_T]):
@@ -51,6 +66,7 @@ class PartitionFeed(Generic[_T]):
             it raises counts as a failure of the link.
         on_attached: Called each time the link is attached.
         on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
+        budget: The bytes that it shares with other feeds; None if it is bounded on its own only.
     """
 
     def __init__(
@@ -61,6 +77,7 @@ class PartitionFeed(Generic[_T]):
         *,
         wrap: Callable[[list[bytes]], list[_T]],
         rng: random.Random,
+        budget: BufferBudget | None = None,
         startup_timeout: float | None = None,
         limit: int | None = None,
         locate: Callable[[EventPosition], Awaitable[EventPosition]] | None = None,
@@ -71,6 +88,7 @@ class PartitionFeed(Generic[_T]):
         assert spec.position.offset != LATEST_OFFSET
         self._transport = transport
         self._spec = spec
+        self._settings = settings
         self._locate = locate
         self._retry = settings.link_retry
         self._backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
@@ -88,6 +106,10 @@ class PartitionFeed(Generic[_T]):
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
+        self._budget = budget
+        self.account: Account | None = None if budget is None else budget.open(self._grant)
+        """What this feed holds of the budget."""
+        self._is_refusing = False
         self._link: ReceiveLink | None = None
         self._link_error: asyncio.Future[EventPumpError] | None = None
         self._is_stopped = False
@@ -98,9 +120,9 @@ class PartitionFeed(Generic[_T]):
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
-        """The last message received."""
+        """The last message received; of a large one the part that has its place."""
         self.first: bytes | None = None
-        """The first message received over the last link."""
+        """The first message received over the last link, likewise."""
         self.batches = 0
         """How many batches of messages were received."""
         self.links = 0
@@ -177,6 +199,17 @@ class PartitionFeed(Generic[_T]):
     def bytes_held(self) -> int:
         """The same in bytes."""
         return self._cache.size
+
+    @property
+    def bytes_in_hand(self) -> int:
+        """Bytes taken and not processed yet, of messages that are not in the cache any more."""
+        return self._cache.in_hand
+
+    @property
+    def room_in_bytes(self) -> int:
+        """How many bytes the cache may hold now."""
+        most = self._settings.prefetch_bytes
+        return most if self.account is None else max(1, min(most, self.account.room))
 
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
@@ -271,22 +304,47 @@ class PartitionFeed(Generic[_T]):
                 await self._tasks.cancel(timeout)
         finally:
             self._cache.clear()
+            if self.account is not None:
+                self.account.close()
+                self.adjust_credit()
 
     # ------------------------------------------------------------------------------------------ the link's sink
 
     def messages(self, batch: list[bytes]) -> None:
         """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
+        if self._is_refusing:
+            return
         cache = self._cache
-        cache.append(batch, self._credit.received(batch))
-        self.newest = batch[-1]
+        size = self._credit.received(batch)
+        budget = self._budget
+        if budget is not None and budget.held + size > budget.max_bytes:
+            batch = self._kept_of(batch)
+            if not batch:
+                return
+            size = sum(map(len, batch))
+        cache.append(batch, size)
+        newest = batch[-1]
+        self.newest = newest if len(newest) <= LARGE else without_body(newest)
         if self.first is None:
-            self.first = batch[0]
+            self.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
         self.adjust_credit()
         for cursor in self._cursors:
             cursor.wake()
+
+    def _kept_of(self, batch: list[bytes]) -> list[bytes]:
+        """Return the messages of a batch that the budget has room for. If not all, open the link again after them."""
+        assert self.account is not None
+        assert self._budget is not None
+        count = self.account.fitting(list(map(len, batch)))
+        refused = len(batch) - count
+        if refused:
+            self._is_refusing = True
+            self._credit.refused(refused)
+            self.reopen(BufferFullError(self._spec.partition_id, self._budget.max_bytes, refused))
+        return batch[:count]
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
@@ -331,6 +389,8 @@ class PartitionFeed(Generic[_T]):
 
     def _is_final(self, error: ServiceError) -> bool:
         """Return whether to give up. A hub that was deleted while a link was open may have been recreated."""
+        if isinstance(error, BufferFullError):
+            return False
         if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
             return True
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
@@ -362,6 +422,7 @@ class PartitionFeed(Generic[_T]):
             self._spec = replace(self._spec, position=located)
             self.newest = None
         self._is_attaching = True
+        self._is_refusing = False
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         self._is_attaching = False
         try:
@@ -389,12 +450,37 @@ class PartitionFeed(Generic[_T]):
 
     def adjust_credit(self) -> None:
         """Let the service send what there is room for. Called when messages were received, taken or given up."""
-        link = self._link
+        if self.account is None:
+            self._grant()
+        else:
+            self.account.holds(self._cache.size + self._cache.in_hand)
+            self._grant()
+            self._settle()
+
+    def _grant(self) -> None:
+        link, account, cache = self._link, self.account, self._cache
         if link is None or self._is_stopped:
             return
-        credit = self._credit.grant(self._cache.count, self._cache.size)
+        if account is None or self._budget is None or self._budget.is_ample:
+            credit = self._credit.grant(cache.count, cache.size)
+        else:
+            credit = self._credit.grant(
+                cache.count,
+                cache.size,
+                account.room - cache.in_hand,
+                is_alone=not account.held,
+                recalls=self._budget.is_braked,
+            )
+            if not (self._credit.credit or cache.count) and self._credit.left != 0:
+                account.waits()
         if credit is not None:
             link.set_credit(credit)
+
+    def _settle(self) -> None:
+        """Adjust the credit of the feeds that have another room since the bytes held have changed."""
+        if self._budget is not None:
+            for account in self._budget.settle():
+                account.adjust()
 
     def _end(self, error: Exception) -> None:
         if self.error is None:
@@ -447,13 +533,27 @@ class FeedCursor(Generic[_T]):
         return self._cursor.held
 
     def take(self, limit: int) -> list[_T]:
-        """Take what is there, at most `limit` messages; empty where nothing is."""
-        held = self._feed.events_held
+        """Take what is there, at most `limit` messages; empty where nothing is.
+
+        What was taken before counts as processed then.
+        """
+        feed = self._feed
+        held, in_hand = feed.events_held, feed.bytes_in_hand
         messages = self._cursor.read(limit)
-        if self._feed.events_held < held:
-            # Of several cursors only the last one to read makes room.
-            self._feed.adjust_credit()
+        if feed.events_held < held or feed.bytes_in_hand != in_hand:
+            # Of several cursors only the last one to read makes room in the cache.
+            feed.adjust_credit()
         return messages
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something was taken that was not processed yet."""
+        return self._cursor.has_in_hand
+
+    def processed(self) -> None:
+        """Record that what was taken is processed. Also after the cursor was closed; calling it twice is fine."""
+        self._cursor.processed()
+        self._feed.adjust_credit()
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.

@@ -16,6 +16,7 @@ from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.core.budget import BufferBudget
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
@@ -116,6 +117,7 @@ class MemberFeed:
         self._cursor: FeedCursor[ReceivedEvent] | None = None
         self._skip_below: int | None = None
         self._taken: list[ReceivedEvent] = []
+        self._unprocessed: FeedCursor[ReceivedEvent] | None = None
         self._waiter: asyncio.Future[bool] | None = None
         self._finding: FeedCursor[ReceivedEvent] | None = None
         self._pin: tuple[PartitionFeed[ReceivedEvent], FeedCursor[ReceivedEvent], int] | None = None
@@ -174,8 +176,10 @@ class MemberFeed:
         return None if self._feed is None else self._feed.look
 
     def take(self, limit: int) -> list[ReceivedEvent]:
-        """Take what is there, at most `limit` events; empty where nothing is."""
+        """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""
         cursor = self._cursor
+        if self._unprocessed is not None:
+            self._processed()
         if cursor is None:
             return []
         events: list[ReceivedEvent] = []
@@ -246,13 +250,16 @@ class MemberFeed:
             self.detach()
         self.wake()
 
-    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT, *, is_processing: bool = False) -> None:
         """Leave, and detach where no other subscription reads. Closing twice is fine; cancelled, the link still ends.
 
         Args:
             timeout: Seconds to wait for the service's answer; the detach goes on without being waited for.
+            is_processing: Whether what was taken is still being processed; `aclose` is called again after that.
         """
         self.stop()
+        if not is_processing:
+            self._processed()
         if self._feed is not None and not self._feed.readers:
             await self._shared.close_feed(self._feed, timeout)
 
@@ -353,6 +360,14 @@ class MemberFeed:
         if self._cursor is not None:
             cursor, self._cursor = self._cursor, None
             cursor.close()
+            if cursor.has_in_hand:
+                self._unprocessed = cursor
+
+    def _processed(self) -> None:
+        """What was taken from a feed that is not read any more is processed."""
+        if self._unprocessed is not None:
+            cursor, self._unprocessed = self._unprocessed, None
+            cursor.processed()
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -380,6 +395,7 @@ class MemberFeed:
                     self.fail(feed.error)
             finally:
                 self._finding = None
+                cursor.processed()
                 await feed.aclose()
 
 
@@ -399,6 +415,7 @@ class SharedPartition:
         hub: Reads the hub's properties, before each link but the first.
         on_closed: Called with a feed that has ended.
         on_unexpected: Called with what a task failed with that should not.
+        budget: The bytes that all links of the host may hold; None if each is bounded on its own only.
     """
 
     def __init__(
@@ -412,6 +429,7 @@ class SharedPartition:
         hub: Callable[[], Awaitable[HubProperties]],
         on_closed: Callable[[PartitionFeed[ReceivedEvent]], None],
         on_unexpected: Callable[[str, BaseException], None],
+        budget: BufferBudget | None = None,
     ) -> None:
         self._transport = transport
         self._spec = spec
@@ -419,6 +437,7 @@ class SharedPartition:
         self._scope = scope
         self._rng = rng
         self._hub = hub
+        self._budget = budget
         self._on_closed = on_closed
         self._members: dict[str, MemberFeed] = {}
         self._own: dict[str, MemberFeed] = {}
@@ -560,7 +579,8 @@ class SharedPartition:
 
     def observe(self) -> None:
         """Find out which member holds the others back. Called when one of several has read, or has left."""
-        feed, room = self._feed, (self._settings.prefetch_events, self._settings.prefetch_bytes)
+        feed = self._feed
+        room = self._settings.prefetch_events, self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
         held_back = False
         if self._own:
             for member in self._own.values():
@@ -782,6 +802,7 @@ class SharedPartition:
                 if feed.error is not None:
                     raise feed.error
         finally:
+            cursor.processed()
             await feed.aclose()
 
     def _probe(self, member: MemberFeed) -> PartitionFeed[ReceivedEvent]:
@@ -861,6 +882,7 @@ class SharedPartition:
             self._settings,
             wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
             rng=self._rng,
+            budget=self._budget,
             limit=limit,
             locate=locate,
             on_attached=on_attached,

@@ -37,17 +37,21 @@ class EventCache(Generic[_T]):
         wrap: Called with a list of messages; returns an item for each, in order, and may return the very list.
     """
 
-    __slots__ = ("_chunks", "_cursors", "_start", "_wrap", "count", "size")
+    __slots__ = ("_chunks", "_cursors", "_freed", "_hands", "_start", "_wrap", "count", "in_hand", "size")
 
     def __init__(self, wrap: Callable[[list[bytes]], list[_T]]) -> None:
         self._wrap = wrap
         self._chunks: deque[_Chunk[_T]] = deque()
         self._cursors: list[Cursor[_T]] = []
         self._start = 0
+        self._hands: dict[Cursor[_T], int] = {}
+        self._freed: deque[tuple[int, int]] = deque()
         self.count = 0
         """Messages held."""
         self.size = 0
         """Bytes held."""
+        self.in_hand = 0
+        """Bytes that are not held any more, and that a reader has in hand: it has read them, and nothing since."""
 
     @property
     def start(self) -> int:
@@ -95,11 +99,19 @@ class EventCache(Generic[_T]):
         cursor = Cursor(self, self.end if at_end else self._start)
         self._cursors.append(cursor)
         self._purge()  # where it is the only one, what lies before it will not be read
+        self._forget_processed()
         return cursor
 
     def clear(self) -> None:
-        """Drop everything and move every cursor to the end."""
-        end = self.end
+        """Drop everything and move every cursor to the end. What is in hand stays there."""
+        end, first = self.end, self._start
+        read = max((cursor.position for cursor in self._hands), default=first)
+        for chunk in self._chunks:
+            if first >= read:
+                break
+            first += len(chunk.raw)
+            self._freed.append((first, chunk.size))
+            self.in_hand += chunk.size
         self._chunks.clear()
         self._start = end
         self.count = self.size = 0
@@ -107,6 +119,13 @@ class EventCache(Generic[_T]):
             cursor.position = end
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
+        hands, first = self._hands, cursor.position
+        if cursor in hands:
+            del hands[cursor]
+        if first < self._start + self.count:
+            hands[cursor] = first
+        if self._freed:
+            self._forget_processed()
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -186,10 +205,23 @@ class EventCache(Generic[_T]):
         self._start += count
         self.count -= count
         self.size -= size
+        self._freed.append((self._start, size))
+        self.in_hand += size
+
+    def _forget_processed(self) -> None:
+        """Count what lies before all hands no more."""
+        freed, kept_from = self._freed, min(self._hands.values(), default=self.end)
+        while freed and freed[0][0] <= kept_from:
+            self.in_hand -= freed.popleft()[1]
+
+    def _processed(self, cursor: Cursor[_T]) -> None:
+        if self._hands.pop(cursor, None) is not None:
+            self._forget_processed()
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
         self._purge()
+        self._forget_processed()
 
     def _held_by(self, cursor: Cursor[_T]) -> tuple[int, int]:
         if cursor.position > self._start:
@@ -233,6 +265,15 @@ class Cursor(Generic[_T]):
         if self._is_closed:
             return []
         return self._cache._read(self, limit)  # noqa: SLF001 - as above
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something was read that was not processed yet."""
+        return self in self._cache._hands  # noqa: SLF001 - as above
+
+    def processed(self) -> None:
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too."""
+        self._cache._processed(self)  # noqa: SLF001 - as above
 
     def close(self) -> None:
         """Leave: the other cursors alone decide what is kept. Closing twice is fine."""

@@ -1,0 +1,306 @@
+"""The budget of bytes that the links of a host share."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from eventpump.core.budget import Account, BufferBudget
+from eventpump.core.cache import Cursor, EventCache
+from eventpump.core.credit import CreditWindow
+
+LARGEST = 4000
+
+_MESSAGES = [b"x" * size for size in range(LARGEST + 1)]
+
+
+@dataclass(eq=False)
+class _Reader:
+    """A subscription: what it reads next, and the batch that it has in hand.
+
+    Attributes:
+        hand: The first message of the batch in hand, and the one after its last.
+    """
+
+    cursor: Cursor[bytes]
+    hand: tuple[int, int] = (0, 0)
+
+
+@dataclass(eq=False)
+class _Link:
+    """A link of a host and the service at its far end, by the rules of AMQP 2.6.7; the glue is that of a feed."""
+
+    host: _Host
+    sizes: list[int]
+    window: CreditWindow
+    cache: EventCache[bytes] = field(default_factory=lambda: EventCache(lambda raw: raw))
+    account: Account = field(init=False)
+    readers: list[_Reader] = field(default_factory=list)
+    leaving: list[_Reader] = field(default_factory=list)
+    flows: deque[int] = field(default_factory=deque)
+    in_flight: deque[int] = field(default_factory=deque)
+    kept: int = 0
+    received: int = 0
+    sent: int = 0
+    limit: int = 0
+    reopened: int = 0
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.account = self.host.budget.open(self.grant)
+        self.window.link_opened(LARGEST)
+        self.adjust()
+
+    def adjust(self) -> None:
+        self.account.holds(self.cache.size + self.cache.in_hand)
+        self.grant()
+        for account in self.host.budget.settle():
+            account.adjust()
+
+    def grant(self) -> None:
+        if self.is_closed:
+            return
+        budget, cache, account = self.host.budget, self.cache, self.account
+        if budget.is_ample:
+            credit = self.window.grant(cache.count, cache.size)
+        else:
+            is_alone, recalls = not account.held, budget.is_braked
+            room = account.room - cache.in_hand
+            credit = self.window.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
+            if not (self.window.credit or cache.count):
+                account.waits()
+        if credit is not None:
+            assert credit >= 0
+            self.flows.append(self.received + credit)
+
+    def flow_arrives(self) -> None:
+        if self.flows:
+            self.limit = self.flows.popleft()
+
+    def sends(self, count: int) -> None:
+        first = self.kept + len(self.in_flight)
+        new = self.sizes[first : first + max(0, min(count, self.limit - self.sent))]
+        self.in_flight += new
+        self.sent += len(new)
+
+    def arrives(self, count: int) -> None:
+        batch = [_MESSAGES[self.in_flight.popleft()] for _ in range(min(count, len(self.in_flight)))]
+        if not batch:
+            return
+        self.received += len(batch)
+        size = self.window.received(batch)
+        if self.host.budget.held + size > self.host.budget.max_bytes:
+            fitting = self.account.fitting(list(map(len, batch)))
+            if fitting < len(batch):
+                self.window.refused(len(batch) - fitting)
+                batch = batch[:fitting]
+                self.kept += fitting
+                self.cache.append(batch, sum(map(len, batch)))
+                self.adjust()
+                self.reopened += 1
+                self.lost()
+                return
+        self.kept += len(batch)
+        self.cache.append(batch, size)
+        self.adjust()
+
+    def lost(self) -> None:
+        """The link ends, with what is on its way, and another one begins after what was kept."""
+        self.window.link_ended()
+        self.flows.clear()
+        self.in_flight.clear()
+        self.received = self.sent = self.limit = 0
+        self.window.link_opened(LARGEST)
+        self.adjust()
+
+    def joins(self, *, at_end: bool) -> None:
+        self.readers.append(_Reader(self.cache.cursor(at_end=at_end)))
+        self.adjust()
+
+    def reads(self, reader: _Reader, limit: int) -> int:
+        first, held, in_hand = reader.cursor.position, self.cache.count, self.cache.in_hand
+        taken = len(reader.cursor.read(limit))
+        reader.hand = first, first + taken
+        if self.cache.count < held or self.cache.in_hand != in_hand:
+            self.adjust()
+        return taken
+
+    def leaves(self, reader: _Reader) -> None:
+        """A subscription ends, and goes on with the batch that it has in hand."""
+        self.readers.remove(reader)
+        self.leaving.append(reader)
+        reader.cursor.close()
+        self.adjust()
+
+    def ends(self, reader: _Reader) -> None:
+        """The last batch of a subscription that has left is processed."""
+        self.leaving.remove(reader)
+        reader.cursor.processed()
+        self.adjust()
+
+    def closes(self) -> None:
+        """The partition is given up."""
+        for reader in list(self.readers):
+            self.leaves(reader)
+        self.is_closed = True
+        self.cache.clear()
+        self.account.close()
+        self.adjust()
+
+    @property
+    def in_memory(self) -> int:
+        """The bytes of all messages that are in the cache or in a hand, each counted once."""
+        found = set(range(self.cache.start, self.cache.end))
+        for reader in (*self.readers, *self.leaving):
+            found |= set(range(*reader.hand))
+        return sum(self.sizes[number] for number in found)
+
+
+@dataclass
+class _Host:
+    """The links of a host."""
+
+    max_bytes: int
+    link_bytes: int
+    max_events: int = 200
+    budget: BufferBudget = field(init=False)
+    links: list[_Link] = field(default_factory=list)
+    closed: list[_Link] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.budget = BufferBudget(self.max_bytes, self.link_bytes)
+
+    def opens(self, sizes: list[int], readers: int = 1) -> _Link:
+        link = _Link(self, sizes, CreditWindow(self.max_events, self.link_bytes))
+        for _ in range(readers):
+            link.joins(at_end=False)
+        self.links.append(link)
+        return link
+
+    def check(self) -> None:
+        """The stated bound holds, and what is counted is at least what is in memory."""
+        everything = [*self.links, *self.closed]
+        held = [link.account.held for link in everything]
+        assert self.budget.held == sum(held)
+        for link, counted in zip(everything, held, strict=True):
+            assert counted >= link.in_memory
+        assert self.budget.held <= self.max_bytes + LARGEST * sum(each > 0 for each in held)
+
+    def turn(self, *, limit: int, at_once: int = 10_000) -> int:
+        """Let everything move once on every link: flows, messages, then each reader takes a batch."""
+        for link in self.links:
+            while link.flows:
+                link.flow_arrives()
+            link.sends(at_once)
+        for link in self.links:
+            link.arrives(at_once)
+            self.check()
+        return sum(link.reads(reader, limit) for link in self.links for reader in link.readers)
+
+
+def _stream(rng: random.Random, count: int) -> list[int]:
+    """Return sizes as streams have them: alike for a while, then of another kind, with a giant now and then."""
+    sizes: list[int] = []
+    while len(sizes) < count:
+        usual = rng.choice([1, 10, 100, 1000, LARGEST])
+        sizes += [
+            LARGEST if rng.random() < 0.02 else 1 + int(rng.random() * usual) for _ in range(rng.randrange(1, 120))
+        ]
+    return sizes[:count]
+
+
+class BudgetInAnyHistory(RuleBasedStateMachine):
+    """Whatever links, services and readers do: the bound holds, nothing is counted that is not there, all come on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(0)
+        self.host = _Host(20_000, 10_000)
+
+    @rule(seed=st.integers(0, 2**32), max_bytes=st.sampled_from([1, 3000, 20_000, 100_000]))
+    @precondition(lambda self: not self.host.links and not self.host.closed)
+    def begin(self, seed: int, max_bytes: int) -> None:
+        self.rng = random.Random(seed)
+        self.host = _Host(max_bytes, self.rng.choice([1000, 10_000]), self.rng.choice([5, 200]))
+
+    @precondition(lambda self: len(self.host.links) < 6)
+    @rule(readers=st.integers(1, 3))
+    def open(self, readers: int) -> None:
+        self.host.opens(_stream(self.rng, 400), readers)
+
+    def _link(self) -> _Link:
+        return self.rng.choice(self.host.links)
+
+    @precondition(lambda self: self.host.links)
+    @rule(steps=st.integers(1, 30))
+    def moves(self, steps: int) -> None:
+        for _ in range(steps):
+            link = self._link()
+            count = self.rng.choice([1, 5, 300])
+            match self.rng.randrange(4):
+                case 0:
+                    link.flow_arrives()
+                case 1:
+                    link.sends(count)
+                case 2:
+                    link.arrives(count)
+                case _ if link.readers:
+                    link.reads(self.rng.choice(link.readers), self.rng.choice([1, 7, 300]))
+            self.host.check()
+
+    @precondition(lambda self: self.host.links)
+    @rule()
+    def loses_link(self) -> None:
+        self._link().lost()
+
+    @precondition(lambda self: self.host.links)
+    @rule(at_end=st.booleans())
+    def joins(self, at_end: bool) -> None:
+        self._link().joins(at_end=at_end)
+
+    @precondition(lambda self: any(link.readers for link in self.host.links))
+    @rule()
+    def leaves(self) -> None:
+        link = self.rng.choice([each for each in self.host.links if each.readers])
+        link.leaves(self.rng.choice(link.readers))
+
+    @precondition(lambda self: any(link.leaving for link in [*self.host.links, *self.host.closed]))
+    @rule()
+    def last_batch_is_processed(self) -> None:
+        link = self.rng.choice([each for each in [*self.host.links, *self.host.closed] if each.leaving])
+        link.ends(self.rng.choice(link.leaving))
+
+    @precondition(lambda self: self.host.links)
+    @rule()
+    def moves_away(self) -> None:
+        link = self._link()
+        link.closes()
+        self.host.links.remove(link)
+        self.host.closed.append(link)
+
+    @invariant()
+    def bound_holds(self) -> None:
+        self.host.check()
+
+    def teardown(self) -> None:
+        """Everybody gets everything once readers read on, and nothing is counted in the end."""
+        for link in [*self.host.links, *self.host.closed]:
+            while link.leaving:
+                link.ends(link.leaving[0])
+            if not link.readers and not link.is_closed:
+                link.joins(at_end=False)
+        for _ in range(3000):
+            if not self.host.turn(limit=1000) and all(link.kept == len(link.sizes) for link in self.host.links):
+                break
+        assert [len(link.sizes) - link.kept for link in self.host.links] == [0] * len(self.host.links)
+        assert self.host.budget.held == 0
+        for link in self.host.links:
+            link.closes()
+        assert self.host.budget.links == 0
+
+
+TestBudgetInAnyHistory = BudgetInAnyHistory.TestCase
