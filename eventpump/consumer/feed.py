@@ -322,6 +322,8 @@ class PartitionFeed(Generic[_T]):
             if not batch:
                 return
             size = sum(map(len, batch))
+        if self.account is not None:
+            self.account.received(size)
         cache.append(batch, size)
         newest = batch[-1]
         self.newest = newest if len(newest) <= LARGE else without_body(newest)
@@ -442,6 +444,8 @@ class PartitionFeed(Generic[_T]):
         finally:
             self._link = None
             self._credit.link_ended()
+            if self.account is not None:
+                self.account.expects(0)
             is_given_up, self._is_given_up = self._is_given_up, False
             if is_given_up or not ended.done() or ended.cancelled():
                 with suppress(TimeoutError):
@@ -464,15 +468,12 @@ class PartitionFeed(Generic[_T]):
         if account is None or self._budget is None or self._budget.is_ample:
             credit = self._credit.grant(cache.count, cache.size)
         else:
-            credit = self._credit.grant(
-                cache.count,
-                cache.size,
-                account.room - cache.in_hand,
-                is_alone=not account.held,
-                recalls=self._budget.is_braked,
-            )
+            room, is_alone, recalls = account.room - cache.in_hand, not account.held, account.recalls
+            credit = self._credit.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
             if not (self._credit.credit or cache.count) and self._credit.left != 0:
                 account.waits()
+        if account is not None:
+            account.expects(self._credit.expected)
         if credit is not None:
             link.set_credit(credit)
 

@@ -38,6 +38,8 @@ class PartitionStatus:
             that share its link.
         has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
         is_paused: Whether it is paused.
+        buffered_bytes: Bytes of the partition that were received and are not processed yet, over all its subscriptions
+            and links; the same in each row of a partition.
     """
 
     partition_id: str
@@ -50,6 +52,7 @@ class PartitionStatus:
     held_events: int
     has_own_link: bool
     is_paused: bool
+    buffered_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class OwnedPartition:
     @property
     def statuses(self) -> list[PartitionStatus]:
         """The status of each pump."""
+        buffered_bytes = 0 if self.shared is None else self.shared.buffered_bytes
         return [
             PartitionStatus(
                 self.partition_id,
@@ -146,6 +150,7 @@ class OwnedPartition:
                 pump.held_events,
                 pump.has_own_link,
                 pump.is_paused,
+                buffered_bytes,
             )
             for pump in self.pumps.values()
         ]
@@ -209,6 +214,7 @@ class OwnedPartition:
             hub=self._group.hub,
             on_closed=self._silence.forget,
             on_unexpected=self._unexpected,
+            budget=around.budget,
         )
 
     def _start_pump(self, shared: SharedPartition, lease: PartitionLease, subscription: Subscription) -> None:

@@ -16,7 +16,7 @@ from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
-from eventpump.core.budget import BufferBudget
+from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
@@ -195,6 +195,8 @@ class MemberFeed:
                 self._taken = _last_of(events) or self._taken
             if self._shared.is_shared:
                 self._shared.observe()
+        elif cursor.has_in_hand:
+            cursor.processed()
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
@@ -438,6 +440,7 @@ class SharedPartition:
         self._rng = rng
         self._hub = hub
         self._budget = budget
+        self._accounts: list[Account] = []
         self._on_closed = on_closed
         self._members: dict[str, MemberFeed] = {}
         self._own: dict[str, MemberFeed] = {}
@@ -460,6 +463,11 @@ class SharedPartition:
         self.feeds_made = 0
         """How many links were opened, links in place of failed ones not counted. Each event's origin ends with the
         count before its own link."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes received over all its links that are not processed yet."""
+        return sum(account.held for account in self._accounts)
 
     @property
     def is_open(self) -> bool:
@@ -876,7 +884,7 @@ class SharedPartition:
         spec = replace(self._spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
-        return PartitionFeed(
+        feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
             self._settings,
@@ -888,6 +896,10 @@ class SharedPartition:
             on_attached=on_attached,
             on_trouble=on_trouble,
         )
+        if feed.account is not None:
+            self._accounts = [each for each in self._accounts if each.held or not each.is_closed]
+            self._accounts.append(feed.account)
+        return feed
 
     def _attached(self, feed: PartitionFeed[ReceivedEvent]) -> None:
         if feed is self._feed:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
-_SHARED_OUT = 0.75
-"""The part of the budget that credit is granted for. The rest is for messages that are larger than expected."""
+_GRANTED = 0.75
+"""The part of the budget that is held or expected, by estimated sizes. The rest is for messages that are larger."""
 
 _BRAKE_AT = 0.875
-"""The part at which the brake goes on: credit is taken back from every link. It goes off at `_SHARED_OUT`."""
+"""The part held at which the brake goes on: credit is taken back from every link. It goes off at `_GRANTED`."""
 
 _LENT = 0.875
 """The part of what the others leave free that one link may use beyond its share. The rest is for links that wake up."""
+
+_LOOKED_AT = 4
+"""How many links are looked at, whether they are idle, each time that one has less room than it could use."""
 
 
 class BufferBudget:
@@ -21,10 +25,13 @@ class BufferBudget:
     Credit counts messages, whose sizes are not known before they arrive, so credit alone bounds no bytes. Three
     measures do it together:
 
-    * Each link is granted credit, by estimated sizes, up to its share, or up to 7/8 of what the others leave free if
-      that is more: idle links lend. One that holds more than its limit gets nothing until it has been read.
-    * When 7/8 of the budget are held, the brake goes on: every link's credit is taken back, and until less than 3/4 are
-      held each link may hold an eighth of the budget divided by the number of links.
+    * What is held, and expected by the credit granted and estimated sizes, is at most 3/4 of the budget. Each link may
+      have its share of that, or 7/8 of what the others leave free if that is more. A link that got nothing yet, or
+      nothing while the host received as much as the budget, is idle: it lends its share, and has a minimum only, until
+      it gets something. The minimum is an eighth of the budget, divided by the number of links; whatever the others
+      have, a link has it.
+    * When 7/8 of the budget are held, the brake goes on: until less than 3/4 are held, every link has its minimum only,
+      and credit beyond it is taken back.
     * What arrives beyond the budget is not kept: the link is to be closed, and opened again after the last message
       kept.
 
@@ -41,8 +48,12 @@ class BufferBudget:
     __slots__ = (
         "_accounts",
         "_brake_at",
+        "_expected",
+        "_granted",
+        "_is_short",
         "_link_bytes",
-        "_shared_out",
+        "_received",
+        "_turns",
         "_waiting",
         "held",
         "is_ample",
@@ -58,13 +69,17 @@ class BufferBudget:
         self.held = 0
         """Bytes held by all links."""
         self.is_braked = False
-        """Whether credit was taken back from all links."""
+        """Whether every link has its minimum only."""
         self.is_ample = True
         """Whether no link needs to ask for its room: all of them have as much as they may use."""
         self._link_bytes = link_bytes
-        self._shared_out = int(max_bytes * _SHARED_OUT)
+        self._granted = int(max_bytes * _GRANTED)
         self._brake_at = int(max_bytes * _BRAKE_AT)
+        self._expected = 0
+        self._received = 0
+        self._is_short = False
         self._accounts: dict[Account, None] = {}
+        self._turns: deque[Account] = deque()
         self._waiting: dict[Account, None] = {}
 
     @property
@@ -74,8 +89,13 @@ class BufferBudget:
 
     @property
     def share(self) -> int:
-        """What each link may hold if all links are busy, in bytes."""
-        return self._shared_out // max(1, len(self._accounts))
+        """What each link may hold and expect if all links are busy, in bytes."""
+        return self._granted // max(1, len(self._accounts))
+
+    @property
+    def minimum(self) -> int:
+        """What each link may hold and expect in any case, in bytes."""
+        return (self.max_bytes - self._brake_at) // max(1, len(self._accounts))
 
     def open(self, adjust: Callable[[], None]) -> Account:
         """Add a link.
@@ -85,39 +105,59 @@ class BufferBudget:
         """
         account = Account(self, adjust)
         self._accounts[account] = None
+        self._turns.append(account)
         self._count_changed()
         return account
 
     def _close(self, account: Account) -> None:
         if self._accounts.pop(account, account) is None:
             self._waiting.pop(account, None)
+            self._turns.remove(account)
             self._count_changed()
 
     def _count_changed(self) -> None:
-        self.is_ample = not self.is_braked and len(self._accounts) * self._link_bytes <= self._shared_out
+        self.is_ample = not self.is_braked and len(self._accounts) * self._link_bytes <= self._granted
 
-    def _room(self, held: int) -> int:
-        if self.is_braked:
-            return (self.max_bytes - self._brake_at) // max(1, len(self._accounts))
-        return max(self.share, int((self._shared_out - self.held + held) * _LENT))
+    def _room(self, account: Account) -> int:
+        if self.is_braked or account.is_idle:
+            return self.minimum
+        mine = account.held + account.expected
+        # What this link has is free for itself.
+        free = self._granted - self.held - self._expected + mine
+        allowed = max(self.share, int(free * _LENT))
+        self._is_short = self._is_short or allowed < self._link_bytes
+        return max(self.minimum, min(free, allowed))
 
     def settle(self) -> Sequence[Account]:
         """Return the accounts whose credit is to be adjusted now. Called when the bytes held have changed."""
-        held = self.held
         if self.is_braked:
-            if held >= self._shared_out:
+            if self.held >= self._granted:
                 return ()
             self.is_braked = False
             self._count_changed()
-        elif held >= self._brake_at:
+        elif self.held >= self._brake_at:
             self.is_braked, self.is_ample = True, False
             return list(self._accounts)
-        if not self._waiting:
-            return ()
-        # One at a time: each uses what is free, and the next one is adjusted when more is.
-        account = next(iter(self._waiting))
-        del self._waiting[account]
-        return (account,)
+        due: list[Account] = []
+        if self._waiting:
+            # One at a time: each uses what is free, and the next one is adjusted when more is.
+            account = next(iter(self._waiting))
+            del self._waiting[account]
+            due.append(account)
+        if self._is_short:
+            self._is_short = False
+            due += self._newly_idle()
+        return due
+
+    def _newly_idle(self) -> list[Account]:
+        found: list[Account] = []
+        for _ in range(min(_LOOKED_AT, len(self._turns))):
+            account = self._turns[0]
+            self._turns.rotate(-1)
+            if account.expected > self.minimum and self._received - account.received_at > self.max_bytes:
+                account.is_idle = True
+                found.append(account)
+        return found
 
 
 class Account:
@@ -128,21 +168,33 @@ class Account:
         adjust: See `BufferBudget.open`.
     """
 
-    __slots__ = ("_budget", "_is_closed", "adjust", "held")
+    __slots__ = ("_budget", "adjust", "expected", "held", "is_closed", "is_idle", "received_at")
 
     def __init__(self, budget: BufferBudget, adjust: Callable[[], None]) -> None:
         self._budget = budget
-        self._is_closed = False
         self.adjust = adjust
         """Grants the link credit by its present room."""
         self.held = 0
         """Bytes that the link has received and that are not processed yet."""
+        self.expected = 0
+        """Bytes that it may still receive by its credit, if they are as large as estimated."""
+        self.received_at = budget._received  # noqa: SLF001 - the two are one object
+        """How many bytes the host had received when this link received something last."""
+        self.is_idle = True
+        """Whether it lends its share, as it has received nothing yet, or nothing for long."""
+        self.is_closed = False
+        """Whether the link is gone."""
 
     @property
     def room(self) -> int:
-        """What the link may hold now, in bytes: at least 1, for a message of any size, if it holds nothing."""
-        room = self._budget._room(self.held)  # noqa: SLF001 - the two are one object
+        """What the link may hold and expect now, in bytes; at least 1, for a message of any size, if it holds none."""
+        room = self._budget._room(self)  # noqa: SLF001 - as above
         return room if self.held else max(1, room)
+
+    @property
+    def recalls(self) -> bool:
+        """Whether credit for which there is no room is to be taken back."""
+        return self.is_idle or self._budget.is_braked
 
     def fitting(self, sizes: Sequence[int]) -> int:
         """Return how many messages of a batch may be added to the cache, from the first on.
@@ -157,6 +209,16 @@ class Account:
                 return count
         return len(sizes)
 
+    def received(self, size: int) -> None:
+        """Record that messages arrived.
+
+        Args:
+            size: In bytes.
+        """
+        self._budget._received += size  # noqa: SLF001 - as above
+        self.received_at = self._budget._received  # noqa: SLF001 - as above
+        self.is_idle = False
+
     def holds(self, size: int) -> None:
         """Record what the link holds.
 
@@ -166,12 +228,22 @@ class Account:
         self._budget.held += size - self.held
         self.held = size
 
+    def expects(self, size: int) -> None:
+        """Record what the link may still receive by its credit.
+
+        Args:
+            size: In bytes, by the estimated size of its messages.
+        """
+        self._budget._expected += size - self.expected  # noqa: SLF001 - as above
+        self.expected = size
+
     def waits(self) -> None:
         """Record that the link has no credit although its cache is empty: it is adjusted when bytes become free."""
-        if not self._is_closed:
+        if not self.is_closed:
             self._budget._waiting[self] = None  # noqa: SLF001 - as above
 
     def close(self) -> None:
         """Remove the link. What it holds counts until `holds` says otherwise. Closing twice is fine."""
-        self._is_closed = True
+        self.is_closed = True
+        self.expects(0)
         self._budget._close(self)  # noqa: SLF001 - as above

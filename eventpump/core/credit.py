@@ -110,6 +110,11 @@ class CreditWindow:
             self._largest_before, self._largest, self._counted = self._largest, 0, 0
         return size
 
+    @property
+    def expected(self) -> int:
+        """The size of the messages that the credit lets come, in bytes, if they are as large as estimated."""
+        return int(self.credit * (self._max_message_size if self._strict else self._estimate or UNKNOWN_SIZE))
+
     def refused(self, count: int) -> None:
         """Want as many messages again: they were received, but not kept."""
         if self.left is not None:

@@ -64,15 +64,15 @@ class _Link:
     def grant(self) -> None:
         if self.is_closed:
             return
-        budget, cache, account = self.host.budget, self.cache, self.account
-        if budget.is_ample:
+        cache, account = self.cache, self.account
+        if self.host.budget.is_ample:
             credit = self.window.grant(cache.count, cache.size)
         else:
-            is_alone, recalls = not account.held, budget.is_braked
-            room = account.room - cache.in_hand
+            room, is_alone, recalls = account.room - cache.in_hand, not account.held, account.recalls
             credit = self.window.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
             if not (self.window.credit or cache.count):
                 account.waits()
+        account.expects(self.window.expected)
         if credit is not None:
             assert credit >= 0
             self.flows.append(self.received + credit)
@@ -99,18 +99,21 @@ class _Link:
                 self.window.refused(len(batch) - fitting)
                 batch = batch[:fitting]
                 self.kept += fitting
+                self.account.received(sum(map(len, batch)))
                 self.cache.append(batch, sum(map(len, batch)))
                 self.adjust()
                 self.reopened += 1
                 self.lost()
                 return
         self.kept += len(batch)
+        self.account.received(size)
         self.cache.append(batch, size)
         self.adjust()
 
     def lost(self) -> None:
         """The link ends, with what is on its way, and another one begins after what was kept."""
         self.window.link_ended()
+        self.account.expects(0)
         self.flows.clear()
         self.in_flight.clear()
         self.received = self.sent = self.limit = 0
