@@ -316,14 +316,14 @@ class PartitionFeed(Generic[_T]):
             return
         cache = self._cache
         size = self._credit.received(batch)
-        budget = self._budget
-        if budget is not None and budget.held + size > budget.max_bytes:
-            batch = self._kept_of(batch)
-            if not batch:
-                return
-            size = sum(map(len, batch))
-        if self.account is not None:
-            self.account.received(size)
+        account = self.account
+        if account is not None:
+            if not account.fits(size):
+                batch = self._kept_of(account, batch)
+                if not batch:
+                    return
+                size = sum(map(len, batch))
+            account.received(size)
         cache.append(batch, size)
         newest = batch[-1]
         self.newest = newest if len(newest) <= LARGE else without_body(newest)
@@ -336,13 +336,12 @@ class PartitionFeed(Generic[_T]):
         for cursor in self._cursors:
             cursor.wake()
 
-    def _kept_of(self, batch: list[bytes]) -> list[bytes]:
+    def _kept_of(self, account: Account, batch: list[bytes]) -> list[bytes]:
         """Return the messages of a batch that the budget has room for. If not all, open the link again after them."""
-        assert self.account is not None
-        assert self._budget is not None
-        count = self.account.fitting(list(map(len, batch)))
+        count = account.fitting(list(map(len, batch)))
         refused = len(batch) - count
         if refused:
+            assert self._budget is not None
             self._is_refusing = True
             self._credit.refused(refused)
             self.reopen(BufferFullError(self._spec.partition_id, self._budget.max_bytes, refused))

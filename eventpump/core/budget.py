@@ -35,7 +35,8 @@ class BufferBudget:
     * What arrives beyond the budget is not kept: the link is to be closed, and opened again after the last message
       kept.
 
-    A link that holds nothing is always granted one message, and it is kept, however large.
+    A link that holds nothing is always granted one message, and it is kept, however large. If the budget has no room
+    for it, it does not count for the budget: it would leave none to the others.
 
     Guarantee, if `Account.fitting` is asked before anything is added: the bytes held are at most `max_bytes`, and
     beyond that one message for each account that holds something.
@@ -55,6 +56,7 @@ class BufferBudget:
         "_received",
         "_turns",
         "_waiting",
+        "beyond",
         "held",
         "is_ample",
         "is_braked",
@@ -68,6 +70,8 @@ class BufferBudget:
         """The budget."""
         self.held = 0
         """Bytes held by all links."""
+        self.beyond = 0
+        """Those of them that do not count for the budget."""
         self.is_braked = False
         """Whether every link has its minimum only."""
         self.is_ample = True
@@ -121,9 +125,9 @@ class BufferBudget:
     def _room(self, account: Account) -> int:
         if self.is_braked or account.is_idle:
             return self.minimum
-        mine = account.held + account.expected
+        mine = account.held - account.beyond + account.expected
         # What this link has is free for itself.
-        free = self._granted - self.held - self._expected + mine
+        free = self._granted - (self.held - self.beyond) - self._expected + mine
         allowed = max(self.share, int(free * _LENT))
         self._is_short = self._is_short or allowed < self._link_bytes
         return max(self.minimum, min(free, allowed))
@@ -131,11 +135,11 @@ class BufferBudget:
     def settle(self) -> Sequence[Account]:
         """Return the accounts whose credit is to be adjusted now. Called when the bytes held have changed."""
         if self.is_braked:
-            if self.held >= self._granted:
+            if self.held - self.beyond >= self._granted:
                 return ()
             self.is_braked = False
             self._count_changed()
-        elif self.held >= self._brake_at:
+        elif self.held - self.beyond >= self._brake_at:
             self.is_braked, self.is_ample = True, False
             return list(self._accounts)
         due: list[Account] = []
@@ -168,14 +172,17 @@ class Account:
         adjust: See `BufferBudget.open`.
     """
 
-    __slots__ = ("_budget", "adjust", "expected", "held", "is_closed", "is_idle", "received_at")
+    __slots__ = ("_budget", "_room", "adjust", "beyond", "expected", "held", "is_closed", "is_idle", "received_at")
 
     def __init__(self, budget: BufferBudget, adjust: Callable[[], None]) -> None:
         self._budget = budget
+        self._room = budget.max_bytes
         self.adjust = adjust
         """Grants the link credit by its present room."""
         self.held = 0
         """Bytes that the link has received and that are not processed yet."""
+        self.beyond = 0
+        """Those of them that do not count for the budget: a message that there was no room for."""
         self.expected = 0
         """Bytes that it may still receive by its credit, if they are as large as estimated."""
         self.received_at = budget._received  # noqa: SLF001 - the two are one object
@@ -188,7 +195,7 @@ class Account:
     @property
     def room(self) -> int:
         """What the link may hold and expect now, in bytes; at least 1, for a message of any size, if it holds none."""
-        room = self._budget._room(self)  # noqa: SLF001 - as above
+        room = self._room = self._budget._room(self)  # noqa: SLF001 - as above
         return room if self.held else max(1, room)
 
     @property
@@ -196,16 +203,26 @@ class Account:
         """Whether credit for which there is no room is to be taken back."""
         return self.is_idle or self._budget.is_braked
 
+    def fits(self, size: int) -> bool:
+        """Return whether the budget has room for so many bytes."""
+        budget = self._budget
+        return budget.held - budget.beyond + size <= budget.max_bytes
+
     def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many messages of a batch may be added to the cache, from the first on.
+        """Return how many messages of a batch are to be added to the cache, from the first on.
 
         Args:
-            sizes: Their sizes, in bytes.
+            sizes: Their sizes, in bytes, which do not fit together.
         """
-        room = self._budget.max_bytes - self._budget.held
+        budget = self._budget
+        room = budget.max_bytes - (budget.held - budget.beyond)
+        if sizes[0] > room and not self.held:
+            self.beyond = sizes[0]
+            budget.beyond += sizes[0]
+            return 1
         for count, size in enumerate(sizes):
             room -= size
-            if room < 0 and (count or self.held):
+            if room < 0:
                 return count
         return len(sizes)
 
@@ -225,15 +242,21 @@ class Account:
         Args:
             size: In bytes.
         """
-        self._budget.held += size - self.held
+        budget = self._budget
+        budget.held += size - self.held
         self.held = size
+        if size < self.beyond:
+            budget.beyond += size - self.beyond
+            self.beyond = size
 
     def expects(self, size: int) -> None:
         """Record what the link may still receive by its credit.
 
         Args:
-            size: In bytes, by the estimated size of its messages.
+            size: In bytes, by the estimated size of its messages. If that is more than its room, as one message of a
+                link that holds nothing may be, it counts as the room.
         """
+        size = min(size, self._room)
         self._budget._expected += size - self.expected  # noqa: SLF001 - as above
         self.expected = size
 

