@@ -201,11 +201,6 @@ class PartitionFeed(Generic[_T]):
         return self._cache.size
 
     @property
-    def bytes_in_hand(self) -> int:
-        """Bytes taken and not processed yet, of messages that are not in the cache any more."""
-        return self._cache.in_hand
-
-    @property
     def room_in_bytes(self) -> int:
         """How many bytes the cache may hold now."""
         most = self._settings.prefetch_bytes
@@ -221,7 +216,7 @@ class PartitionFeed(Generic[_T]):
         Args:
             at_end: Begin after the newest message received, instead of at the oldest one held.
         """
-        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end))
+        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end), self._cache)
         self._cursors = (*self._cursors, cursor)
         return cursor
 
@@ -317,13 +312,11 @@ class PartitionFeed(Generic[_T]):
         cache = self._cache
         size = self._credit.received(batch)
         account = self.account
-        if account is not None:
-            if not account.fits(size):
-                batch = self._kept_of(account, batch)
-                if not batch:
-                    return
-                size = sum(map(len, batch))
-            account.received(size)
+        if account is not None and not account.received(size):
+            batch = self._kept_of(account, batch)
+            if not batch:
+                return
+            size = sum(map(len, batch))
         cache.append(batch, size)
         newest = batch[-1]
         self.newest = newest if len(newest) <= LARGE else without_body(newest)
@@ -399,7 +392,7 @@ class PartitionFeed(Generic[_T]):
 
     def _delay_after(self, error: ServiceError) -> float:
         """Return the seconds until the link is opened again."""
-        if error.recovery is Recovery.RECONNECT:
+        if error.recovery is Recovery.RECONNECT or isinstance(error, BufferFullError):
             # The transport does the waiting; this only keeps many feeds from opening links in the same instant.
             return self._rng.uniform(0, self._retry.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))
@@ -453,10 +446,19 @@ class PartitionFeed(Generic[_T]):
 
     def adjust_credit(self) -> None:
         """Let the service send what there is room for. Called when messages were received, taken or given up."""
-        if self.account is None:
+        account, cache = self.account, self._cache
+        if account is None:
             self._grant()
         else:
-            self.account.holds(self._cache.size + self._cache.in_hand)
+            is_due = account.holds(cache.size + cache.in_hand)
+            self._grant()
+            if is_due:
+                self._settle()
+
+    def processed(self) -> None:
+        """Adjust the credit after something that is not in the cache any more was processed."""
+        account, cache = self.account, self._cache
+        if account is not None and account.holds(cache.size + cache.in_hand):
             self._grant()
             self._settle()
 
@@ -471,16 +473,15 @@ class PartitionFeed(Generic[_T]):
             credit = self._credit.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
             if not (self._credit.credit or cache.count) and self._credit.left != 0:
                 account.waits()
-        if account is not None:
             account.expects(self._credit.expected)
         if credit is not None:
             link.set_credit(credit)
 
     def _settle(self) -> None:
         """Adjust the credit of the feeds that have another room since the bytes held have changed."""
-        if self._budget is not None:
-            for account in self._budget.settle():
-                account.adjust()
+        assert self._budget is not None
+        for account in self._budget.settle():
+            account.adjust()
 
     def _end(self, error: Exception) -> None:
         if self.error is None:
@@ -510,13 +511,15 @@ class FeedCursor(Generic[_T]):
     Args:
         feed: The feed.
         cursor: The place in its cache.
+        cache: Its cache.
     """
 
-    __slots__ = ("_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
+    __slots__ = ("_cache", "_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
 
-    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T]) -> None:
+    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T], cache: EventCache[_T]) -> None:
         self._feed = feed
         self._cursor = cursor
+        self._cache = cache
         self._waiter: asyncio.Future[bool] | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -537,12 +540,14 @@ class FeedCursor(Generic[_T]):
 
         What was taken before counts as processed then.
         """
-        feed = self._feed
-        held, in_hand = feed.events_held, feed.bytes_in_hand
+        feed, cache = self._feed, self._cache
+        held, in_hand = cache.count, cache.in_hand
         messages = self._cursor.read(limit)
-        if feed.events_held < held or feed.bytes_in_hand != in_hand:
+        if cache.count < held:
             # Of several cursors only the last one to read makes room in the cache.
             feed.adjust_credit()
+        elif cache.in_hand != in_hand:
+            feed.processed()
         return messages
 
     @property
@@ -552,8 +557,8 @@ class FeedCursor(Generic[_T]):
 
     def processed(self) -> None:
         """Record that what was taken is processed. Also after the cursor was closed; calling it twice is fine."""
-        self._cursor.processed()
-        self._feed.adjust_credit()
+        if self._cursor.processed():
+            self._feed.processed()
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.

@@ -195,7 +195,7 @@ class MemberFeed:
                 self._taken = _last_of(events) or self._taken
             if self._shared.is_shared:
                 self._shared.observe()
-        elif cursor.has_in_hand:
+        else:
             cursor.processed()
         if self.has_own_link:
             self._shared.rejoin(self)

@@ -48,19 +48,20 @@ class BufferBudget:
 
     __slots__ = (
         "_accounts",
-        "_brake_at",
         "_expected",
         "_granted",
+        "_is_scarce_anew",
         "_is_short",
         "_link_bytes",
-        "_received",
         "_turns",
         "_waiting",
         "beyond",
+        "brake_at",
         "held",
         "is_ample",
         "is_braked",
         "max_bytes",
+        "received",
     )
 
     def __init__(self, max_bytes: int, link_bytes: int) -> None:
@@ -72,16 +73,19 @@ class BufferBudget:
         """Bytes held by all links."""
         self.beyond = 0
         """Those of them that do not count for the budget."""
+        self.received = 0
+        """Bytes that arrived over all links, ever."""
         self.is_braked = False
         """Whether every link has its minimum only."""
         self.is_ample = True
         """Whether no link needs to ask for its room: all of them have as much as they may use."""
         self._link_bytes = link_bytes
         self._granted = int(max_bytes * _GRANTED)
-        self._brake_at = int(max_bytes * _BRAKE_AT)
+        self.brake_at = int(max_bytes * _BRAKE_AT)
+        """The bytes held at which credit is taken back."""
         self._expected = 0
-        self._received = 0
         self._is_short = False
+        self._is_scarce_anew = False
         self._accounts: dict[Account, None] = {}
         self._turns: deque[Account] = deque()
         self._waiting: dict[Account, None] = {}
@@ -99,7 +103,7 @@ class BufferBudget:
     @property
     def minimum(self) -> int:
         """What each link may hold and expect in any case, in bytes."""
-        return (self.max_bytes - self._brake_at) // max(1, len(self._accounts))
+        return (self.max_bytes - self.brake_at) // max(1, len(self._accounts))
 
     def open(self, adjust: Callable[[], None]) -> Account:
         """Add a link.
@@ -120,7 +124,10 @@ class BufferBudget:
             self._count_changed()
 
     def _count_changed(self) -> None:
+        was_ample = self.is_ample
         self.is_ample = not self.is_braked and len(self._accounts) * self._link_bytes <= self._granted
+        # What links expect is not recorded while they have as much as they may use.
+        self._is_scarce_anew = was_ample and not self.is_ample
 
     def _room(self, account: Account) -> int:
         if self.is_braked or account.is_idle:
@@ -139,8 +146,11 @@ class BufferBudget:
                 return ()
             self.is_braked = False
             self._count_changed()
-        elif self.held - self.beyond >= self._brake_at:
-            self.is_braked, self.is_ample = True, False
+        elif self.held - self.beyond >= self.brake_at:
+            self.is_braked, self.is_ample, self._is_scarce_anew = True, False, False
+            return list(self._accounts)
+        if self._is_scarce_anew:
+            self._is_scarce_anew = False
             return list(self._accounts)
         due: list[Account] = []
         if self._waiting:
@@ -158,7 +168,7 @@ class BufferBudget:
         for _ in range(min(_LOOKED_AT, len(self._turns))):
             account = self._turns[0]
             self._turns.rotate(-1)
-            if account.expected > self.minimum and self._received - account.received_at > self.max_bytes:
+            if account.expected > self.minimum and self.received - account.received_at > self.max_bytes:
                 account.is_idle = True
                 found.append(account)
         return found
@@ -185,7 +195,7 @@ class Account:
         """Those of them that do not count for the budget: a message that there was no room for."""
         self.expected = 0
         """Bytes that it may still receive by its credit, if they are as large as estimated."""
-        self.received_at = budget._received  # noqa: SLF001 - the two are one object
+        self.received_at = budget.received
         """How many bytes the host had received when this link received something last."""
         self.is_idle = True
         """Whether it lends its share, as it has received nothing yet, or nothing for long."""
@@ -195,18 +205,13 @@ class Account:
     @property
     def room(self) -> int:
         """What the link may hold and expect now, in bytes; at least 1, for a message of any size, if it holds none."""
-        room = self._room = self._budget._room(self)  # noqa: SLF001 - as above
+        room = self._room = self._budget._room(self)  # noqa: SLF001 - the two are one object
         return room if self.held else max(1, room)
 
     @property
     def recalls(self) -> bool:
         """Whether credit for which there is no room is to be taken back."""
         return self.is_idle or self._budget.is_braked
-
-    def fits(self, size: int) -> bool:
-        """Return whether the budget has room for so many bytes."""
-        budget = self._budget
-        return budget.held - budget.beyond + size <= budget.max_bytes
 
     def fitting(self, sizes: Sequence[int]) -> int:
         """Return how many messages of a batch are to be added to the cache, from the first on.
@@ -226,28 +231,36 @@ class Account:
                 return count
         return len(sizes)
 
-    def received(self, size: int) -> None:
+    def received(self, size: int) -> bool:
         """Record that messages arrived.
 
         Args:
             size: In bytes.
-        """
-        self._budget._received += size  # noqa: SLF001 - as above
-        self.received_at = self._budget._received  # noqa: SLF001 - as above
-        self.is_idle = False
 
-    def holds(self, size: int) -> None:
+        Returns:
+            Whether all of them may be added to the cache; if not, `fitting` returns how many.
+        """
+        budget = self._budget
+        self.received_at = budget.received = budget.received + size
+        self.is_idle = False
+        return budget.held - budget.beyond + size <= budget.max_bytes
+
+    def holds(self, size: int) -> bool:
         """Record what the link holds.
 
         Args:
             size: In bytes.
+
+        Returns:
+            Whether `BufferBudget.settle` is to be called.
         """
         budget = self._budget
-        budget.held += size - self.held
+        held = budget.held = budget.held + size - self.held
         self.held = size
-        if size < self.beyond:
+        if self.beyond > size:
             budget.beyond += size - self.beyond
             self.beyond = size
+        return not budget.is_ample or held >= budget.brake_at
 
     def expects(self, size: int) -> None:
         """Record what the link may still receive by its credit.

@@ -120,10 +120,10 @@ class EventCache(Generic[_T]):
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
         hands, first = self._hands, cursor.position
-        if cursor in hands:
-            del hands[cursor]
         if first < self._start + self.count:
             hands[cursor] = first
+        else:
+            hands.pop(cursor, None)
         if self._freed:
             self._forget_processed()
         if len(self._cursors) == 1:
@@ -210,13 +210,20 @@ class EventCache(Generic[_T]):
 
     def _forget_processed(self) -> None:
         """Count what lies before all hands no more."""
-        freed, kept_from = self._freed, min(self._hands.values(), default=self.end)
+        freed = self._freed
+        if not self._hands:
+            freed.clear()
+            self.in_hand = 0
+            return
+        kept_from = min(self._hands.values())
         while freed and freed[0][0] <= kept_from:
             self.in_hand -= freed.popleft()[1]
 
-    def _processed(self, cursor: Cursor[_T]) -> None:
-        if self._hands.pop(cursor, None) is not None:
-            self._forget_processed()
+    def _processed(self, cursor: Cursor[_T]) -> bool:
+        if self._hands.pop(cursor, None) is None:
+            return False
+        self._forget_processed()
+        return True
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
@@ -271,9 +278,13 @@ class Cursor(Generic[_T]):
         """Whether something was read that was not processed yet."""
         return self in self._cache._hands  # noqa: SLF001 - as above
 
-    def processed(self) -> None:
-        """Record that what was read is processed, as the next `read` does. Possible after `close`, too."""
-        self._cache._processed(self)  # noqa: SLF001 - as above
+    def processed(self) -> bool:
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
+
+        Returns:
+            Whether something was in hand.
+        """
+        return self._cache._processed(self)  # noqa: SLF001 - as above
 
     def close(self) -> None:
         """Leave: the other cursors alone decide what is kept. Closing twice is fine."""

@@ -62,7 +62,7 @@ async def main(connection_string: str, hub: str, partitions: int, max_buffered_b
         feeds[feed] = None
         most = max(most, host.buffered_bytes)
 
-    PartitionFeed.messages = messages  # type: ignore[method-assign]  # to see each batch that comes
+    PartitionFeed.messages = messages  # type: ignore[assignment,method-assign]  # to see each batch that comes
 
     async def until(holds: Any) -> None:
         while not holds():

@@ -56,10 +56,11 @@ class _Link:
         self.adjust()
 
     def adjust(self) -> None:
-        self.account.holds(self.cache.size + self.cache.in_hand)
+        is_due = self.account.holds(self.cache.size + self.cache.in_hand)
         self.grant()
-        for account in self.host.budget.settle():
-            account.adjust()
+        if is_due:
+            for account in self.host.budget.settle():
+                account.adjust()
 
     def grant(self) -> None:
         if self.is_closed:
@@ -72,7 +73,7 @@ class _Link:
             credit = self.window.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
             if not (self.window.credit or cache.count):
                 account.waits()
-        account.expects(self.window.expected)
+            account.expects(self.window.expected)
         if credit is not None:
             assert credit >= 0
             self.flows.append(self.received + credit)
@@ -93,20 +94,18 @@ class _Link:
             return
         self.received += len(batch)
         size = self.window.received(batch)
-        if not self.account.fits(size):
+        if not self.account.received(size):
             fitting = self.account.fitting(list(map(len, batch)))
             if fitting < len(batch):
                 self.window.refused(len(batch) - fitting)
                 batch = batch[:fitting]
                 self.kept += fitting
-                self.account.received(sum(map(len, batch)))
                 self.cache.append(batch, sum(map(len, batch)))
                 self.adjust()
                 self.reopened += 1
                 self.lost()
                 return
         self.kept += len(batch)
-        self.account.received(size)
         self.cache.append(batch, size)
         self.adjust()
 
