@@ -6,8 +6,9 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
@@ -307,4 +308,57 @@ class BudgetInAnyHistory(RuleBasedStateMachine):
         assert self.host.budget.links == 0
 
 
-TestBudgetInAnyHistory = BudgetInAnyHistory.TestCase
+def test_budget_keeps_its_bound_in_any_history() -> None:
+    """See `BudgetInAnyHistory`."""
+    run_state_machine_as_test(BudgetInAnyHistory)
+
+
+@pytest.mark.parametrize(("max_bytes", "link_bytes"), [(0, 1), (1, 0)])
+def test_budget_without_room_is_refused(max_bytes: int, link_bytes: int) -> None:
+    """A budget of nothing would be exceeded by whatever comes."""
+    with pytest.raises(ValueError, match="room"):
+        BufferBudget(max_bytes, link_bytes)
+
+
+def test_links_that_have_all_they_may_use_are_not_bounded() -> None:
+    """While the budget has room for what every link may hold, none is asked; one link more, and all are adjusted."""
+    budget = BufferBudget(4000, 1000)
+    accounts = [budget.open(lambda: None) for _ in range(3)]
+    assert budget.is_ample
+    assert not accounts[0].holds(1000)
+    accounts.append(budget.open(lambda: None))
+    assert not budget.is_ample
+    assert accounts[0].holds(900)
+    assert list(budget.settle()) == accounts
+    assert budget.settle() == []
+    accounts.pop().close()
+    assert budget.is_ample
+
+
+def test_brake_goes_on_at_seven_eighths_and_off_at_three_quarters() -> None:
+    """In between each link has its minimum only, and credit beyond it is taken back."""
+    budget = BufferBudget(8000, 8000)
+    one, other = budget.open(lambda: None), budget.open(lambda: None)
+    budget.settle()
+    assert one.holds(7000)
+    assert list(budget.settle()) == [one, other]
+    assert (budget.is_braked, other.recalls, other.room) == (True, True, 500)
+    one.holds(6000)
+    assert not budget.settle()
+    assert budget.is_braked
+    one.holds(5999)
+    budget.settle()
+    assert not budget.is_braked
+
+
+def test_link_that_waits_is_adjusted_when_bytes_become_free() -> None:
+    """One that has neither credit nor messages has nothing else that would make it ask again."""
+    budget = BufferBudget(8000, 8000)
+    one, other = budget.open(lambda: None), budget.open(lambda: None)
+    budget.settle()
+    other.waits()
+    one.holds(100)
+    assert list(budget.settle()) == [other]
+    other.waits()
+    other.close()
+    assert budget.settle() == []
