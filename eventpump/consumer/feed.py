@@ -204,7 +204,9 @@ class PartitionFeed(Generic[_T]):
     def room_in_bytes(self) -> int:
         """How many bytes the cache may hold now."""
         most = self._settings.prefetch_bytes
-        return most if self.account is None else max(1, min(most, self.account.room))
+        if self.account is None or self._budget is None or self._budget.is_ample:
+            return most
+        return max(1, min(most, self.account.room))
 
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
