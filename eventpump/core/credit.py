@@ -30,7 +30,7 @@ class CreditWindow:
       `max_events`.
     * Strictly, they are at most the larger of `max_bytes` and one message.
 
-    A `room` that `grant` is given lowers the bound in bytes for that grant, and so both bounds on bytes.
+    A `room` below `max_bytes` only lowers what is granted: the bounds hold with it, too.
 
     Credit is replenished when at least half the window can be added, so never message by message.
 
