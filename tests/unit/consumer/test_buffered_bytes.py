@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.feed import LARGE, BufferFullError, PartitionFeed
+from eventpump.consumer.feed import LARGE, BufferFullError, PartitionFeed, as_received
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import PartitionContext
+from eventpump.core.budget import BufferBudget
 from eventpump.errors import ConnectionLostError
-from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.options.base import RetryOptions
+from eventpump.options.consumer import FeedSettings
 from eventpump.reports import LinkFailed, PartitionFailed
-from eventpump.testing.transport import FakeHub
+from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, Record, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
@@ -201,6 +204,29 @@ async def test_whatever_happens_the_bound_holds_and_everything_comes(
             3600,
             step=5,
         )
+
+
+async def test_after_an_event_that_is_not_kept_nothing_of_its_link_is() -> None:
+    """A small event that there is room for, behind a large one that there is none for, would leave a gap."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", b"x" * 2000, b"x" * 2000, b"x")
+    spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest())
+    budget = BufferBudget(4000, 4000)
+    settings = FeedSettings(hub=hub.name)
+    feed = PartitionFeed(FakeTransport(hub), spec, settings, wrap=as_received, rng=random.Random(1), budget=budget)
+    cursor = feed.cursor()
+    for event in hub.events("0"):
+        feed.messages([event.raw])
+    # The link that is opened for it brings the rest.
+    feed.start()
+    found: list[int] = []
+    for _ in range(10):
+        await cursor.wait(60)
+        found += [ReceivedEvent(each).sequence_number for each in cursor.take(1)]
+    assert found == [0, 1, 2]
+    cursor.processed()
+    await feed.aclose()
+    assert (budget.held, budget.links) == (0, 0)
 
 
 async def test_what_is_kept_for_its_place_has_no_body() -> None:
