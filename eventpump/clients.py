@@ -158,6 +158,9 @@ class HostOptions(FeedOptions, total=False):
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
+    max_buffered_bytes: int
+    """The most bytes of events that were received and are not processed yet, over all partitions, and one event more
+    for each receive link. Each partition has its share, and may use what others leave free. Default: 536,870,912."""
     max_batch_size: int
     """The most events that `process_events` receives in one call. Default: 300."""
     max_wait_time: float
@@ -443,6 +446,9 @@ class EventProcessorHost(PartitionHost):
             hub later always begins at its start. Default: `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
+        max_buffered_bytes (int): The most bytes of events that were received and are not processed yet, over all
+            partitions, and one event more for each receive link. Each partition has its share, and may use what others
+            leave free. Default: 536,870,912.
         max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
         max_wait_time (float): Seconds without an event after which the host checks that the partition's link is alive
             and that the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition

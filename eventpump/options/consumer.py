@@ -408,6 +408,8 @@ class HostSettings(FeedSettings):
             partition when it is first opened. A partition that is added to the hub later always begins at its start.
         owner_id: The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the
             process id and random digits.
+        max_buffered_bytes: The most bytes of events that were received and are not processed yet, over all partitions,
+            and one event more for each receive link. Each partition has its share, and may use what others leave free.
         max_batch_size: The most events that `process_events` receives in one call.
         max_wait_time: Seconds without an event after which the host checks that the partition's link is alive and that
             the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition that was
@@ -444,6 +446,7 @@ class HostSettings(FeedSettings):
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
     owner_id: Name | None = None
+    max_buffered_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)
     max_batch_size: int = Field(default=300, ge=1, le=100_000)
     max_wait_time: Seconds = 30.0
     call_when_idle: bool = False
