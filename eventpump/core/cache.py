@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -35,14 +35,16 @@ class _Hand:
     Attributes:
         first: The first position.
         until: The one after the last.
-        pieces: What is not held in the cache any more of it, and matches that streams have, too.
+        size: Bytes of it that the cache does not hold any more, and that no other cursor has in hand.
+        pieces: What else the cache does not hold any more, and matches that streams have, too.
     """
 
-    __slots__ = ("first", "pieces", "until")
+    __slots__ = ("first", "pieces", "size", "until")
 
     def __init__(self, first: int, until: int) -> None:
         self.first = first
         self.until = until
+        self.size = 0
         self.pieces: list[Piece] = []
 
 
@@ -257,11 +259,13 @@ class EventCache(Generic[_T]):
             cursor.position = self._start
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
-        self._processed(cursor)
+        hand = self._hands.pop(cursor, None)
+        if hand is not None:
+            self._emptied(hand)
         first = cursor.position
-        until = min(first + limit, self.end)
-        if until > first:
-            self._hands[cursor] = _Hand(first, until)
+        there = self.end - first
+        if there:
+            self._hands[cursor] = _Hand(first, first + (limit if limit < there else there))
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -349,8 +353,12 @@ class EventCache(Generic[_T]):
         self._start += len(raw)
         self.count -= len(raw)
         self.size -= size
-        apart: list[Match[_T]] = []
         ahead = self._ahead
+        if not ahead:
+            if self._hands:
+                self._put_in_hand(first, raw, size, ())
+            return
+        apart: list[Match[_T]] = []
         while ahead and ahead[0].position < self._start:
             match = ahead.popleft()
             if readers := match.readers:
@@ -368,7 +376,7 @@ class EventCache(Generic[_T]):
         if self._hands:
             self._put_in_hand(first, raw, size, apart)
 
-    def _put_in_hand(self, first: int, raw: list[bytes], size: int, apart: list[Match[_T]]) -> None:
+    def _put_in_hand(self, first: int, raw: list[bytes], size: int, apart: Sequence[Match[_T]]) -> None:
         """Count what is not held any more, and cursors that read all messages have in hand.
 
         Args:
@@ -378,10 +386,24 @@ class EventCache(Generic[_T]):
             apart: Those of them that are counted one by one, for streams.
         """
         until = self._start
-        hands = [hand for hand in self._hands.values() if hand.first < until and hand.until > first]
-        if not hands:
+        hands: list[_Hand] = []
+        edges: set[int] = set()
+        for hand in self._hands.values():
+            if hand.first < until and hand.until > first:
+                hands.append(hand)
+                if hand.first > first:
+                    edges.add(hand.first)
+                if hand.until < until:
+                    edges.add(hand.until)
+        if not (edges or apart):
+            # As usual: all that have a part of it have all.
+            if len(hands) == 1:
+                hands[0].size += size
+                self.in_hand += size
+            elif hands:
+                self.in_hand += size
+                self._hold(Piece(size, first), hands)
             return
-        edges = {edge for hand in hands for edge in (hand.first, hand.until) if first < edge < until}
         for begin, end in pairwise(sorted({first, until, *edges})):
             holding = [hand for hand in hands if hand.first <= begin < hand.until]
             if not holding:
@@ -403,8 +425,13 @@ class EventCache(Generic[_T]):
         hand = self._hands.pop(cursor, None)
         if hand is None:
             return False
-        self.processed(hand.pieces)
+        self._emptied(hand)
         return True
+
+    def _emptied(self, hand: _Hand) -> None:
+        self.in_hand -= hand.size
+        if hand.pieces:
+            self.processed(hand.pieces)
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
