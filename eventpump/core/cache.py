@@ -221,8 +221,39 @@ class EventCache(Generic[_T]):
             readers[0].alone += 1
             readers[0].alone_size += match.size
 
-    def processed(self, pieces: Iterable[Piece]) -> None:
-        """Record that a cursor has these in hand no more."""
+    def taken(self, cursor: StreamCursor[_T], matches: list[Match[_T]]) -> tuple[int, list[Match[_T]]]:
+        """Record that a stream has read items, which it has in hand now.
+
+        Returns:
+            The bytes of those that only it has, for `processed`; and the others, to which cursors may be added.
+        """
+        start, size, shared = self._start, 0, list[Match[_T]]()
+        for match in matches:
+            readers = match.readers
+            if match.position < start and len(readers) == 1 and not match.hands:
+                readers.clear()
+                size += match.size
+            else:
+                match.hands += 1
+                self.left(cursor, match)
+                shared.append(match)
+        if count := len(matches) - len(shared):
+            cursor.alone -= count
+            cursor.alone_size -= size
+            self.count -= count
+            self.size -= size
+            self._behind -= count
+            self.in_hand += size
+        return size, shared
+
+    def processed(self, size: int, pieces: Iterable[Piece]) -> None:
+        """Record that a cursor has something in hand no more.
+
+        Args:
+            size: Bytes that only this cursor had.
+            pieces: What others may have, too.
+        """
+        self.in_hand -= size
         start = self._start
         for piece in pieces:
             piece.hands -= 1
@@ -261,7 +292,7 @@ class EventCache(Generic[_T]):
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
         hand = self._hands.pop(cursor, None)
         if hand is not None:
-            self._emptied(hand)
+            self.processed(hand.size, hand.pieces)
         first = cursor.position
         there = self.end - first
         if there:
@@ -425,13 +456,8 @@ class EventCache(Generic[_T]):
         hand = self._hands.pop(cursor, None)
         if hand is None:
             return False
-        self._emptied(hand)
+        self.processed(hand.size, hand.pieces)
         return True
-
-    def _emptied(self, hand: _Hand) -> None:
-        self.in_hand -= hand.size
-        if hand.pieces:
-            self.processed(hand.pieces)
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)

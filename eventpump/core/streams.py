@@ -446,7 +446,7 @@ class StreamCursor(Generic[_T]):
         self._cache = cache
         self._index = index
         self._is_closed = False
-        self._in_hand: list[Match[_T]] = []
+        self._in_hand: tuple[int, list[Match[_T]]] | None = None
         self._counted = position
         self._read_to = position
         self.selection = selection
@@ -538,18 +538,15 @@ class StreamCursor(Generic[_T]):
                     break
                 count += 1
         matches = [unread.popleft() for _ in range(count)]
-        for match in matches:
-            match.hands += 1
-            self._cache.left(self, match)
         if matches:
-            self._in_hand = matches
+            self._in_hand = self._cache.taken(self, matches)
             self._read_to = matches[-1].position + 1
         return [match.item for match in matches]
 
     @property
     def has_in_hand(self) -> bool:
         """Whether something was read that was not processed yet."""
-        return bool(self._in_hand)
+        return self._in_hand is not None
 
     def processed(self) -> bool:
         """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
@@ -557,10 +554,10 @@ class StreamCursor(Generic[_T]):
         Returns:
             Whether something was in hand.
         """
-        if not self._in_hand:
+        if self._in_hand is None:
             return False
-        matches, self._in_hand = self._in_hand, []
-        self._cache.processed(matches)
+        (size, shared), self._in_hand = self._in_hand, None
+        self._cache.processed(size, shared)
         return True
 
     def take_missing(self) -> list[tuple[int, int]]:

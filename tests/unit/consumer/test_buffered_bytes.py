@@ -182,7 +182,7 @@ async def test_whatever_happens_the_bound_holds_and_everything_comes(watch: Watc
         }
         archive: dict[str, Any] = {"start": "earliest", "slow_after": 5.0}
         archive |= rng.choice([{"catch_up_group": "second"}, {"catch_up": "shared"}])
-        part = rng.choice([{}, {"keys": {0}, "key": third}, {"filter": lambda event: not third(event)}])
+        part: dict[str, Any] = rng.choice([{}, {"keys": {0}, "key": third}, {"filter": lambda event: not third(event)}])
         archive |= part
         for name in ("a", "b"):
             host = await fleet.start(name, processor("default"), **options)
