@@ -32,6 +32,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "spark": "streaming source and foreachBatch sink",
     "clients": "the public classes, put together",
     "testing": "fixtures, fakes, contract suites for users",
+    "sources": "events that come from elsewhere",
     "consumer": "host, leases, pumps, reader",
     "producer": "plain, idempotent and buffered sending",
     "transport": "connection, links, tokens, requests",

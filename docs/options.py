@@ -18,6 +18,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from eventpump import clients
+from eventpump.core.balancers import FairBalancer
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import EventPosition
 from eventpump.options.connection import ConnectionSettings, connection_settings
@@ -81,6 +82,8 @@ def shown(default: object) -> str:
         case CheckpointPolicy():
             assert default == CheckpointPolicy.manual()
             return "`CheckpointPolicy.manual()`"
+        case FairBalancer():
+            return "`FairBalancer()`"
         case str():
             return f'"{default}"'
         case bool() | None:

@@ -10,6 +10,7 @@ from eventpump.clients import (
     BufferedProducer,
     ClientOptions,
     ConnectionOptions,
+    EventHubSource,
     EventProcessorHost,
     EventProducer,
     FeedOptions,
@@ -21,17 +22,23 @@ from eventpump.clients import (
 )
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.balancer import LeasePlan
+from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import PumpState
-from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
 from eventpump.core.sharing import LinkState, PressureState
 from eventpump.core.starts import Loss, LossKind
+from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.server import Emulator
 from eventpump.errors import (
     AuthenticationError,
     BufferFullError,
+    CaptureFileError,
+    CaptureGapError,
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
@@ -55,6 +62,7 @@ from eventpump.errors import (
     ServiceBusyError,
     ServiceError,
     ServiceTimeoutError,
+    SourceEndedError,
     StoreError,
 )
 from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
@@ -64,11 +72,13 @@ from eventpump.interfaces import (
     Clock,
     ConsumerScope,
     EventSender,
+    EventSource,
     HubDirectory,
     HubProperties,
     LeaseStore,
     MachineClock,
     PartitionProperties,
+    ProbedSourceLink,
     PublisherStateStore,
     ReceiveLink,
     ReceiveLinkSpec,
@@ -77,6 +87,7 @@ from eventpump.interfaces import (
     SendLink,
     SendLinkOpener,
     SendLinkSpec,
+    SourceLink,
     StoredScopeRecord,
     StoredSubscription,
     SubscriptionRecord,
@@ -99,6 +110,7 @@ from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
 from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.reports import (
+    BalancerFailed,
     CheckpointDropped,
     CheckpointWritten,
     DataLost,
@@ -131,6 +143,10 @@ from eventpump.reports import (
     SubscriptionWithoutProcessor,
     UnexpectedFailure,
 )
+from eventpump.sources.capture import CaptureSource
+from eventpump.sources.files import CaptureContainer, CaptureFiles
+from eventpump.sources.generator import GeneratorSource
+from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
@@ -143,12 +159,19 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessToken",
     "AuthenticationError",
+    "BalancerFailed",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "CaptureContainer",
+    "CaptureFileError",
+    "CaptureFiles",
+    "CaptureGapError",
+    "CaptureSettings",
+    "CaptureSource",
     "Checkpoint",
     "CheckpointClaim",
     "CheckpointDropped",
@@ -174,6 +197,7 @@ __all__ = [
     "EventBatch",
     "EventData",
     "EventError",
+    "EventHubSource",
     "EventParked",
     "EventPosition",
     "EventProcessor",
@@ -182,8 +206,13 @@ __all__ = [
     "EventPumpError",
     "EventSender",
     "EventSkipped",
+    "EventSource",
     "EventTooLargeError",
+    "FairBalancer",
     "FeedOptions",
+    "FleetView",
+    "GeneratorSource",
+    "GreedyBalancer",
     "HandlerSlow",
     "HashRouter",
     "Hook",
@@ -194,6 +223,7 @@ __all__ = [
     "InvalidClientStateError",
     "LastEnqueued",
     "LeaseLost",
+    "LeasePlan",
     "LeaseReleased",
     "LeaseSnapshot",
     "LeaseStore",
@@ -211,6 +241,7 @@ __all__ = [
     "MemoryLeaseStore",
     "MemoryLeases",
     "MemoryPublisherStateStore",
+    "MemorySource",
     "NamedKey",
     "NamedKeyCredential",
     "OnError",
@@ -218,6 +249,7 @@ __all__ = [
     "OutsideReader",
     "OwnershipLostError",
     "Park",
+    "PartitionBalancer",
     "PartitionContext",
     "PartitionFailed",
     "PartitionLease",
@@ -230,6 +262,7 @@ __all__ = [
     "PartitionsFound",
     "PositionSought",
     "PressureState",
+    "ProbedSourceLink",
     "ProcessorFailed",
     "ProcessorFailedError",
     "ProducerDisconnectedError",
@@ -254,6 +287,9 @@ __all__ = [
     "Recovery",
     "RequestRefusedError",
     "RetryOptions",
+    "RingBalancer",
+    "RingRouter",
+    "RoundRobinRouter",
     "SasCredential",
     "ScopeRecord",
     "SendLink",
@@ -266,10 +302,14 @@ __all__ = [
     "ServiceTimeoutError",
     "SharedKey",
     "SharedSignature",
+    "SourceEndedError",
+    "SourceLink",
     "SqliteLeaseStore",
     "SqlitePublisherStateStore",
     "StartIgnored",
     "StartPosition",
+    "StaticAssignment",
+    "StickyRouter",
     "StoreError",
     "StoreFailed",
     "StoredPublisherState",

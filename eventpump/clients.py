@@ -18,10 +18,11 @@ from pydantic import BaseModel, SecretStr
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
-from eventpump.interfaces import LeaseStore, PublisherStateStore, Transport
+from eventpump.interfaces import EventSource, LeaseStore, PublisherStateStore, Transport
 from eventpump.options.base import RetryOptions, unknown_option
 from eventpump.options.connection import (
     ConnectionSettings,
@@ -37,6 +38,8 @@ from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer
 from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.reports import Hook
+from eventpump.sources.hub import HubSource
+from eventpump.sources.transport import SourceTransport
 from eventpump.transport.native import NativeTransport
 
 
@@ -161,6 +164,14 @@ class HostOptions(FeedOptions, total=False):
     max_buffered_bytes: int
     """The most bytes of events that were received and are not processed yet, over all partitions, and one event more
     for each receive link. Each partition has its share, and may use what others leave free. Default: 536,870,912."""
+    balancer: PartitionBalancer
+    """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
+    `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
+    hosts; see `docs/balancing.md`. Default: `FairBalancer()`."""
+    weight: float
+    """The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from 0.001 to
+    1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
+    "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it. Default: 1.0."""
     max_batch_size: int
     """The most events that `process_events` receives in one call. Default: 300."""
     max_wait_time: float
@@ -357,6 +368,70 @@ def _split(
     return _Connection(checked_hub(hub), transport.fully_qualified_namespace, retry, lambda: transport, is_owned), rest
 
 
+def _of_source(
+    client: type,
+    known: type,
+    source: EventSource,
+    connection_string: str | None,
+    hub: str | None,
+    options: dict[str, Any],
+    *,
+    keeps_ended: bool,
+) -> _Connection:
+    """Return how a client reaches an event source.
+
+    Args:
+        client: The class that was called.
+        known: The typed dictionary of its options.
+        source: The source, as it was given.
+        connection_string: As it was given.
+        hub: As it was given.
+        options: As they were given.
+        keeps_ended: Whether a link stays open when its partition has ended.
+
+    Raises:
+        ConfigurationError: It is not a source, or an option of a connection was given with it.
+    """
+    if isinstance(source, type) or not all(
+        callable(getattr(source, name, None)) for name in ("partitions", "partition_properties", "open")
+    ):
+        raise ConfigurationError("source", "must be an event source, such as a GeneratorSource")
+    for name in options:
+        if name not in known.__annotations__:
+            raise unknown_option(name, inspect.signature(client).parameters)
+    given = [("connection_string", connection_string), ("hub", hub)]
+    for name in (*(name for name, value in given if value is not None), *options):
+        if name in ("connection_string", "hub") or name in ClientOptions.__annotations__:
+            raise ConfigurationError(name, "cannot be given along with a source, which has its events elsewhere")
+    # A hub's links need nothing in between.
+    transport: Transport = (
+        source.transport if isinstance(source, HubSource) else SourceTransport(source, keeps_ended=keeps_ended)
+    )
+    namespace = source.fully_qualified_namespace
+    is_owned = not isinstance(source, HubSource)
+    return _Connection(checked_hub(source.hub), namespace, RetryOptions(), lambda: transport, is_owned)
+
+
+class EventHubSource(HubSource):
+    """A hub as an event source: for `CaptureSource(live=...)`, and for code that takes any source.
+
+    Args:
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        options: See `ClientOptions`.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value cannot work.
+    """
+
+    def __init__(
+        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ClientOptions]
+    ) -> None:
+        connection, _ = _split(EventHubSource, ClientOptions, connection_string, hub, options)
+        super().__init__(connection.make(), connection.hub, owns_transport=connection.is_owned)
+
+
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -419,6 +494,8 @@ class EventProcessorHost(PartitionHost):
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
             block.
+        source: Where events come from instead of from a hub, such as a `GeneratorSource`; then no connection string,
+            hub or option of a connection is given. The host does not close it. None for a hub.
         rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.
         consumer_group (str): The consumer group to read with. Default: "$Default".
         prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
@@ -449,6 +526,13 @@ class EventProcessorHost(PartitionHost):
         max_buffered_bytes (int): The most bytes of events that were received and are not processed yet, over all
             partitions, and one event more for each receive link. Each partition has its share, and may use what others
             leave free. Default: 536,870,912.
+        balancer (PartitionBalancer): Decides which partitions the host takes, steals and releases: `FairBalancer`,
+            `GreedyBalancer`, `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan`
+            (`PartitionBalancer`). Use one kind for all hosts; see `docs/balancing.md`. Default: `FairBalancer()`.
+        weight (float): The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by
+            default; from 0.001 to 1,000, to three decimal places. Other than 1 it is part of the host's name in the
+            leases, as in "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use
+            it. Default: 1.0.
         max_batch_size (int): The most events that `process_events` receives in one call. Default: 300.
         max_wait_time (float): Seconds without an event after which the host checks that the partition's link is alive
             and that the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition
@@ -532,10 +616,16 @@ class EventProcessorHost(PartitionHost):
         processor: object | None = None,
         lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
+        source: EventSource | None = None,
         rng: random.Random | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
-        connection, rest = _split(EventProcessorHost, HostOptions, connection_string, hub, options)
+        rest: dict[str, Any] = {**options}
+        if source is None:
+            connection, rest = _split(EventProcessorHost, HostOptions, connection_string, hub, options)
+        else:
+            given = (source, connection_string, hub, rest)
+            connection = _of_source(EventProcessorHost, HostOptions, *given, keeps_ended=True)
         self._fully_qualified_namespace = connection.fully_qualified_namespace
         super().__init__(
             connection.make,
@@ -545,7 +635,9 @@ class EventProcessorHost(PartitionHost):
             hooks=hooks,
             rng=rng,
             owns_transport=connection.is_owned,
-            open_sender=lambda transport, hub: HubProducer(
+            open_sender=None
+            if source is not None and not isinstance(source, HubSource)
+            else lambda transport, hub: HubProducer(
                 transport, hub, retry=connection.retry, rng=rng, owns_transport=False
             ),
         )
@@ -574,6 +666,8 @@ class PartitionReader(reader.PartitionReader):
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
         partition_id: The partition to read, such as "0".
+        source: Where events come from instead of from a hub, such as a `CaptureSource`; then no connection string, hub
+            or option of a connection is given. The reader does not close it. None for a hub.
         consumer_group (str): The consumer group to read with. Default: "$Default".
         prefetch_events (int): The most events that are received ahead of their delivery, per partition. Default: 3,000.
         prefetch_bytes (int): The most bytes that are received ahead, per partition. Credit is granted by estimated
@@ -651,9 +745,15 @@ class PartitionReader(reader.PartitionReader):
         hub: str | None = None,
         *,
         partition_id: str,
+        source: EventSource | None = None,
         **options: Unpack[ReaderOptions],
     ) -> None:
-        connection, rest = _split(PartitionReader, ReaderOptions, connection_string, hub, options)
+        rest: dict[str, Any] = {**options}
+        if source is None:
+            connection, rest = _split(PartitionReader, ReaderOptions, connection_string, hub, options)
+        else:
+            given = (source, connection_string, hub, rest)
+            connection = _of_source(PartitionReader, ReaderOptions, *given, keeps_ended=False)
         self._fully_qualified_namespace = connection.fully_qualified_namespace
         settings = ReaderSettings(hub=connection.hub, partition_id=partition_id, **rest)
         super().__init__(connection.make, settings, owns_transport=connection.is_owned)
@@ -679,6 +779,8 @@ class EventProducer(HubProducer):
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
+        router: Chooses the partition of every message that is sent without one, by its first event and its key; the
+            partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
         idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
             of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
@@ -763,11 +865,21 @@ class EventProducer(HubProducer):
     """
 
     def __init__(
-        self, connection_string: str | None = None, hub: str | None = None, **options: Unpack[ProducerOptions]
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        router: PartitionRouter | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         connection, rest = _split(EventProducer, ProducerOptions, connection_string, hub, options)
         super().__init__(
-            connection.make(), connection.hub, retry=connection.retry, owns_transport=connection.is_owned, **rest
+            connection.make(),
+            connection.hub,
+            retry=connection.retry,
+            owns_transport=connection.is_owned,
+            router=router,
+            **rest,
         )
 
 

@@ -17,12 +17,15 @@
     │   ├── ConsumerDisconnectedError another reader with an equal or higher owner level took the partition
     │   ├── ProducerDisconnectedError another publisher with a higher owner level took over; final for the partition
     │   ├── QuotaExceededError        a limit of the service
-    │   └── RequestRefusedError       the service refused the request; sending it again cannot help
+    │   ├── RequestRefusedError       the service refused the request; sending it again cannot help
+    │   └── CaptureFileError          a Capture file is truncated, or is not one
     ├── PublishOutcomeUnknownError    it is unknown whether events are stored; those of a batch are being settled
     ├── InvalidClientStateError       a publisher's numbers and the service's disagree; final for the partition
     ├── ProducerStateLostError        the service has forgotten a producer: what it stored is unknown
     ├── BufferFullError               the buffer is full
     ├── DataLossError                 events that were to be read are gone from their partition
+    │   └── CaptureGapError           neither the Capture files nor the hub hold some of the events
+    ├── SourceEndedError              a partition of a source has ended: no event follows
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
@@ -199,6 +202,25 @@ class RequestRefusedError(ServiceError):
     default_recovery = Recovery.GIVE_UP
 
 
+class CaptureFileError(ServiceError):
+    """A Capture file cannot be read. Events that precede the fault were delivered.
+
+    Args:
+        name: The file's name.
+        problem: What is wrong with it.
+    """
+
+    default_recovery = Recovery.GIVE_UP
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"Capture file {name}: {problem}")
+        self.name = name
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[CaptureFileError], tuple[str, str]]:
+        return CaptureFileError, (self.name, self.problem)
+
+
 class PublishOutcomeUnknownError(EventPumpError):
     """It is unknown whether the service has stored events. The cause, if there is one, is chained.
 
@@ -314,6 +336,27 @@ class DataLossError(EventPumpError):
         self.problem = problem
         self.first_missing = first_missing
         self.last_missing = last_missing
+
+
+class CaptureGapError(DataLossError):
+    """Neither the Capture files nor the live hub hold some of the events that were to be read.
+
+    Its `first_missing` and `last_missing` are the sequence numbers of the first and the last of them.
+    """
+
+
+class SourceEndedError(EventPumpError):
+    """A partition of an event source has ended: all its events were delivered, and no event follows.
+
+    A reader ends its iteration; a host keeps the partition, as one to which no event is published.
+
+    Args:
+        partition_id: The partition.
+    """
+
+    def __init__(self, partition_id: str) -> None:
+        super().__init__(f"the source of partition {partition_id} has ended")
+        self.partition_id = partition_id
 
 
 class StoreError(EventPumpError):

@@ -1,6 +1,6 @@
-"""Interfaces: what the consumer and the producer require of clocks, transports and stores.
+"""Interfaces: what the consumer and the producer require of clocks, transports, sources and stores.
 
-Transports and stores have one contract suite each, which every implementation must pass, also a user's own
+Transports, sources and stores have one contract suite each, which every implementation must pass, also a user's own
 (`eventpump.testing.conformance`).
 """
 
@@ -325,6 +325,107 @@ class Transport(HubDirectory, SendLinkOpener, Protocol):
 
     async def aclose(self) -> None:
         """Close all links and the connection. May be called more than once."""
+
+
+# ------------------------------------------------------------------------------------------------ sources
+
+
+class SourceLink(Protocol):
+    """An open partition of an `EventSource`. It starts without credit, so nothing arrives before `set_credit`."""
+
+    def set_credit(self, credit: int) -> None:
+        """Set how many more events the source may deliver from now on. It replaces the credit set before.
+
+        Args:
+            credit: The number of events; 0 to stop.
+        """
+
+    async def aclose(self) -> None:
+        """Close it. The sink is not called from now on.
+
+        May be called more than once. If the call is cancelled, the link still ends.
+        """
+
+
+@runtime_checkable
+class ProbedSourceLink(SourceLink, Protocol):
+    """A `SourceLink` over a connection that can be dead: a host checks it when it is silent, as it does a hub's."""
+
+    async def probe(self, timeout: float) -> bool | None:
+        """Ask the other side whether this link is alive; see `ReceiveLink.probe`."""
+
+    def drop_connection(self, reason: str) -> None:
+        """Drop the connection that carries the link; see `ReceiveLink.drop_connection`."""
+
+
+class EventSource(Protocol):
+    """Where a host or a reader gets events from, instead of from a hub: `EventProcessorHost(source=...)`.
+
+    Partitions hold events under consecutive sequence numbers, as those of a hub; numbers may be missing. Every event
+    has an offset, from which reading can continue: an opaque text, neither empty nor "-1" nor "@latest". Events are
+    passed on as encoded messages; `ReceivedEvent.build(...).raw` makes one. A source belongs to one event loop, and to
+    its user: hosts and readers may share it, and do not close it.
+    """
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The first part of the name under which stores keep leases and checkpoints."""
+
+    @property
+    def hub(self) -> str:
+        """The second part of that name. It must be valid as the name of a hub."""
+
+    async def partitions(self) -> HubProperties:
+        """Return the partitions, and when the source was created.
+
+        The checkpoints of a source with another creation time are not used: its numbers mean other events.
+
+        Raises:
+            ServiceError: The source cannot be reached.
+        """
+
+    async def partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Return which events a partition holds now.
+
+        Args:
+            partition_id: The partition.
+
+        Raises:
+            ServiceError: The source cannot be reached, or there is no such partition.
+        """
+
+    async def open(
+        self,
+        partition_id: str,
+        position: EventPosition,
+        sink: ReceiveSink,
+        *,
+        consumer_group: str = "$Default",
+        owner_level: int | None = None,
+    ) -> SourceLink:
+        """Open a partition for reading. If the call is cancelled, nothing stays open.
+
+        The sink gets runs of events in order, none of them empty, and never more events than the credit. It is not
+        called from within `set_credit`. When the link ends other than by `aclose`, the sink gets the error, once:
+
+        * A `ServiceError` says by its `recovery` whether the link is opened again after the last event delivered.
+        * `SourceEndedError` says that no event follows in this partition.
+        * Every other error ends reading: a reader raises it, a host leaves the partition and tries again later.
+
+        Args:
+            partition_id: The partition.
+            position: Where to begin. Beyond the end: with the first event at or after it, once there is one.
+            sink: Receives the events.
+            consumer_group: The consumer group of a live hub; other sources have none and ignore it. Default:
+                "$Default".
+            owner_level: The owner level of an exclusive reader of a live hub; other sources ignore it. Default: None.
+
+        Raises:
+            EventPumpError: As above.
+        """
+
+    async def aclose(self) -> None:
+        """Close all links, without an error, and release what the source holds. May be called more than once."""
 
 
 # ------------------------------------------------------------------------------------------------- stores

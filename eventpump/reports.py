@@ -392,6 +392,21 @@ class UnexpectedFailure(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class BalancerFailed(HostReport):
+    """The host's balancer raised, or made a plan that cannot be carried out; the rest of it is. Once per problem.
+
+    Args:
+        problem: What is wrong.
+    """
+
+    level: ClassVar[int] = logging.ERROR
+    problem: str
+
+    def describe(self) -> str:
+        return f"the balancer failed, and what is wrong of its plan is left out: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
 class DataLost(HostReport):
     """Events that were to be read are gone.
 

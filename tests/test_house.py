@@ -16,26 +16,29 @@ from tests.support.order import LONGEST
 ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
-AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
-BufferedProducer Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
-ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions
-ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator
-EntityNotFoundError EventBatch EventData EventError EventParked EventPosition EventProcessor EventProcessorHost
-EventProducer EventPumpError EventSender EventSkipped EventTooLargeError FeedOptions HandlerSlow HashRouter Hook
-HostOptions HostReport HubDirectory HubProperties InvalidClientStateError LastEnqueued LeaseLost LeaseReleased
-LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LinkState LinkStateChanged
-LoopBlocked Loss LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore NamedKey
-NamedKeyCredential OnError OnSuccess OutsideReader OwnershipLostError Park PartitionContext PartitionFailed
-PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
-PartitionRouter PartitionStatus PartitionsFound PositionSought PressureState ProcessorFailed ProcessorFailedError
+AccessToken AuthenticationError BalancerFailed BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError
+BufferedOptions BufferedProducer CaptureContainer CaptureFileError CaptureFiles CaptureGapError CaptureSettings
+CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
+ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
+ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
+EventBatch EventData EventError EventHubSource EventParked EventPosition EventProcessor EventProcessorHost EventProducer
+EventPumpError EventSender EventSkipped EventSource EventTooLargeError FairBalancer FeedOptions FleetView
+GeneratorSource GreedyBalancer HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
+InvalidClientStateError LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore LeaseTaken
+LinkDetachedError LinkFailed LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss LossKind MachineClock
+MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential OnError OnSuccess
+OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed PartitionLease
+PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter
+PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed ProcessorFailedError
 ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError
 PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError
 RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError
-RetryOptions SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError
-ServiceFailed ServiceTimeoutError SharedKey SharedSignature SqliteLeaseStore SqlitePublisherStateStore StartIgnored
-StartPosition StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions
-SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType
-UnexpectedFailure connection_settings make_transport
+RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec
+SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError
+SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StaticAssignment StickyRouter
+StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions SubscriptionRecord
+SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
+connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -87,7 +90,10 @@ _COVERED_BY = {
     "eventhubs/names.py": "unit/eventhubs/test_envelope.py unit/eventhubs/test_sealing.py",
     "eventhubs/numbering.py": "unit/core/test_sequencer.py unit/eventhubs/test_sealing.py",
     "eventhubs/requests.py": "unit/eventhubs/test_cbs.py unit/eventhubs/test_management.py",
-    "interfaces.py": "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py",
+    "interfaces.py": (
+        "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py "
+        "contract/test_sources.py"
+    ),
     "options/base.py": "unit/test_settings.py",
     "options/connection.py": "unit/test_settings.py",
     "options/connection_string.py": "unit/test_settings.py",
@@ -97,6 +103,11 @@ _COVERED_BY = {
     "producer/targets.py": "unit/producer/test_producer.py unit/producer/test_overlapping.py",
     "producer/marks.py": "unit/producer/test_claiming.py",
     "producer/tail.py": "unit/producer/test_claiming.py",
+    "sources/files.py": "unit/sources/test_capture.py contract/test_sources.py",
+    "sources/checks.py": "unit/sources/test_generator.py unit/sources/test_memory.py",
+    "sources/hub.py": "unit/sources/test_transport.py contract/test_sources.py",
+    "sources/links.py": "contract/test_sources.py unit/sources/test_memory.py",
+    "sources/positions.py": "contract/test_sources.py unit/sources/test_generator.py",
     "spark/data_source.py": "spark/test_source_batch.py spark/test_source_queries.py",
     "spark/java.py": "spark/test_java.py",
     "spark/local.py": "spark/test_demo.py spark/test_fixtures.py",
@@ -127,6 +138,7 @@ _COVERED_BY = {
     "storage/publisher_states/sqlite.py": "contract/test_publisher_states.py",
     "testing/conformance/leases.py": "contract/test_lease_stores.py",
     "testing/conformance/publisher_state.py": "contract/test_publisher_states.py",
+    "testing/conformance/source.py": "contract/test_sources.py",
     "testing/conformance/transport.py": "contract/test_transports.py",
     "testing/fixtures.py": "integration/test_readme.py integration/test_cli_send_tail.py",
     "testing/proxy.py": "faults/test_networks.py integration/test_native_transport.py",
@@ -171,7 +183,7 @@ def test_import_of_the_library_loads_no_extras() -> None:
     """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
     probe = (
         "import sys, eventpump\n"
-        "extra = ('aiohttp', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
+        "extra = ('aiohttp', 'fastavro', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
         "print([m for m in extra if m in sys.modules])\n"
         "from eventpump import BlobLeaseStore\n"
         "print('azure.storage.blob' in sys.modules)"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventpump.emulator.auth import DEFAULT_KEY
+from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.config import HubSpec, load_config, parse_hub
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.server import Emulator
@@ -48,6 +49,9 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--ws-port", metavar="PORT", help="also serve AMQP over WebSockets on this port; 0 selects a free one")
     add("--data", metavar="DIR", help="store the hubs in this directory (default: in memory)")
     add("--fsync", action="store_true", help="with --data: also survive power loss")
+    add("--capture", metavar="DIR", help="also write the events as Avro files of Event Hubs Capture in this directory")
+    add("--capture-seconds", default="300", metavar="S", help="write a file after this long (default: %(default)s)")
+    add("--capture-bytes", default="314572800", metavar="N", help="or after this many bytes (default: %(default)s)")
     add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
     add("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
     add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
@@ -95,6 +99,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         tls=_tls(args.tls_cert, args.tls_key),
         refuse_long_keys=args.refuse_long_keys,
         names=args.name,
+        capture=_capture(args.capture, args.capture_seconds, args.capture_bytes),
         retention=_retention(args.retention_bytes, args.retention_seconds, is_durable=args.data is not None),
     )
 
@@ -103,6 +108,13 @@ def _number(field: str, text: str, highest: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) > highest:
         raise ConfigurationError(field, f"must be a number from 0 to {highest}, not {text[:40]!r}")
     return int(text)
+
+
+def _capture(directory: str | None, seconds: str, size: str) -> CaptureSettings | None:
+    if directory is None:
+        return None
+    length = _number("--capture-seconds", seconds, 86_400)
+    return CaptureSettings(directory, seconds=float(length), size=_number("--capture-bytes", size, 1 << 40))
 
 
 def _retention(size: str | None, seconds: str | None, *, is_durable: bool) -> Retention:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from eventpump.cli import emulator, parked, send, tail
+from eventpump.cli import bench_processor, emulator, parked, send, tail
 from eventpump.demo import command as demo
 from eventpump.errors import EventPumpError
 
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
+    bench_processor.add_parser(subparsers)
     demo.add_parser(subparsers)
     emulator.add_parser(subparsers)
     parked.add_parser(subparsers)

@@ -28,6 +28,7 @@ from eventpump.cli.streams import (
     whole_number,
 )
 from eventpump.clients import EventProducer
+from eventpump.core.router import ROUTERS
 from eventpump.errors import (
     ConfigurationError,
     EventError,
@@ -74,7 +75,13 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="lines are JSON objects; this field's value is the partition key, and lines of one key stay in order",
     )
-    add("--idempotent", action="store_true", help="with --partition: no line is stored twice by a retry")
+    add(
+        "--router",
+        choices=sorted(ROUTERS),
+        help="choose the partition of each line here: by the service's hash of its key, in turn, a batch for one "
+        "partition after the other, or by a consistent ring (default: keys by the hash; the service picks the rest)",
+    )
+    add("--idempotent", action="store_true", help="with --partition or --router: no line is stored twice by a retry")
     add("--batch-bytes", metavar="N", help="bytes of a message at most (default: what the service takes)")
     parser.set_defaults(run=run)
 
@@ -92,8 +99,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--key-field", "cannot be given along with --partition")
     if args.partition == "":
         raise ConfigurationError("--partition", "must not be empty")
-    if args.idempotent and args.partition is None:
-        raise ConfigurationError("--idempotent", "it needs --partition")
+    if args.partition is not None and args.router is not None:
+        raise ConfigurationError("--router", "cannot be given along with --partition")
+    if args.idempotent and args.partition is None and args.router is None:
+        raise ConfigurationError("--idempotent", "it needs --partition or --router")
     batch_bytes = None if args.batch_bytes is None else whole_number("--batch-bytes", args.batch_bytes, 1, 1 << 40)
     text = connection_text(args)
     source = LineSource(args.file)
@@ -167,6 +176,7 @@ class _Send:
         self._limit = 0
         self._partition: str | None = args.partition
         self._key_field: str | None = args.key_field
+        self._router = None if args.router is None else ROUTERS[args.router]()
         self._batch_bytes = batch_bytes
         self._outbox: Outbox[int] | None = None
         self._halted = asyncio.Event()
@@ -220,7 +230,7 @@ class _Send:
         """
         try:
             lanes: Sequence[str | None] = [self._partition]
-            if self._key_field is not None:
+            if self._key_field is not None or self._router is not None:
                 lanes = await self._producer.get_partition_ids()
             batch = await self._producer.create_batch(partition_id=lanes[0], max_size_in_bytes=self._batch_bytes)
         except ConfigurationError as error:
@@ -243,6 +253,7 @@ class _Send:
             settle_tries=_SETTLE_TRIES,
         )
         outbox.add_lanes(lanes)
+        outbox.on_due = getattr(self._router, "batch_ended", None)
         return outbox
 
     # ---- from lines to batches
@@ -270,15 +281,16 @@ class _Send:
         before = self.lines
         self.lines += len(lines)
         lanes, field, is_idempotent = list(outbox.lanes.values()), self._key_field, self._producer.is_idempotent
+        router, ids = self._router, [lane.partition_id or "" for lane in lanes]
         lane, now = lanes[0], asyncio.get_running_loop().time()
         for number, line in enumerate(lines, before + 1):
             try:
-                if field is None:
-                    event = EventData(line)
-                else:
-                    key = key_of(line, field)
+                key = None if field is None else key_of(line, field)
+                event = EventData(line) if key is None else KeyedEvent(line, key)
+                if router is not None:
+                    lane = outbox.lanes[router.route(event, key, ids)]
+                elif key is not None:
                     lane = lanes[partition_for_key(key, len(lanes))]
-                    event = KeyedEvent(line, key)
                 head, rest = pieces_of(event, idempotent=is_idempotent)
             except EventError as error:
                 self._refuse(number, str(error))

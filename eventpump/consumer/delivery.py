@@ -60,14 +60,14 @@ class Delivery:
     async def run(self, partition: OpenPartition) -> None:
         """Deliver batches until the pump ends."""
         settings = self._settings
-        limit = settings.max_batch_size
-        while not self._life.is_ending:
+        life, requests, limit = self._life, self._requests, settings.max_batch_size
+        while life.reason is None:
             feed = partition.feed
-            if self._life.is_suspended:
+            if life.is_suspended:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._tenure.ending.wait()
                 return
-            if self._requests.is_due:
+            if requests.is_due:
                 partition = await self._rewinding.obey(partition, self._deliver)
                 continue
             if feed.selection is not None and not await self._passes_missing(partition):
@@ -99,7 +99,7 @@ class Delivery:
                 partition = await self._reading.restart(partition)
             elif not await self._news_of(partition) and self._tenure.may_deliver():
                 self._reading.waited(feed)
-                if self._requests.drains:
+                if requests.drains:
                     await self._drain_past_lost(partition)
                 if settings.call_when_idle:
                     await self._deliver(partition, ())

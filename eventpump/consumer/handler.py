@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any
 
 from eventpump.aio.watch import Watched
 from eventpump.options.consumer import HostSettings
@@ -123,24 +125,21 @@ class HandlerRunner:
         if self._slow_timer is not None:
             self._slow_timer.cancel()
 
-    async def run_batch(self, method: Callable[..., Awaitable[None]], *args: object) -> None:
+    def run_batch(self, method: Callable[..., Awaitable[None]], *args: object) -> Coroutine[Any, Any, None]:
         """Run `process_events`, as `run` does, so that `is_in_batch` is true in it."""
-        # A new object for each try: what an earlier try left running is not part of this one.
-        self._batch = object()
-        outer = _RUNNING_BATCH.set(self._batch)
-        try:
-            await self.run("process_events", method, *args)
-        finally:
-            _RUNNING_BATCH.reset(outer)
-            self._batch = None
+        # No coroutine of its own around that of `run`: this is called for each batch.
+        return self.run("process_events", method, *args, is_batch=True)
 
-    async def run(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
+    async def run(
+        self, operation: str, method: Callable[..., Awaitable[None]], *args: object, is_batch: bool = False
+    ) -> None:
         """Run a method of the processor in the current task.
 
         Args:
             operation: The name of the method.
             method: What to call and await.
             *args: Its arguments.
+            is_batch: Whether `is_in_batch` is true in it.
 
         Raises:
             PumpEndedError: A deadline cancelled it.
@@ -156,9 +155,12 @@ class HandlerRunner:
         if self._slow_timer is None:
             self._set_slow_timer(call)
         raised: BaseException | None = None
+        # A new object for each try: what an earlier try left running is not part of this one.
+        self._batch = object() if is_batch else None
+        outer = _RUNNING_BATCH.set(self._batch) if is_batch else None
         try:
             work = method(*args)
-            if not isinstance(work, Awaitable):
+            if not isinstance(work, CoroutineType | Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
             await Watched(work, now, self._blocked_after, self._blocked, self._stepped)
         except GeneratorExit:
@@ -166,6 +168,10 @@ class HandlerRunner:
             raise
         except BaseException as error:
             raised = error
+        finally:
+            if outer is not None:
+                _RUNNING_BATCH.reset(outer)
+                self._batch = None
         self._call = None
         if call.is_late or task.cancelling():
             await self.take_cancellation_back()

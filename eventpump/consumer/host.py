@@ -24,6 +24,7 @@ from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.core.budget import BufferBudget
+from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, EventSender, LeaseStore, Transport
@@ -102,7 +103,7 @@ class PartitionHost:
         if self._renew_interval >= duration:
             problem = f"must be below the lease duration of the store, which is {duration:g} s"
             raise ConfigurationError("renew_interval", problem)
-        self._owner_id = settings.owner_id or _make_name()
+        self._owner_id = with_weight(settings.owner_id or _make_name(), settings.weight)
         self._main: asyncio.Task[None] | None = None
         self._transport: Transport | None = None
         self._manager: PartitionManager | None = None
@@ -120,7 +121,7 @@ class PartitionHost:
 
     @property
     def owner_id(self) -> str:
-        """The owner's name in the leases."""
+        """The owner's name in the leases, with its weight if that is not 1."""
         return self._owner_id
 
     @property

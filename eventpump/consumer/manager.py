@@ -1,4 +1,4 @@
-"""The leases of a host: renews them, takes those of its fair share, and runs a pump for each."""
+"""The leases of a host: renews them, takes and releases them as its balancer plans, and runs a pump for each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
+from eventpump.consumer.planning import LeasePlanner
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.silence import SilenceWatch
@@ -23,7 +24,6 @@ from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, 
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.unserved import UnservedSubscriptions
 from eventpump.core.backoff import Backoff
-from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason
@@ -80,8 +80,9 @@ class PartitionManager:
     """Runs the partitions of one host until `stop` is called or the host fails.
 
     Each lease is renewed at a time of its own, in a task of its own. Every interval starts two more operations that do
-    not wait for each other: listing all leases and taking those of this host's share, again in a task each; and looking
-    for new partitions of the hub. So a call that hangs or fails delays no other, and nothing here waits for user code.
+    not wait for each other: listing all leases and taking those that the balancer plans, again in a task each; and
+    looking for new partitions of the hub. So a call that hangs or fails delays no other, and nothing here waits for
+    user code, except for the balancer's plan.
     The store (`BoundedLeaseStore`) bounds the number of its calls that are under way.
 
     Args:
@@ -104,6 +105,7 @@ class PartitionManager:
         if source is not None:
             self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
         self._renew_interval = renew_interval
+        self._planner = LeasePlanner(self._settings.balancer, around.owner_id, around.rng, around.reporter)
         self._partitions: dict[str, OwnedPartition] = {}
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
@@ -246,29 +248,32 @@ class PartitionManager:
         if isinstance(snapshots, _Failed) or self._is_ending:
             return
         now = self._clock.monotonic()
-        host = self._around.owner_id
-        taking = [partition.partition_id for partition in self._partitions.values() if partition.is_taking]
-        plan = plan_leases(
-            snapshots,
-            host=host,
-            held=[partition.partition_id for partition in self._owned],
-            rng=self._around.rng,
-            taking=taking,
-            avoid=[partition.partition_id for partition in self._partitions.values() if partition.is_barred(now)],
-        )
-        step = first_step(plan, snapshots, host=host, taking=taking)
-        plan = plan if step is None else step
+        partitions = self._partitions.values()
+        try:
+            plan = self._planner.plan(
+                snapshots,
+                now,
+                known=self._known,
+                held=[partition.partition_id for partition in self._owned],
+                taking=[partition.partition_id for partition in partitions if partition.is_taking],
+                avoid=[partition.partition_id for partition in partitions if partition.is_barred(now)],
+            )
+        except ConfigurationError as error:
+            self._fail(error)
+            return
+        for partition_id in plan.release:
+            self._give_up(self._partitions[partition_id])
         tries = [self._take(partition_id, None) for partition_id in plan.acquire]
         tries += [self._take(snapshot.partition_id, snapshot) for snapshot in plan.steal]
         begun = [task for task in tries if task is not None]
         if plan.spare:
             task = self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
             begun = [*begun, task]
-        if step is not None and begun:
+        if plan.again and begun:
             self._chores.spawn(self._balance_after(begun), "eventpump balancing")
 
     async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
-        """Take the rest of a joining host's share, soon after its first lease."""
+        """Plan again soon: a joining host takes the rest of its share after its first lease."""
         await asyncio.wait(tries)
         await self._sleep(self._renew_interval * FIRST_STEP * (1 - JITTER * self._around.rng.random()), measured=False)
         if not self._is_ending:
@@ -501,6 +506,12 @@ class PartitionManager:
         self._report(OutsideReader(self._around.owner_id, partition.partition_id, avoided_for, error))
         for pump in partition.pumps.values():
             pump.stop(CloseReason.OWNERSHIP_LOST)
+
+    def _give_up(self, partition: OwnedPartition) -> None:
+        """End the pumps of a partition in order, which releases its lease."""
+        partition.avoid_until = self._clock.monotonic() + self._store.lease_duration
+        for pump in partition.pumps.values():
+            pump.stop(CloseReason.SHUTDOWN)
 
     def _release_later(self, partition: OwnedPartition) -> None:
         self._takings.spawn(self._release(partition), f"eventpump release of partition {partition.partition_id}")

@@ -19,7 +19,7 @@ from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
-from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError
+from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
@@ -202,7 +202,10 @@ class PartitionReader:
                     self._last = messages[-1]
                 return messages
             if feed.error is not None:
-                raise feed.error
+                if not isinstance(feed.error, SourceEndedError):
+                    raise feed.error
+                self._is_at_end = True
+                break
             if self._is_rest_gone(feed):
                 break
             remaining = None if until is None else until - loop.time()

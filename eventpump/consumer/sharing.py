@@ -199,11 +199,9 @@ class MemberFeed:
             self._processed()
         if cursor is None:
             return []
-        events: list[ReceivedEvent] = []
         if isinstance(cursor, FeedStream):
             events = self._take_matching(cursor, limit)
-        elif cursor.available:
-            events = cursor.take(limit)
+        elif events := cursor.take(limit):
             if self._skip_below is not None:
                 events = self._skip(cursor, events, limit, self._skip_below)
             if events:
@@ -211,8 +209,6 @@ class MemberFeed:
                 self._taken = _last_of(events) or self._taken
             if self._shared.is_shared:
                 self._shared.observe()
-        else:
-            cursor.processed()
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
@@ -588,6 +584,7 @@ class SharedPartition:
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
         self._room = max(1, settings.prefetch_events // 4)
+        self._free_events = settings.prefetch_events * FREE_AT
         self._looks: deque[_Look] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
@@ -724,18 +721,17 @@ class SharedPartition:
 
     def observe(self) -> None:
         """Find out which member holds the others back. Called when one of several has read, or has left."""
-        feed = self._feed
-        room = self._settings.prefetch_events, self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
-        held_back = False
-        if self._own:
-            for member in self._own.values():
-                if member.pinned > self._room or member.pinned_bytes > room[1] // 4:
-                    self._unpin(member)
+        feed, held_back = self._feed, False
+        room_in_bytes = self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
+        for member in self._own.values():
+            if member.pinned > self._room or member.pinned_bytes > room_in_bytes // 4:
+                self._unpin(member)
         if feed is not None and len(self._members) > 1:
-            held_back = feed.events_held > room[0] * FREE_AT or feed.bytes_held > room[1] * FREE_AT
+            held_back = feed.events_held > self._free_events or feed.bytes_held > room_in_bytes * FREE_AT
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
+        room = self._settings.prefetch_events, room_in_bytes
         now = asyncio.get_running_loop().time()
         for member in list(self._members.values()):
             held = member.pressure.observe(member.held if held_back else (0, 0), room, now)
@@ -1117,7 +1113,9 @@ def _reaches(events: list[ReceivedEvent], number: int) -> bool:
 def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:
     """Return the last event whose place can be read, if there is one."""
     for event in reversed(events):
-        with suppress(EventError):
+        try:
             event.sequence_number  # noqa: B018 - whether it can be read is the question
-            return [event]
+        except EventError:
+            continue
+        return [event]
     return []

@@ -113,7 +113,7 @@ class Tenure:
     def may_deliver(self) -> bool:
         """Return whether a batch may be delivered now."""
         life = self.life
-        return not life.is_ending and not life.is_suspended and self.is_lease_valid()
+        return life.reason is None and not life.is_suspended and self.is_lease_valid()
 
     def goes_on(self) -> bool:
         """Return whether the pump neither ends nor has lost its link to another reader."""

@@ -1,8 +1,9 @@
-"""Decide which leases a host acquires and steals, from one listing of all leases.
+"""Decide which leases a host takes of a fair share, from one listing of all leases. The algorithm of `FairBalancer`.
 
 Hosts know of each other only through the names on live leases, so they cannot agree; they compute the same answer
-instead. From one listing every host derives the same share for each host in it, and selects the same new owner for
-every free lease and every lease above its owner's share. A host without a live lease is invisible to the others and may
+instead. From one listing every host derives the same share for each host in it, in proportion to the weights that the
+names contain, and selects the same new owner for every free lease and every lease above its owner's share. A host
+without a live lease is invisible to the others and may
 compete with other invisible hosts: it still takes the leases that it lacks, and if it loses every race, one spare
 lease, so that it becomes visible.
 """
@@ -16,6 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from eventpump.core.lease import LeaseSnapshot
+from eventpump.core.weights import weight_of
 
 SPARES = 16
 """How many spare leases of each kind a plan names."""
@@ -23,18 +25,24 @@ SPARES = 16
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """The leases that a host takes in one cycle. Calls may overlap; only `spare` is a reaction to lost races.
+    """The leases that a host takes and releases in one cycle. Calls may overlap; only `spare` follows on lost races.
 
     Args:
-        acquire: Partitions without an owner, in the order to try them.
+        acquire: Partitions without a live owner, in the order to try them.
         steal: Leases to take from a live owner, as listed, in the order to try them.
         spare: Leases to steal one after another, until one is won, if the host holds nothing and won nothing of
             `acquire` and `steal`: a host that owns nothing is invisible to the others.
+        release: Partitions of this host to give up. Their processors finish the batch they have, the last checkpoint is
+            written, and then the lease is released.
+        again: Whether to plan again soon after the calls of `acquire`, `steal` and `spare` have ended, and not only
+            after the interval.
     """
 
     acquire: tuple[str, ...] = ()
     steal: tuple[LeaseSnapshot, ...] = ()
     spare: tuple[LeaseSnapshot, ...] = ()
+    release: tuple[str, ...] = ()
+    again: bool = False
 
 
 def plan_leases(
@@ -45,13 +53,15 @@ def plan_leases(
     rng: random.Random,
     taking: Collection[str] = (),
     avoid: Collection[str] = (),
+    absent: Collection[str] = (),
 ) -> LeasePlan:
-    """Plan one cycle of a host's leases: take all that it lacks to an even share.
+    """Plan one cycle of a host's leases: take all that it lacks to its share.
 
-    Free leases are taken before any is stolen, and a lease is stolen only from a host with at least two more. A host
-    above its share releases nothing: hosts below their share take it. A live lease under the host's own name that is
-    not in `held` (of an earlier run, or one whose acquisition got no answer) counts as the host's own, as for every
-    other host, and is not touched until it expires; then it is the first that this host takes.
+    A host's share is in proportion to its weight (`weight_of`), rounded up or down. Free leases are taken before any is
+    stolen, and hosts of one weight steal only from one with at least two more leases. A host above its share releases
+    nothing: hosts below their share take it. A live lease under the host's own name that is not in `held` (of an
+    earlier run, or one whose acquisition got no answer) counts as the host's own, as for every other host, and is not
+    touched until it expires; then it is the first that this host takes.
 
     Args:
         snapshots: Every lease of the consumer group, as just listed.
@@ -63,9 +73,10 @@ def plan_leases(
         rng: Used by an invisible host, so that its competitors, which see the same, choose differently.
         avoid: Partitions that this host must not take now. One whose lease expired under this host is left to the
             others, and it takes another instead. One that it or another host released remains free for it.
+        absent: Hosts without a live lease for which a share is kept: their free leases are left to who replaces them.
     """
     mine = frozenset(held).union(taking)
-    picture = _Picture(snapshots, host, mine)
+    picture = _Picture(snapshots, host, mine, absent)
     taken: list[LeaseSnapshot] = []
     spare: list[LeaseSnapshot] = []
     if picture.lacks(host):
@@ -97,16 +108,18 @@ def first_step(
     if not plan.steal or any(lease.is_held and lease.owner == host for lease in snapshots):
         return None
     if taking:
-        return replace(plan, steal=(), spare=())
+        return replace(plan, steal=(), spare=(), again=True)
     steal = () if plan.acquire else plan.steal[:1]
     spare = (*plan.steal[len(steal) :], *plan.spare)[: 2 * SPARES]
-    return replace(plan, steal=steal, spare=spare)
+    return replace(plan, steal=steal, spare=spare, again=True)
 
 
 class _Picture:
     """The owners of leases by a listing, and the target of each host."""
 
-    def __init__(self, snapshots: Sequence[LeaseSnapshot], host: str, mine: Collection[str]) -> None:
+    def __init__(
+        self, snapshots: Sequence[LeaseSnapshot], host: str, mine: Collection[str], absent: Collection[str]
+    ) -> None:
         self.is_host_seen = False
         self.free: list[LeaseSnapshot] = []
         self.owned: dict[str, list[LeaseSnapshot]] = {host: []}
@@ -121,11 +134,22 @@ class _Picture:
             elif not lease.is_held:
                 self.free.append(lease)
             # else a host has taken the lease and not yet written its name
-        self.share, extra = divmod(len(snapshots), len(self.owned))
-        # Hosts above the share are the first to have one more, which needs the fewest moves. The others are ordered by
-        # name, not by count, because counts change while leases move.
-        names = sorted(self.owned, key=lambda name: (len(self.owned[name]) <= self.share, name))
-        self._targets = {name: self.share + (rank < extra) for rank, name in enumerate(names)}
+        for name in absent:
+            self.owned.setdefault(name, [])
+        count, weights = len(snapshots), {name: weight_of(name) for name in self.owned}
+        total = sum(weights.values())
+        self.least = {name: count * weight // total for name, weight in weights.items()}
+        """The share of each host, rounded down."""
+        lost = {name: count * weight % total for name, weight in weights.items()}
+        extra = count - sum(self.least.values())
+        # Of the hosts that the rounding took something from, those above their share are the first to have one more,
+        # which needs the fewest moves; then those that lost most. The others are ordered by name, not by count, because
+        # counts change while leases move.
+        names = sorted(
+            self.owned,
+            key=lambda name: (not lost[name], len(self.owned[name]) <= self.least[name], -lost[name], name),
+        )
+        self._targets = {name: self.least[name] + (rank < extra) for rank, name in enumerate(names)}
 
     def lacks(self, name: str) -> int:
         """How many leases a host is below its target."""
@@ -216,7 +240,7 @@ def _drawn(
     above: list[LeaseSnapshot] = []
     below: list[LeaseSnapshot] = []
     for name, leases in picture.owned.items():
-        excess = len(leases) - picture.share
+        excess = len(leases) - picture.least[name]
         if quotas and excess > 0:
             quota = quotas[name]
             choice = [lease for lease in sorted(leases, key=_order) if lease.partition_id not in barred]

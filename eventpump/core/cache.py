@@ -295,8 +295,9 @@ class EventCache(Generic[_T]):
             self.processed(hand.size, hand.pieces)
         first = cursor.position
         there = self.end - first
-        if there:
-            self._hands[cursor] = _Hand(first, first + (limit if limit < there else there))
+        if not there:
+            return []
+        self._hands[cursor] = _Hand(first, first + (limit if limit < there else there))
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -346,9 +347,10 @@ class EventCache(Generic[_T]):
     def _purge(self) -> None:
         """Free what every cursor has passed."""
         start, cursors, chunks = self._start, self._cursors, self._chunks
-        if any(cursor.position == start for cursor in reversed(cursors)):
+        for cursor in reversed(cursors):
             # Of cursors that take turns in their order the last one is behind for longest.
-            return
+            if cursor.position == start:
+                return
         unread = start if self._index is None else self.end
         passed = min((cursor.position for cursor in cursors), default=unread) - start
         while passed > 0:

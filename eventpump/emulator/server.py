@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
+from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.config import HubSpec, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
@@ -65,6 +66,8 @@ class Emulator:
         names: Additional host names that clients use, such as a namespace's or a container's. Signatures must be for
             one of them, for `host`, or for localhost, 127.0.0.1 or ::1. If it listens on all interfaces and no name is
             given, a signature may be for any host, as long as the token is put for the same.
+        capture: Write the events also as the files of Event Hubs Capture: the directory, or `CaptureSettings`, which
+            also have the windows. Requires the extra `capture`. None to write none.
         producer_retention: How long a partition keeps the states of unused idempotent producers; by default a day, and
             10,000 of them. The real service's retention is unknown.
 
@@ -94,6 +97,7 @@ class Emulator:
         refuse_long_keys: bool = False,
         names: Iterable[str] = (),
         producer_retention: ProducerRetention | None = None,
+        capture: str | Path | CaptureSettings | None = None,
     ) -> None:
         self._specs = hub_specs(hubs)
         if not self._specs and data is None:
@@ -119,6 +123,7 @@ class Emulator:
         self._nothing_published = nothing_published
         self._refuse_long_keys = refuse_long_keys
         self._producer_retention = producer_retention
+        self._capture = CaptureSettings(capture) if isinstance(capture, str | Path) else capture
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._ws_server: WebSocketServer | None = None
@@ -147,6 +152,7 @@ class Emulator:
             nothing_published=self._nothing_published,
             refuses_long_keys=self._refuse_long_keys,
             producer_retention=self._producer_retention,
+            capture=self._capture,
         )
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         server: asyncio.Server | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from eventpump.emulator.auth import KeyRing
+from eventpump.emulator.capture import CaptureSettings, CaptureWriter
 from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
 from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
@@ -66,8 +67,10 @@ class Service:
         nothing_published: int = NOTHING_PUBLISHED,
         refuses_long_keys: bool = False,
         producer_retention: ProducerRetention | None = None,
+        capture: CaptureSettings | None = None,
     ) -> None:
         self.keys = keys
+        self._capture = None if capture is None else CaptureWriter(capture, now)
         self._producer_retention = producer_retention or ProducerRetention()
         self.refuses_long_keys = refuses_long_keys
         self.long_keys = LongKeys()
@@ -120,6 +123,12 @@ class Service:
         self._partitions = [partition for hub in hubs for partition in hub.partitions]
         self._keep_producers(self._partitions)
         self._size = sum(partition.size for partition in self._partitions)
+        if self._capture is not None:
+            try:
+                await self._capture.start(self._partitions)
+            except BaseException:
+                await self.aclose()
+                raise
         self._check_age()
 
     async def aclose(self) -> None:
@@ -127,6 +136,8 @@ class Service:
         self.long_keys.clear()
         if self._durable is not None:
             await self._durable.aclose()
+        if self._capture is not None:
+            await self._capture.aclose()
         self._is_closed = True
         if self._age_check is not None:
             self._age_check.cancel()
@@ -238,6 +249,9 @@ class Service:
         self._keep_producers(added)
         hub.partitions += added
         self._partitions += added
+        if self._capture is not None:
+            for partition in added:
+                await self._capture.add(partition)
 
     def drop_events(self, name: str, partition_id: str, before: int) -> None:
         """Drop a partition's events up to a number.
@@ -261,6 +275,8 @@ class Service:
         old = self._existing(name)
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can be recreated")
+        if self._capture is not None:
+            raise ConfigurationError("hub", f"{name} is captured: the files of the new hub would be mixed with its own")
         spec = HubSpec(old.name, len(old.partitions) if partitions is None else partitions)
         logs = [PartitionLog(old.name, str(number)) for number in range(spec.partitions)]
         self._keep_producers(logs)

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
+from eventpump.core.balancers import FairBalancer, check_balancer
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.failures import FailureStep
+from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.starts import OnDataLoss
 from eventpump.core.streams import Selection, is_plain_function
 from eventpump.errors import ConfigurationError
@@ -167,6 +169,11 @@ def _check_policy(value: object) -> object:
 def _check_exhausted(value: object) -> object:
     if not isinstance(value, Park) and value not in ("skip", "stop", "stop_partition"):
         raise ValueError('must be "skip", "stop", "stop_partition" or Park(to)')
+    return value
+
+
+def _checked_balancer(value: object) -> object:
+    check_balancer(value)
     return value
 
 
@@ -410,6 +417,12 @@ class HostSettings(FeedSettings):
             process id and random digits.
         max_buffered_bytes: The most bytes of events that were received and are not processed yet, over all partitions,
             and one event more for each receive link. Each partition has its share, and may use what others leave free.
+        balancer: Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`,
+            `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`).
+            Use one kind for all hosts; see `docs/balancing.md`.
+        weight: The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from
+            0.001 to 1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
+            "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it.
         max_batch_size: The most events that `process_events` receives in one call.
         max_wait_time: Seconds without an event after which the host checks that the partition's link is alive and that
             the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition that was
@@ -447,6 +460,8 @@ class HostSettings(FeedSettings):
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
     owner_id: Name | None = None
     max_buffered_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)
+    balancer: Annotated[PartitionBalancer, PlainValidator(_checked_balancer)] = FairBalancer()
+    weight: float = Field(default=1.0, ge=0.001, le=1000)
     max_batch_size: int = Field(default=300, ge=1, le=100_000)
     max_wait_time: Seconds = 30.0
     call_when_idle: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
+from eventpump.eventhubs.stamps import with_room
 from eventpump.producer.packing import BatchPacker
 
 
@@ -33,7 +34,7 @@ class EventBatch:
 
     Attributes:
         max_size_in_bytes: Bytes.
-        partition_id: The partition it is for, None for another target.
+        partition_id: The partition it is for, given or chosen by the producer's router; None for another target.
         partition_key: The key its events share, None for none.
         is_idempotent: Whether its size counts the room for numbers.
         is_list: Whether it was made of a list given to `send`, whose events are given their numbers.
@@ -79,8 +80,12 @@ class EventBatch:
         self.was_in_doubt = False
         self.starting_published_sequence_number: int | None = None
         self.events: list[EventData] = []
+        # To a partition that a router has chosen, each event takes its key along, and the message has none.
         self._packer = BatchPacker(
-            max_size_in_bytes, partition_key=partition_key, idempotent=is_idempotent, stamped=is_stamped
+            max_size_in_bytes,
+            partition_key=partition_key if partition_id is None else None,
+            idempotent=is_idempotent,
+            stamped=is_stamped,
         )
         self._add = self._packer.add  # bound once, because it is called for every event
         self._sealed: SealedBatch | None = None
@@ -105,7 +110,8 @@ class EventBatch:
         if self.partition_key is None:
             head, rest = pieces_of(event, idempotent=self.is_idempotent, stamped=self.is_stamped)
         else:
-            head, rest = pieces(event.encode(self.partition_key))
+            encoded = event.encode(self.partition_key)
+            head, rest = pieces(with_room(encoded) if self.is_stamped else encoded, idempotent=self.is_idempotent)
         if not self._add(head, rest):
             return False
         if self.is_idempotent:

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from math import inf
 from typing import Any, NamedTuple, Self, cast
 
-from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.core.router import HashRouter, PartitionRouter, check_router
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -149,6 +149,7 @@ class HubBufferedProducer:
         for name, callback in {"on_success": on_success, "on_error": on_error, "encode": encode}.items():
             if inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(name, "is a plain function; let it start a task for what takes time")
+        check_router(router)
         self._producer = producer
         self._router = router or HashRouter(partition_for_key)
         self._on_success = on_success
@@ -164,6 +165,9 @@ class HubBufferedProducer:
             max_in_flight=settings.max_in_flight,
             settle_tries=inf,
         )
+        self._on_batch_ended: Callable[[str], object] | None = getattr(router, "batch_ended", None)
+        if self._on_batch_ended is not None:
+            self._outbox.on_due = self._batch_ended
         self._partition_ids: tuple[str, ...] = ()
         self._lanes = self._outbox.lanes
         self._room: BufferRoom
@@ -275,7 +279,7 @@ class HubBufferedProducer:
         lane = self._route(event, partition_id, partition_key)
         if lane.waiting or lane.admitted or not self._room.reserve(lane.partition_id, size):
             if partition_id is None and partition_key is None:
-                lane = await self._queue.acquire_any(partial(self._route, event, None, None), size)
+                lane = await self._queue.acquire_any(partial(self._route_elsewhere, event), size)
             else:
                 await self._queue.acquire(lane, size)
             now = self._time()
@@ -302,7 +306,7 @@ class HubBufferedProducer:
         if not self._queue.reserve(lane, size):
             other = None
             if partition_id is None and partition_key is None:
-                other = self._queue.reserve_any(partial(self._route, event, None, None), size)
+                other = self._queue.reserve_any(partial(self._route_elsewhere, event), size)
             if other is None:
                 self._outbox.send_now()
                 raise BufferFullError(lane.partition_id or "", size, self._room.events, self._room.bytes)
@@ -372,6 +376,23 @@ class HubBufferedProducer:
         if lane is None:
             raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
         return lane
+
+    def _route_elsewhere(self, event: EventData) -> Lane[EventData]:
+        """Choose a partition again for an event without key, because the buffer of the one chosen is full."""
+        lane = self._route(event, None, None)
+        self._batch_ended(lane.partition_id)
+        return lane
+
+    def _batch_ended(self, partition_id: str | None) -> None:
+        """Call the router's `batch_ended`, if it has one. Called from timers, too: what it raises is logged."""
+        if self._on_batch_ended is None or partition_id is None:
+            return
+        try:
+            self._on_batch_ended(partition_id)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            _log.exception("partition %s: the router's batch_ended failed", partition_id)
 
     async def _in_turn(self, work: Awaitable[None]) -> None:
         """Wait for work, and have sends that come meanwhile stay behind this one."""

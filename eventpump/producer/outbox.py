@@ -215,6 +215,8 @@ class Outbox(Generic[E]):
             Bound once, because it is called for every event.
         is_closed: Whether the `ClosedError` is the reason that events are not sent.
         yield_at: A task that adds events at or after this time, by the loop's clock, should first call `let_run`.
+        on_due: Called with the lane's partition when a batch is full, due or flushed; None to call nothing. Must not
+            raise.
     """
 
     def __init__(
@@ -233,6 +235,7 @@ class Outbox(Generic[E]):
         self.settle_tries = settle_tries
         self.is_closed = False
         self.yield_at = inf
+        self.on_due: Callable[[str | None], None] | None = None
         self._producer = producer
         self._name = name
         self._on_end = on_end
@@ -300,6 +303,8 @@ class Outbox(Generic[E]):
     # ------------------------------------------------------------------------------------------ sending
 
     def _wake(self, lane: Lane[E]) -> None:
+        if self.on_due is not None:
+            self.on_due(lane.partition_id)
         if len(lane.sending) < self._max_in_flight:
             name = "send to the gateway" if lane.partition_id is None else f"send to partition {lane.partition_id}"
             # Not by the loop's task factory: an eager one would have the task send, and end the batch, before `add` has

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
+from eventpump.core.router import PartitionRouter, check_router
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import check_key_length
@@ -92,6 +94,8 @@ class HubProducer:
             publishing, and when the producer closes; what was published since may be published again. A running
             producer raises `ProducerStateLostError` in either case.
         max_in_flight: The most plain sends to one target at a time; None for no limit.
+        router: Chooses the partition of every message that is sent without one, by its first event and its key; the
+            partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
 
     Raises:
         ConfigurationError: Options cannot be combined.
@@ -114,7 +118,9 @@ class HubProducer:
         scan_consumer_group: str | None = None,
         on_state_lost: Literal["fail", "new"] = "fail",
         max_in_flight: int | None = None,
+        router: PartitionRouter | None = None,
     ) -> None:
+        check_router(router)
         _check_options(
             idempotent=idempotent,
             needs_idempotent={"partition_options": partition_options, "state_store": state_store, "mode": mode},
@@ -141,6 +147,9 @@ class HubProducer:
         # A target that nobody uses lives on only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
+        self._router = router
+        self._partition_ids: tuple[str, ...] = ()
+        self._listing: SingleFlight[tuple[str, ...]] = SingleFlight("list a hub's partitions", of="producer")
 
     async def __aenter__(self) -> Self:
         return self
@@ -195,6 +204,8 @@ class HubProducer:
             ServiceError: The link that knows the limit cannot be attached.
         """
         self._check_target(partition_id, partition_key)
+        if partition_id is None and self._router is not None:
+            partition_id = await self._routed(self._router, EventData(b""), partition_key)
         limit = await self.message_limit(partition_id)
         if max_size_in_bytes is not None:
             if not 0 < max_size_in_bytes <= limit:
@@ -238,7 +249,7 @@ class HubProducer:
 
         Args:
             events: An event, several, or a batch, which knows its target by itself.
-            partition_id: Send to this partition.
+            partition_id: Send to this partition. Without one, and without a router, the service chooses.
             partition_key: Send where events of this key go. At most 128 characters, the JavaScript client's limit; what
                 the service does with a longer one is not known.
             split: Send as many messages as it takes, one after another; the first failure leaves the rest unsent.
@@ -272,6 +283,8 @@ class HubProducer:
         each = [events] if isinstance(events, EventData) else _events(events)
         if not each:
             return
+        if partition_id is None and self._router is not None:
+            partition_id = self._known_at(each) or await self._routed(self._router, each[0], partition_key)
         limit = await self.message_limit(partition_id) if split else _NO_LIMIT
         new_batch = partial(self._new_batch, limit, partition_id, partition_key)
         await self._target(partition_id).send_events(each, partial(fill, each, new_batch))
@@ -447,6 +460,30 @@ class HubProducer:
             self._targets[partition_id] = target
         return target
 
+    def _known_at(self, events: Sequence[EventData]) -> str | None:
+        """Return the partition that a list was sent to before and not to the end: a router could choose another now."""
+        for partition_id, target in self._targets.items():
+            if isinstance(target, IdempotentTarget) and target.knows(events):
+                return partition_id
+        return None
+
+    async def _routed(self, router: PartitionRouter, event: EventData, partition_key: str | None) -> str:
+        """Return the partition that the router chooses.
+
+        Raises:
+            ConfigurationError: It chose one that the hub does not have.
+            ServiceError: The partitions cannot be read.
+        """
+        if not self._partition_ids:
+            self._context.require_open()
+            self._partition_ids = await self._listing.run(self.get_partition_ids)
+        partition_id = router.route(event, partition_key, self._partition_ids)
+        if partition_id not in self._partition_ids:
+            raise ConfigurationError("router", f"chose {partition_id!r:.40}, and the hub has no such partition")
+        if (batch_ended := getattr(router, "batch_ended", None)) is not None:
+            batch_ended(partition_id)  # each message is a batch of its own
+        return partition_id
+
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
         for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):
             # A key of another type would be routed by nothing at all.
@@ -455,10 +492,9 @@ class HubProducer:
         if partition_id is not None and partition_key is not None:
             raise ConfigurationError("partition_key", "cannot be given along with partition_id")
         check_key_length(partition_key)
-        if self._is_idempotent and partition_id is None:
-            raise ConfigurationError(
-                "partition_id", "an idempotent producer sends to a partition only, not by a key or through the gateway"
-            )
+        if self._is_idempotent and partition_id is None and self._router is None:
+            problem = "an idempotent producer without router sends to a partition only, not by a key or by the gateway"
+            raise ConfigurationError("partition_id", problem)
 
 
 def _events(given: object) -> list[EventData]:

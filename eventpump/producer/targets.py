@@ -449,6 +449,12 @@ class IdempotentTarget:
         """See :class:`Target`. A batch whose outcome is open, given again, waits for it."""
         await self._send_batch(await self._ready(), batch)
 
+    def knows(self, events: Sequence[EventData]) -> bool:
+        """Return whether `send_events` of these events would continue an earlier call."""
+        return any(batch.is_list and _are_same(batch.events, events) for batch in self._under_way.values()) or any(
+            _are_same(each.events, events) for each in self._splits
+        )
+
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
         """See :class:`Target`. A list whose outcome is open, given again, waits for it."""
         publisher = await self._ready()

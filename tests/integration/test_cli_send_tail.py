@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from eventpump import Emulator, EventData, EventProducer, PartitionReader
+from eventpump.core.router import ROUTERS
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.testing.fixtures import eventpump_emulator
@@ -119,6 +120,20 @@ async def test_send_by_key_keeps_lines_of_a_key_in_order(eventpump_emulator: Emu
                 last[body["sensor"]] = body["n"]
                 seen.append(event.body)
     assert sorted(seen) == sorted(lines)
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+async def test_send_with_a_router_stores_every_line_once(eventpump_emulator: Emulator, router: str) -> None:
+    """By each router, with keys and idempotent: lines of a key that has a place are in order."""
+    lines = [json.dumps({"sensor": f"s{number % 20}", "n": number}).encode() for number in range(1000)]
+    arguments = ("send", "--hub", "telemetry", "--router", router, "--idempotent", "--key-field", "sensor")
+    code, out, err = await run(*arguments, emulator=eventpump_emulator, stdin=b"\n".join(lines))
+    assert (code, err) == (0, "")
+    assert out.startswith(b"sent 1,000 lines")
+    assert sorted(await everything(eventpump_emulator)) == sorted(lines)
+    code, out, err = await run(*arguments[:5], emulator=eventpump_emulator, stdin=b"a\nb\nc")
+    assert (code, err) == (0, "")
+    assert len(await everything(eventpump_emulator)) == 1003
 
 
 async def test_send_with_idempotent_stores_lines_once_over_cut_connections(
@@ -399,6 +414,7 @@ async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator
         (("send", "--hub", "telemetry", "--partition", ""), "--partition"),
         (("send", "--hub", "telemetry", "--idempotent"), "--partition"),
         (("send", "--hub", "telemetry", "--partition", "0", "--key-field", "a"), "--key-field"),
+        (("send", "--hub", "telemetry", "--partition", "0", "--router", "ring"), "--router"),
         (("send", "--hub", "telemetry", "--batch-bytes", "many"), "--batch-bytes"),
         (("send", "--hub", "telemetry", "--batch-bytes", "0"), "--batch-bytes"),
         (("send", "--hub", "telemetry", "--batch-bytes", "99999999"), "--batch-bytes"),

@@ -64,6 +64,38 @@ def test_the_example_of_subscriptions_brings_its_own_service() -> None:
     assert "archive: lag" in result.stdout
 
 
+def test_the_example_of_routers_shows_what_each_keeps() -> None:
+    """Every event is published by each router, and only round robin spreads keys; the ring moves few of them."""
+    result = _run("examples/routers.py", "--count", "600")
+    assert result.returncode == 0, result.stderr
+    for name, keys in (("HashRouter", 41), ("RoundRobinRouter", 0), ("StickyRouter", 41), ("RingRouter", 41)):
+        (line,) = re.findall(rf"^{name}: (.*); {keys} keys in one partition$", result.stdout, re.M)
+        assert sum(map(int, re.findall(r"(\d+) in \d+", line))) == 600
+    by_hash, by_ring = map(int, re.findall(r"(\d+) of 1,000 keys move", result.stdout))
+    assert by_ring < 300 < 600 < by_hash
+
+
+def test_the_example_of_balancing_shows_each_balancer() -> None:
+    """Each balancer owns all partitions before and after, and moves what it says."""
+    result = _run("examples/balancing.py")
+    assert result.returncode == 0, result.stderr
+    for line in re.findall(r"^  (?:before|after): (.*)$", result.stdout, re.M):
+        assert sorted(map(int, re.findall(r"(?<= )\d+", line))) == list(range(12)), line
+    moved = list(map(int, re.findall(r"(\d+) partitions moved", result.stdout)))
+    assert moved[:3] == [3, 6, 0]
+    assert moved[3] < 8
+    assert moved[4:] == [0, 0]
+
+
+def test_the_example_of_sources_needs_no_service() -> None:
+    """It processes synthetic events, the same in each run, and reads on over lost links."""
+    results = [_run("examples/sources.py", "--events", "1000", without=["EVENTPUMP_CONNECTION_STRING"]) for _ in "12"]
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    assert results[0].stdout == results[1].stdout
+    assert "2000 events" in results[0].stdout
+    assert "{'sensor-0': 100, 'sensor-1': 100, 'sensor-2': 100}" in results[0].stdout
+
+
 def test_example_test_passes() -> None:
     """The example of a user's own test is one that passes."""
     result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -21,12 +23,14 @@ from pyspark.sql.types import (
 )
 
 from eventpump import EventData
+from eventpump.core.router import RingRouter
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.sealing import SealedBatch, pieces
-from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, hashed
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, SinkRouter, hashed
 from eventpump.spark.sink.exactly_once import stamped
-from eventpump.spark.sink.foreach_batch import stamp_room
+from eventpump.spark.sink.foreach_batch import SinkSettings, stamp_room
 from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
 
 TEXT = StringType()
@@ -210,3 +214,67 @@ def test_encode_of_too_long_a_key_is_refused() -> None:
     encoder(columns).encode(batch(body=pa.array([b"x"]), key=pa.array(["k" * 128])))
     with pytest.raises(EventError, match=r"row 1 .*: key has 129 characters; the limit is 128"):
         encoder(columns).encode(batch(body=pa.array([b"x", b"y"]), key=pa.array([None, "k" * 129])))
+
+
+# ----------------------------------------------------------------------------------------------------- routers
+
+
+_NAMESPACE = "Endpoint=sb://e.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0"
+
+
+def _routed(router: SinkRouter, keys: Sequence[str | None], count: int = 5, first: int = 0) -> list[int]:
+    columns = EventColumns("body", partition_key="partitionKey")
+    made = EventEncoder(columns, partition_count=count, max_message_size=1024 * 1024, router=router, first=first)
+    rows = batch(body=pa.array([b"x"] * len(keys)), partitionKey=pa.array(keys, pa.string()))
+    return [*made.encode(rows)[0], *made.encode(rows)[0]]
+
+
+def test_encode_by_the_ring_routes_keys_as_the_ring_router() -> None:
+    """Spark and the other producers agree; rows without key are left to the sink."""
+    keys = [f"key-{number}" for number in range(50)]
+    ring, ids = RingRouter(), [str(number) for number in range(5)]
+    expected = [int(ring.route(EventData(b""), key, ids)) for key in keys]
+    assert _routed("ring", [*keys, None]) == [*expected, ANYWHERE] * 2
+    assert expected != [partition_for_key(key, 5) for key in keys]
+    assert _routed("hash", keys) == _routed("sticky", keys) == [partition_for_key(key, 5) for key in keys] * 2
+
+
+def test_encode_round_robin_gives_every_row_the_next_partition() -> None:
+    """With a key or without, from one batch to the next; an explicit partition goes past it."""
+    assert _routed("round-robin", ["a", None, "a"], first=4) == [4, 0, 1, 2, 3, 4]
+    columns = EventColumns("body", partition="partition")
+    made = EventEncoder(columns, partition_count=3, max_message_size=1024 * 1024, router="round-robin")
+    rows = batch(body=pa.array([b"x"] * 4), partition=pa.array(["2", None, None, "2"]))
+    assert made.encode(rows)[0] == [2, 1, 2, 2]
+
+
+def test_sink_refuses_a_router_that_would_route_a_row_anew() -> None:
+    """A repeated batch must route each row as before; publishing at least once may do as it likes."""
+    options: dict[str, Any] = {
+        "connection": SparkConnection(hub="h", connection_string=SecretStr(_NAMESPACE)),
+        "ledger": "/tmp",
+    }
+    for name in ("round-robin", "sticky"):
+        with pytest.raises(ConfigurationError, match="router"):
+            SinkSettings(router=name, **options)
+        assert SinkSettings(router=name, idempotent=False, connection=options["connection"]).router == name
+    with pytest.raises(ConfigurationError, match="router"):
+        SinkSettings(**{**options, "router": "random"})
+
+
+def test_plan_keeps_the_router_that_it_was_made_with() -> None:
+    """A record of an earlier version has the service's hash."""
+    entry = PartitionPlan(
+        partition_id="0", producer_id=1, owner_level=1, next_number=0, nothing=-1, is_fresh=True, tail=-1
+    )
+    facts: dict[str, Any] = {
+        "sink": Sink(namespace="n", hub="h", sink_id="s"),
+        "query_id": None,
+        "run_id": "r",
+        "batch_id": 0,
+        "partitions": (entry,),
+        "limits": PackingLimits(),
+        "is_stamped": False,
+    }
+    assert Plan(**facts).router == "hash"
+    assert Plan.model_validate_json(Plan(**facts, router="ring").model_dump_json()).router == "ring"

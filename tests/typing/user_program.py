@@ -19,21 +19,29 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    FairBalancer,
+    FleetView,
+    GreedyBalancer,
     HashRouter,
     HostOptions,
     HostReport,
+    LeasePlan,
     LeaseStore,
     MemoryLeases,
     MemoryLeaseStore,
     Park,
+    PartitionBalancer,
     PartitionContext,
     PartitionReader,
     PartitionRouter,
     ReceivedEvent,
     RetryOptions,
+    RingBalancer,
+    RingRouter,
     SendResult,
     SqliteLeaseStore,
     SqlitePublisherStateStore,
+    StaticAssignment,
     SubscriptionOptions,
     Transport,
     connection_settings,
@@ -69,6 +77,30 @@ class OddRouter:
         return self._others.route(event, partition_key, partition_ids[1::2])
 
 
+class EvenBalancer:
+    """A balancer of the user's own."""
+
+    def __init__(self) -> None:
+        self._others = FairBalancer(maturity=30)
+
+    def plan(self, view: FleetView) -> LeasePlan:
+        assert_type(view.leases[0].epoch, int | None)
+        even = tuple(each.partition_id for each in view.leases if int(each.partition_id) % 2 == 0 and not each.is_held)
+        return LeasePlan(acquire=even) if view.age < 60 else self._others.plan(view)
+
+
+def balancer_of(name: str) -> PartitionBalancer:
+    """Any of them."""
+    every: dict[str, PartitionBalancer] = {
+        "even": EvenBalancer(),
+        "greedy": GreedyBalancer(limit=4),
+        "ring": RingBalancer(),
+        "static": StaticAssignment(ordinal=0, of=2),
+        "list": StaticAssignment(["0"]),
+    }
+    return every[name]
+
+
 def log(report: HostReport) -> None:
     """A hook."""
     if isinstance(report, DataLost):
@@ -85,6 +117,8 @@ async def consume(connection_string: str, level: int | None) -> None:
         "initial_position": {"0": EventPosition.latest(), "1": datetime(2024, 1, 1, tzinfo=UTC), "2": 17},
         "handler_retry": RetryOptions(max_retries=5),
         "renew_interval": None,
+        "balancer": balancer_of("even"),
+        "weight": 2.0,
     }
     host = EventProcessorHost(
         connection_string,
@@ -134,6 +168,7 @@ async def publish(connection_string: str) -> None:
         name="meter",
         state_store=SqlitePublisherStateStore("states.db"),
         mode="exclusive",
+        router=RingRouter(),
         **connection,
     ) as producer:
         batch = await producer.create_batch(partition_id="0")

@@ -121,7 +121,7 @@ def test_the_options_of_a_producer_are_those_of_its_engine() -> None:
     function = inspect.signature(HubProducer.__init__, eval_str=True).parameters
     options = typing.get_type_hints(clients.ProducerOptions)
     own = options.keys() - typing.get_type_hints(clients.ClientOptions).keys()
-    assert own == function.keys() - {"self", "transport", "hub", "retry", "rng", "owns_transport"}
+    assert own == function.keys() - {"self", "transport", "hub", "retry", "rng", "owns_transport", "router"}
     assert all(options[name] == function[name].annotation for name in own)
 
 

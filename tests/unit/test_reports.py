@@ -16,6 +16,7 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.reports import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
 
 _VALUES: dict[str, Any] = {
+    "problem": "it raised ValueError: x",
     "host": "a",
     "partition_id": "3",
     "subscription": "default",

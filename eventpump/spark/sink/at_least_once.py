@@ -27,7 +27,7 @@ from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, task_number
+from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, SinkRouter, task_number
 
 T = TypeVar("T")
 
@@ -84,19 +84,23 @@ class _Sender:
         limit: The maximum size of a message, in bytes.
         partition_count: The number of partitions of the hub.
         anywhere: The partition that events without one go to first; another follows with each message.
+        is_sticky: Whether that is so also for a plain producer, which else leaves their choice to the service.
 
     Attributes:
         counts: The number of events stored, by partition.
     """
 
-    def __init__(self, producer: HubProducer, *, limit: int, partition_count: int, anywhere: int) -> None:
+    def __init__(
+        self, producer: HubProducer, *, limit: int, partition_count: int, anywhere: int, is_sticky: bool
+    ) -> None:
         self._outbox = outbox = Outbox[None](producer, "task's sink", self._ended, max_bytes=limit)
         outbox.add_lanes([None, *map(str, range(partition_count))])
         gateway, *lanes = outbox.lanes.values()
         self._is_idempotent = producer.is_idempotent
+        self._is_sticky = self._is_idempotent or is_sticky
         self._anywhere = anywhere
-        # At `ANYWHERE`, -1: the current lane, where a plain producer leaves the choice to the service.
-        self._lanes = [*lanes, lanes[anywhere % partition_count] if self._is_idempotent else gateway]
+        # At `ANYWHERE`, -1: the current lane, or the gateway where the choice is left to the service.
+        self._lanes = [*lanes, lanes[anywhere % partition_count] if self._is_sticky else gateway]
         self._failure: Exception | None = None
         self.counts: dict[int, int] = {}
 
@@ -124,7 +128,7 @@ class _Sender:
             filling = lanes[partition].filling
             if filling is not None and filling.add(head, rest):
                 continue  # most events; what an outbox keeps for each event is not needed here
-            if partition == ANYWHERE and is_idempotent and filling is not None:
+            if partition == ANYWHERE and self._is_sticky and filling is not None:
                 outbox.send_now(lanes[ANYWHERE])
                 self._anywhere += 1
                 lanes[ANYWHERE] = lanes[self._anywhere % (len(lanes) - 1)]
@@ -174,12 +178,14 @@ class SendTask:
         columns: What the batches hold, in the order of `EventColumns.names`.
         partition_count: How many partitions the hub has.
         idempotent: Have the service tell repeats, within this attempt.
+        router: How rows without a partition are routed.
     """
 
     connection: SparkConnection
     columns: EventColumns
     partition_count: int
     idempotent: bool
+    router: SinkRouter = "hash"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send, and give receipts without numbers: for `mapInArrow`."""
@@ -211,9 +217,19 @@ class SendTask:
                 if sender is None or encoder is None:
                     limit = worker.run(producer.message_limit("0" if self.idempotent else None))
                     sender = _Sender(
-                        producer, limit=limit, partition_count=self.partition_count, anywhere=task_number()
+                        producer,
+                        limit=limit,
+                        partition_count=self.partition_count,
+                        anywhere=task_number(),
+                        is_sticky=self.router == "sticky",
                     )
-                    encoder = EventEncoder(self.columns, partition_count=self.partition_count, max_message_size=limit)
+                    encoder = EventEncoder(
+                        self.columns,
+                        partition_count=self.partition_count,
+                        max_message_size=limit,
+                        router=self.router,
+                        first=task_number(),
+                    )
                 worker.run(sender.add(*encoder.encode(batch)))
             if sender is None:
                 return {}

@@ -19,7 +19,7 @@ from eventpump.options.base import SettingsModel, unknown_option
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.sink.at_least_once import SendTask, retried
-from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.sink.encode import EventColumns, SinkRouter
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 
@@ -29,9 +29,11 @@ class WriterOptions(SettingsModel):
     Args:
         idempotent: Let the service discard repeats within one attempt of a task; needs a hub that offers idempotent
             publishing.
+        router: How rows without a partition are routed: "hash", "ring", "round-robin" or "sticky"; see `SinkSettings`.
     """
 
     idempotent: bool = True
+    router: SinkRouter = "hash"
 
 
 _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
@@ -88,7 +90,8 @@ class _Writing:
         positions = tuple(schema.fieldNames().index(name) for name in columns.names)
         transport = worker.transport(connection)
         properties = worker.run(retried(lambda: transport.get_hub_properties(connection.hub)))
-        return cls(SendTask(connection, columns, len(properties.partition_ids), settings.idempotent), positions)
+        count = len(properties.partition_ids)
+        return cls(SendTask(connection, columns, count, settings.idempotent, settings.router), positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         positions = list(self.positions)

@@ -7,21 +7,31 @@ attempt and run. Together with an order that depends only on the rows, this make
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import count
 from operator import itemgetter
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
 from pyspark.taskcontext import TaskContext
 
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, encode_data, section
+from eventpump.core.router import RingRouter
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.eventhubs.sealing import ROOM, pieces
+
+SinkRouter: TypeAlias = Literal["hash", "ring", "round-robin", "sticky"]
+"""How rows without a partition are routed. Keys: by the service's hash, or by the ring of `RingRouter`; round robin
+takes no heed of them. Rows without key: sticky, all of a message go to one partition."""
+
+StableRouter: TypeAlias = Literal["hash", "ring"]
+"""Those that route the same row to the same partition in every attempt: for publishing exactly once."""
 
 ANYWHERE: Final = -1
 """In place of a partition, for a row that names neither a partition nor a key."""
@@ -126,18 +136,30 @@ class EventEncoder:
         partition_count: How many partitions of the hub this batch uses.
         max_message_size: The service's limit for one message, in bytes.
         reserved: Bytes that will be added to each event besides its numbers.
+        router: How rows without a partition are routed, see `SinkRouter`.
+        first: The partition that the first row goes to round robin.
     """
 
-    __slots__ = ("_columns", "_count", "_ids", "_limit", "_reserved", "_row")
+    __slots__ = ("_columns", "_count", "_first", "_ids", "_is_round_robin", "_limit", "_reserved", "_route", "_row")
 
     def __init__(
-        self, columns: EventColumns, *, partition_count: int, max_message_size: int, reserved: int = 0
+        self,
+        columns: EventColumns,
+        *,
+        partition_count: int,
+        max_message_size: int,
+        reserved: int = 0,
+        router: SinkRouter = "hash",
+        first: int = 0,
     ) -> None:
         self._columns = columns
         self._count = partition_count
         self._ids = {str(number): number for number in range(partition_count)}
         self._limit = max_message_size
         self._reserved = reserved
+        self._route = _by_a_ring(partition_count) if router == "ring" else partial(_by_the_service, partition_count)
+        self._is_round_robin = router == "round-robin"
+        self._first = first
         self._row = 0
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[int], list[bytes]]:
@@ -166,11 +188,21 @@ class EventEncoder:
             events = [before + event for before, event in zip(sections, events, strict=True)]
         if keys is not None:
             self._check_keys(keys)
-            partitions = [ANYWHERE if key is None else partition_for_key(key, self._count) for key in keys]
+            route = self._route
+            partitions = [ANYWHERE if key is None else route(key) for key in keys]
             events = [envelope_head(key) + event for key, event in zip(keys, events, strict=True)]
         self._check_sizes(events)
+        if partitions is None:
+            partitions = [ANYWHERE] * len(events)
+        if self._is_round_robin:
+            turn = count(self._first + self._row)
+            explicit = columns.partition is not None
+            partitions = [
+                each if explicit and each != ANYWHERE else number % self._count
+                for each, number in zip(partitions, turn, strict=False)
+            ]
         self._row += len(events)
-        return [ANYWHERE] * len(events) if partitions is None else partitions, events
+        return partitions, events
 
     def _check_keys(self, keys: list[str | None]) -> None:
         for row, key in enumerate(keys):
@@ -200,6 +232,17 @@ class EventEncoder:
 
     def _error(self, row: int, problem: str) -> EventError:
         return EventError(f"row {self._row + row} of the DataFrame's partition {task_number()}: {problem}")
+
+
+def _by_the_service(count: int, key: str) -> int:
+    return partition_for_key(key, count)
+
+
+def _by_a_ring(count: int) -> Callable[[str], int]:
+    """Return what assigns keys as `RingRouter` does."""
+    ids = [str(number) for number in range(count)]
+    router, event = RingRouter(), EventData(b"")
+    return lambda key: int(router.route(event, key, ids))
 
 
 def task_number() -> int:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.sink.encode import EventColumns, EventEncoder, hashed
+from eventpump.spark.sink.encode import EventColumns, EventEncoder, StableRouter, hashed
 from eventpump.spark.sink.exactly_once import PartitionPublishing
 from eventpump.spark.sink.records import PartitionOutcome, Plan, encode_outcome
 
@@ -28,12 +28,14 @@ class EncodeTask:
     Args:
         columns: The columns of the batches, in the order of `EventColumns.names`.
         reserved: Bytes that will be added to each event besides its numbers.
+        router: How keys are assigned to partitions.
     """
 
     columns: EventColumns
     partition_count: int
     max_message_size: int
     reserved: int
+    router: StableRouter = "hash"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return partition, ordering columns, and encoded event.
@@ -46,6 +48,7 @@ class EncodeTask:
             partition_count=self.partition_count,
             max_message_size=self.max_message_size,
             reserved=self.reserved,
+            router=self.router,
         )
         names = encoded_names(len(self.columns.order_by))
         for batch in batches:

@@ -26,7 +26,7 @@ from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit, retried
-from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.sink.encode import EventColumns, SinkRouter
 from eventpump.spark.sink.exactly_once import begin_batch, finish_batch, sink_of
 from eventpump.spark.sink.executor import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
 from eventpump.spark.sink.protocol import STAMP, Batch, OnProducerStateLost
@@ -116,6 +116,9 @@ class SinkSettings(SettingsModel):
         stamp: Add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
         on_producer_state_lost: What happens if the service has forgotten which rows of a batch it has stored: "fail",
             "tailScan" (needs `stamp`), or "atLeastOnce".
+        router: How rows without a partition are routed. "hash": by key as the service does, and others by their
+            content. "ring": keys by a consistent ring, as `RingRouter` does. With `idempotent=False` also
+            "round-robin", whatever the key, and "sticky", one partition per message for rows without key.
         max_tasks: How many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
             several partitions one after another.
         max_batch_events: The most events in a message.
@@ -130,6 +133,7 @@ class SinkSettings(SettingsModel):
     order_by: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     stamp: bool = False
     on_producer_state_lost: OnProducerStateLost = OnProducerStateLost.FAIL
+    router: SinkRouter = "hash"
     max_tasks: int | None = Field(default=None, ge=1)
     max_batch_events: int = Field(default=PackingLimits().max_events, ge=1, le=1_000_000)
     max_batch_bytes: int = Field(default=PackingLimits().max_bytes, ge=1024)
@@ -141,6 +145,9 @@ class SinkSettings(SettingsModel):
                 raise ConfigurationError("ledger", "is required: set it to a directory, or the URL of a blob container")
             if self.on_producer_state_lost is OnProducerStateLost.TAIL_SCAN and not self.stamp:
                 raise ConfigurationError("on_producer_state_lost", "tailScan requires stamps: set stamp=True")
+            if self.router not in ("hash", "ring"):
+                problem = f"cannot be {self.router}: a repeated batch has to route each row as before"
+                raise ConfigurationError("router", problem)
             if self.sink_id is not None:
                 directory_name(self.sink_id)
             return self
@@ -172,6 +179,7 @@ class SinkOptions(ConnectionOptions, total=False):
 
     order_by: str | Sequence[str]
     stamp: bool
+    router: SinkRouter
     on_producer_state_lost: OnProducerStateLost | Literal["fail", "tailScan", "atLeastOnce"]
     max_tasks: int
     max_batch_events: int
@@ -221,7 +229,7 @@ class ForeachBatchWriter:
     def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
         connection = self.settings.connection
         hub = worker.run(retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
-        task = SendTask(connection, columns, len(hub.partition_ids), idempotent=False)
+        task = SendTask(connection, columns, len(hub.partition_ids), idempotent=False, router=self.settings.router)
         counts: dict[int | None, int] = {}
         for row in _selected(frame, columns).mapInArrow(task, RECEIPTS_DDL).collect():
             counts[row["partition"]] = counts.get(row["partition"], 0) + row["count"]
@@ -248,6 +256,7 @@ class ForeachBatchWriter:
             batch_id,
             settings.limits,
             settings.stamp,
+            router="ring" if settings.router == "ring" else "hash",
         )
         store = self._store()
         step = worker.run(retried(lambda: begin_batch(store, transport, batch)))
@@ -278,7 +287,7 @@ class ForeachBatchWriter:
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
-        task = EncodeTask(columns, len(plan.partitions), self._message_limit(), stamp_room(plan))
+        task = EncodeTask(columns, len(plan.partitions), self._message_limit(), stamp_room(plan), plan.router)
         names = encoded_names(len(columns.order_by))
         kinds = [IntegerType(), *(frame.schema[name].dataType for name in columns.order_by), BinaryType()]
         return _selected(frame, columns).mapInArrow(

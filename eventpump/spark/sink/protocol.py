@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
@@ -156,6 +156,7 @@ class Batch:
         run_id: Unique for this run of the driver.
         limits: For a new plan; an existing one keeps its own.
         is_stamped: For a new plan, likewise.
+        router: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
     """
 
@@ -166,6 +167,7 @@ class Batch:
     limits: PackingLimits = LIMITS
     is_stamped: bool = False
     renew_at: int = RENEW_AT
+    router: Literal["hash", "ring"] = "hash"
 
 
 def begin(batch: Batch) -> Procedure[Plan | Done]:
@@ -296,6 +298,7 @@ def _make_plan(batch: Batch) -> Procedure[Plan]:
         ),
         limits=batch.limits,
         is_stamped=batch.is_stamped,
+        router=batch.router,
     )
     return (yield from _create_plan(batch, plan))
 

@@ -124,6 +124,7 @@ class Plan(BatchRecord):
         run_id: The run of the driver that wrote it.
         partitions: In the order of their numbers.
         is_stamped: Whether every event carries the property `STAMP`.
+        router: How keys are assigned to partitions: the same whenever the batch is published again.
         revision: How often producers were taken over.
     """
 
@@ -131,6 +132,7 @@ class Plan(BatchRecord):
     partitions: tuple[PartitionPlan, ...]
     limits: PackingLimits
     is_stamped: bool
+    router: Literal["hash", "ring"] = "hash"
     revision: Count = 0
 
     @property

@@ -109,7 +109,7 @@ class MemoryLeaseStore:
         rows = self._rows("list")
         now = self._clock.monotonic()
         return [
-            LeaseSnapshot(partition_id, row.owner, _is_held(row, now), row.token)
+            LeaseSnapshot(partition_id, row.owner, _is_held(row, now), row.token, row.epoch)
             for partition_id, row in sorted(rows.items(), key=lambda item: partition_order(item[0]))
         ]
 

@@ -204,14 +204,14 @@ class SqliteLeaseStore:
 
     async def list_leases(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids."""
-        query = f"SELECT partition_id, owner, token, {_STORED_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
+        query = f"SELECT partition_id, owner, token, epoch, {_STORED_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
         worker, read_at = self._bound("list"), self._clock.monotonic()
         rows = await worker.read("list", None, query, (self._scope_id,))
         return [
             LeaseSnapshot(
-                partition_id, owner, self._judge.is_held(partition_id, token, _expiry(*expiry), read_at), token
+                partition_id, owner, self._judge.is_held(partition_id, token, _expiry(*expiry), read_at), token, epoch
             )
-            for partition_id, owner, token, *expiry in sorted(rows, key=lambda row: partition_order(row[0]))
+            for partition_id, owner, token, epoch, *expiry in sorted(rows, key=lambda row: partition_order(row[0]))
         ]
 
     async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:

@@ -87,6 +87,17 @@ class LeaseStoreContract:
         assert [lease.partition_id for lease in leases] == ["0", "2", "10"]
         assert [(lease.owner, lease.is_held) for lease in leases] == [(None, False)] * 3
 
+    async def test_list_leases_shows_owners_with_their_weight_and_epochs(self, harness: LeaseHarness) -> None:
+        """A name with a weight is listed as it is; an epoch, if the listing has any, is that of the last owner."""
+        store, other = await _open(harness, "0"), await _open(harness)
+        assert (await _snapshot(other, "0")).epoch in (None, 0)
+        lease = await _acquire(store, "0", "host;weight=2.5")
+        assert await store.release_lease(lease)
+        await _acquire(store, "0", "host;weight=2.5")
+        seen = await _snapshot(other, "0")
+        assert (seen.owner, seen.is_held) == ("host;weight=2.5", True)
+        assert seen.epoch in (None, 2)
+
     async def test_ensure_leases_leaves_existing_ones_alone(self, harness: LeaseHarness) -> None:
         """Creating what exists changes neither owner, nor epoch, nor checkpoint."""
         store, other = await _open(harness, "0"), await _open(harness)

@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import inspect
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from eventpump.consumer.host import PartitionHost
+from eventpump.core.balancer import LeasePlan
+from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.core.fleet import FleetView, PartitionBalancer
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.conditions import CONDITIONS, error_for
 from eventpump.eventhubs.events import EventPosition
@@ -61,6 +64,48 @@ _NETWORK = {"detach": 3.0, "cut": 2.0, "refuse": 1.5, "accept": 3.0, "stall": 1.
 _STORE = {"trouble store": 2.0, "heal": 2.0, "clock step": 0.5}
 
 
+class UnrulyBalancer:
+    """A balancer of the user's that raises or plans nonsense now and then, and else is fair."""
+
+    def __init__(self) -> None:
+        self._fair = FairBalancer()
+
+    def plan(self, view: FleetView) -> LeasePlan:
+        """Plan, or do harm."""
+        ids = [lease.partition_id for lease in view.leases]
+        match view.rng.choice(("raise", "base", "cancel", "none", "all", "twice", *["fair"] * 8)):
+            case "raise":
+                raise ValueError("at random")
+            case "base":
+                raise BalancerError("at random")
+            case "cancel":
+                raise asyncio.CancelledError
+            case "none":
+                return None  # type: ignore[return-value]  # nonsense on purpose
+            case "all":
+                return LeasePlan((*ids, "no such"), view.leases, view.leases, tuple(ids))
+            case "twice":
+                return LeasePlan(acquire=tuple(ids * 2), steal=view.leases[:1] * 2)
+        return self._fair.plan(view)
+
+
+class BalancerError(BaseException):
+    """An exception that is no `Exception`."""
+
+
+BALANCERS: tuple[Callable[[], PartitionBalancer], ...] = (
+    lambda: FairBalancer(maturity=40.0),
+    UnrulyBalancer,
+    lambda: RingBalancer(patience=20.0),
+    GreedyBalancer,
+    FairBalancer,
+    lambda: StaticAssignment(ordinal=0, of=1),
+    lambda: FairBalancer(maturity=15.0),
+    lambda: RingBalancer(virtual_nodes=4, patience=10.0),
+)
+"""Of the hosts of a history, by its seed."""
+
+
 @dataclass(frozen=True)
 class Profile:
     """A kind of consumer history: weights of what happens, and how user code may behave.
@@ -74,6 +119,7 @@ class Profile:
         compute: Seconds that a computing call blocks the loop for, at most.
         partitions: The fewest and the most at the start.
         backlog: The fewest and the most events of a partition at the start.
+        balancers: Where the seed's balancer is counted from; None for the default's in every history.
     """
 
     actions: Mapping[str, float]
@@ -85,6 +131,7 @@ class Profile:
     compute: float = 1.0
     partitions: tuple[int, int] = (1, 4)
     backlog: tuple[int, int] = (0, 30)
+    balancers: int | None = None
 
 
 PROFILES: dict[str, Profile] = {
@@ -96,7 +143,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "unruly": Profile({"leave": 1.0, "join": 1.0}, _USER, {"none": 1.0, "end": 3.0}, hosts=2),
     "stuck": Profile({"leave": 0.5, "join": 1.0, "detach": 0.5}, {"quick": 8.0, "raise": 1.0, "stuck": 0.7}, hosts=2),
-    "fleet": Profile({**_FLEET, "detach": 0.5}),
+    "fleet": Profile({**_FLEET, "detach": 0.5}, balancers=0),
     "network": Profile({**_NETWORK, "join": 0.7, "leave": 0.5, "crash": 0.3}),
     "silence": Profile({"silence": 3.0, "detach": 1.0, "join": 0.5, "leave": 0.5}),
     "store": Profile({**_STORE, "join": 0.7, "leave": 0.7, "crash": 0.3}),
@@ -118,6 +165,7 @@ PROFILES: dict[str, Profile] = {
         _CHECKPOINTS,
         is_asking=True,
         starts={"earliest": 2.0, "latest": 1.0},
+        balancers=3,
     ),
 }
 
@@ -182,6 +230,8 @@ class ConsumerHistory:
             **(_CANCELLING if "stuck" in profile.works and "handler_timeout" in HostSettings.model_fields else {}),
             **({"on_data_loss": "earliest"} if "on_data_loss" in HostSettings.model_fields else {}),
         }
+        if profile.balancers is not None:
+            self.options["balancer"] = BALANCERS[(world.seed + profile.balancers) % len(BALANCERS)]()
         policy = self.options["checkpoint_policy"]
         world.note(
             "begins", f"{len(self.hub.partition_ids)} partitions, start {self.start.kind}, {policy},",

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp.message import Data, Message
+from eventpump.core.router import StickyRouter
 from eventpump.errors import (
     BufferFullError,
     ClosedError,
@@ -455,6 +456,50 @@ async def test_send_with_a_router_goes_where_it_decides() -> None:
         assert (await producer.send(event())).partition_id == "3"
         assert (await producer.send(event(), partition_id="1")).partition_id == "1"
     assert asked == [("k", ("0", "1", "2", "3")), (None, ("0", "1", "2", "3"))]
+
+
+async def test_sticky_router_fills_a_batch_before_it_moves_on() -> None:
+    """By full batches, by age, and by a flush; each partition gets its turn."""
+    service = ScriptedProducer()
+    async with buffered(service, router=StickyRouter(), max_batch_events=10, max_wait_time=60.0) as producer:
+        for number in range(45):
+            await producer.send(event(number))
+        await producer.flush()
+        await producer.send(event(45))
+        await producer.flush()
+    sizes = {partition_id: [len(batch) for batch in service.sent[partition_id]] for partition_id in "0123"}
+    assert sizes == {"0": [10, 5], "1": [10, 1], "2": [10], "3": [10]}
+
+
+async def test_sticky_router_does_not_wait_for_a_full_partition() -> None:
+    """Where one partition answers nothing, events without key go to the others."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(
+        service, router=StickyRouter(), max_batch_events=5, max_partition_events=10, max_wait_time=0.01
+    ) as producer:
+        for number in range(60):
+            await asyncio.wait_for(producer.send(event(number)), 5)
+        await asyncio.sleep(1)
+        assert sum(len(service.bodies(partition_id)) for partition_id in "123") >= 50
+        service.held.pop("0").set()
+
+
+async def test_router_whose_batch_ended_raises_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged; a timer's call of it ends no sender."""
+
+    class Raises(StickyRouter):
+        def batch_ended(self, partition_id: str) -> None:
+            raise asyncio.CancelledError(partition_id)
+
+    service = ScriptedProducer()
+    async with buffered(service, router=Raises(), max_batch_events=3) as producer:
+        receipts = [await producer.send(event(number)) for number in range(10)]
+        await asyncio.sleep(1)
+        for receipt in receipts:
+            await receipt
+    assert len(service.bodies("0")) == 10
+    assert "batch_ended failed" in caplog.text
 
 
 async def test_send_to_an_invalid_target_is_refused() -> None:

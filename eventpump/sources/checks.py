@@ -1,0 +1,29 @@
+"""Checks of what users give to sources."""
+
+from __future__ import annotations
+
+import math
+
+from eventpump.errors import ConfigurationError
+
+
+def check_whole(field: str, value: object, least: int, most: int | None = None) -> None:
+    """Check a whole number.
+
+    Args:
+        field: The parameter, for the error.
+        value: What was given.
+        least: The smallest value that is allowed.
+        most: The largest one; None for any. Default: None.
+
+    Raises:
+        ConfigurationError: It is none, or out of bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"{least} or more" if most is None else f"from {least} to {most:,}"
+        raise ConfigurationError(field, f"must be a whole number, {bounds}, not {value!r}")
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
