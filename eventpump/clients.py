@@ -165,6 +165,9 @@ class HostOptions(FeedOptions, total=False):
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
+    max_buffered_bytes: int
+    """The most bytes of events that were received and are not processed yet, over all partitions, and one event more
+    for each receive link. Each partition has its share, and may use what others leave free. Default: 536,870,912."""
     balancer: PartitionBalancer
     """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
     `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
@@ -531,6 +534,9 @@ class EventProcessorHost(PartitionHost):
             `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
+        max_buffered_bytes (int): The most bytes of events that were received and are not processed yet, over all
+            partitions, and one event more for each receive link. Each partition has its share, and may use what others
+            leave free. Default: 536,870,912.
         balancer (PartitionBalancer): Decides which partitions the host takes, steals and releases: `FairBalancer`,
             `GreedyBalancer`, `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan`
             (`PartitionBalancer`). Use one kind for all hosts; see `docs/balancing.md`. Default: `FairBalancer()`.

@@ -23,6 +23,7 @@ from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.turns import Turns
+from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
@@ -86,6 +87,7 @@ class PartitionHost:
         self._transport_factory = transport_factory
         self._open_sender = open_sender
         self._parking = Parking(self._sender)
+        self._budget = BufferBudget(settings.max_buffered_bytes, settings.prefetch_bytes)
         self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
@@ -127,6 +129,14 @@ class PartitionHost:
         """The partitions this host runs now, ordered by id."""
         statuses = [] if self._manager is None else self._manager.statuses
         return sorted(statuses, key=lambda status: partition_order(status.partition_id))
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of events, as encoded, that were received and are not processed yet, over all partitions.
+
+        At most `max_buffered_bytes`, and one event more for each receive link; see `docs/guarantees.md`.
+        """
+        return self._budget.held
 
     async def __aenter__(self) -> Self:
         return self
@@ -396,6 +406,7 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
             parking=self._parking,
+            budget=self._budget,
         )
         return PartitionManager(around, self._source, renew_interval=self._renew_interval)
 

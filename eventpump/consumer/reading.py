@@ -327,9 +327,9 @@ class PartitionReading:
         self._shared.left(self._subscription.name)
         if self.partition is not None:
             self.partition.stop()
-            self._tenure.tasks.spawn(
-                self.partition.feed.aclose(), f"eventpump detach of partition {self._partition_id}"
-            )
+            # The running batch is in hand until `aclose` or `abort` is called.
+            detach = self.partition.feed.aclose(is_processing=True)
+            self._tenure.tasks.spawn(detach, f"eventpump detach of partition {self._partition_id}")
 
     def disown(self) -> None:
         """Write no checkpoint from now on."""

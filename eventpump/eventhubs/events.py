@@ -13,7 +13,7 @@ from typing import Any
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
-from eventpump.amqp.sections import EventFields, encode_data, salvage_annotations, scan_event
+from eventpump.amqp.sections import EventFields, encode_data, prefix_end, salvage_annotations, scan_event
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
@@ -751,3 +751,18 @@ class ReceivedEvent:
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"
+
+
+def without_body(raw: bytes) -> bytes:
+    """Return a message with the header and annotations of a received one: its place, without what else it holds.
+
+    Args:
+        raw: The received message, which is returned itself if its place cannot be read then.
+    """
+    try:
+        short = raw[: prefix_end(raw)] + encode_data(b"")
+        if ReceivedEvent(short).offset:
+            return short
+    except (DecodeError, EventError):
+        pass
+    return raw

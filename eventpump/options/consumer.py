@@ -426,6 +426,8 @@ class HostSettings(FeedSettings):
             is added to the hub later always begins at its start.
         owner_id: The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the
             process id and random digits.
+        max_buffered_bytes: The most bytes of events that were received and are not processed yet, over all partitions,
+            and one event more for each receive link. Each partition has its share, and may use what others leave free.
         balancer: Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`,
             `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`).
             Use one kind for all hosts; see `docs/balancing.md`.
@@ -468,6 +470,7 @@ class HostSettings(FeedSettings):
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.automatic()
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
     owner_id: Name | None = None
+    max_buffered_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)
     balancer: Annotated[PartitionBalancer, PlainValidator(_checked_balancer)] = FairBalancer()
     weight: float = Field(default=1.0, ge=0.001, le=1000)
     max_batch_size: int = Field(default=300, ge=1, le=100_000)

@@ -156,6 +156,8 @@ class Fleet:
         if error is None:
             left = [task for task in asyncio.all_tasks() - self._before if not task.done()]
             assert not left, f"tasks outlived their hosts: {left}"
+            for name, host in self.hosts.items():
+                assert (host.buffered_bytes, host._budget.links) == (0, 0), f"{name} counts what it does not hold"
 
     def host(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
         """Make a host, not running yet."""
