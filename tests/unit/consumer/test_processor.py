@@ -80,7 +80,7 @@ def test_coroutine_function_is_a_processor(given: object) -> None:
         *(None, 5, "x", dict, _Unfinished, _WithArgument, _of_one, _function_of_more),
         *(lambda context, events: None, lambda one: one, lambda a, b, c: a),
     ],
-    ids=str,
+    ids=[*"abcdefghijk"],
 )
 def test_processor_of_another_type_is_refused(given: object) -> None:
     """What is no processor, and a class without process_events, is refused at once."""
