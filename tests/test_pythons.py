@@ -92,7 +92,7 @@ def test_unit_tests_pass_on_another_python(python: Path, request: pytest.Fixture
         else:
             shutil.copy(whole, source)
     test: list[str] = _PROJECT["optional-dependencies"]["test"]
-    wanted = [f"{source}[test]"] if is_long else [f"{source}[cli]", *filter(_NEEDED.match, test)]
+    wanted = [f"{source}[test]"] if is_long else [f"{source}[cli,testing]", *filter(_NEEDED.match, test)]
     tests = [ROOT / "tests" / "unit" / name for name in _PART] if not is_long else [ROOT / "tests" / "unit"]
     try:
         _run(_INSTALL_TIMEOUT, python, "-m", "venv", environment)
