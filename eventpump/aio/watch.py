@@ -21,7 +21,7 @@ class Watched(Awaitable[_T]):
         waits: Called after every step but the last: the work waits. None for nothing.
     """
 
-    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work")
+    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "is_closing")
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Watched(Awaitable[_T]):
         self._blocked = blocked
         self._stepped = stepped
         self._waits = waits
+        self.is_closing = False
+        """Whether it is being closed: the `GeneratorExit` in the work is not the work's own."""
 
     def __await__(self) -> Generator[Any, Any, _T]:
         steps = self._work.__await__()
@@ -66,6 +68,7 @@ class Watched(Awaitable[_T]):
             try:
                 yield waits_for
             except GeneratorExit:
+                self.is_closing = True
                 steps.close()
                 raise
             except BaseException as thrown:

@@ -204,7 +204,7 @@ class HandlerRunner:
 
     def ended(self, call: Call) -> None:
         """Watch a call no longer: its task does not run user code now."""
-        del self._calls[call]
+        self._calls.pop(call, None)
 
     def watched(self, work: Awaitable[_T], waits: Callable[[], None] | None = None) -> Watched[_T]:
         """Return something to await that does some work, and measures its steps.

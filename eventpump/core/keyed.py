@@ -88,13 +88,16 @@ class KeyedQueue(Generic[_E]):
             self.events < bounds.events and self.size + size <= bounds.size and self.watermark.ahead < bounds.ahead
         )
 
-    def add(self, event: _E, key: object, size: int) -> None:
+    def add(self, event: _E, key: object, size: int) -> KeyedEntry[_E]:
         """Accept the event that follows the last one. There must be room.
 
         Args:
             event: The event.
             key: Its key; None if it is independent of all others.
             size: Its size, in bytes.
+
+        Returns:
+            Its entry.
 
         Raises:
             Exception: What the key raised when it was hashed or compared. Nothing is added.
@@ -113,6 +116,7 @@ class KeyedQueue(Generic[_E]):
         self.events += 1
         self.size += size
         self.watermark.accept(entry)
+        return entry
 
     def take(self) -> list[KeyedEntry[_E]]:
         """Take the next events of the key whose turn it is; there must be one. No other is taken of it until they are

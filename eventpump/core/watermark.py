@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from eventpump.core.checkpoint import Positioned
 from eventpump.errors import EventError
@@ -35,6 +35,12 @@ class Entry(Generic[_E]):
         self.position: _E | Place | None = event
         """The event; once it is finished, at most its position."""
         self.is_finished = False
+
+    @property
+    def event(self) -> _E:
+        """The event, which is not finished."""
+        assert not self.is_finished
+        return cast("_E", self.position)
 
 
 class Watermark(Generic[_E]):

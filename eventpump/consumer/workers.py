@@ -1,0 +1,173 @@
+"""Runs the user's code for the events of a keyed queue: several calls at a time, one per key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from eventpump.aio.tasks import TaskSet
+from eventpump.aio.watch import Watched
+from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.core.keyed import KeyedEntry, KeyedQueue
+from eventpump.eventhubs.events import ReceivedEvent
+
+CALLS_PER_STEP = 100
+"""Calls that a worker makes without a wait before other tasks have a turn."""
+
+Entry = KeyedEntry[ReceivedEvent]
+
+
+class KeyedWorkers:
+    """Tasks that call a handler for the events that a queue has ready. They exist only while there are any.
+
+    A handler that does not wait is called by one worker for event after event. When it waits, further workers are
+    started, as many as keys are ready and `concurrency` allows.
+
+    Args:
+        concurrency: The most calls at a time.
+        runner: Measures the calls, and cancels them at their deadlines.
+        tasks: Owns the workers.
+        handle: Called with the events of one key, in order; returns what to await.
+        may_start: Returns whether a call may begin now. Called before the first call of each step of a worker.
+        recover: Called with the entries of a call that raised, and its error. Finishes them, or returns False: then
+            they are not finished, and their key has no further turn.
+        progressed: Called when a worker begins to wait, or ends.
+        failed: Called with an error that ends a worker and that is not the handler's.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        runner: HandlerRunner,
+        tasks: TaskSet,
+        handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
+        may_start: Callable[[], bool],
+        recover: Callable[[list[Entry], Exception], Awaitable[bool]],
+        progressed: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._concurrency = concurrency
+        self._runner = runner
+        self._tasks = tasks
+        self._handle = handle
+        self._may_start = may_start
+        self._recover = recover
+        self._progressed = progressed
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._starting = 0
+        self._is_clear = False
+        self.active = 0
+        """How many workers there are."""
+
+    def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        """Start a worker if the queue has something ready and no worker is about to take it."""
+        if queue.ready and not self._starting and self.active < self._concurrency and self._may_start():
+            self._start(queue)
+
+    def check_again(self) -> None:
+        """Ask `may_start` before the next call, also within the running step."""
+        self._is_clear = False
+
+    def _start(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        self.active += 1
+        self._starting += 1
+        self._tasks.spawn(self._run(queue), "eventpump worker").add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
+        self.active -= 1
+        self._is_clear = False
+        self._progressed()
+
+    async def _run(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        worker = _Worker()
+        self._starting -= 1
+        self._is_clear = False
+        try:
+            worker.steps = self._runner.watched(self._work(queue, worker), lambda: self._waits(queue))
+            await worker.steps
+        except PumpEndedError:
+            pass
+        except asyncio.CancelledError as error:
+            # Not in the user's code, whose errors are handled.
+            await self._runner.take_cancellation_back()
+            failure = RuntimeError("a task of the pump was cancelled, and not by eventpump")
+            failure.__cause__ = error
+            self._failed(failure)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._failed(as_exception("a worker", error))
+
+    def _waits(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        """Let others take what is ready: a worker has begun to wait."""
+        self._is_clear = False
+        self._progressed()
+        more = min(queue.ready, self._concurrency - self.active) - self._starting
+        if more > 0 and self._may_start():
+            for _ in range(more):
+                self._start(queue)
+
+    async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        runner, handle, now = self._runner, self._handle, self._loop.time
+        call = runner.call("process_events")
+        task, timeout, calls = call.task, runner.timeout, 0
+        runner.began(call)
+        try:
+            while queue.ready:
+                if not self._is_clear:
+                    if not self._may_start():
+                        return
+                    self._is_clear = True
+                if calls == CALLS_PER_STEP:
+                    # A handler that never waits must not block the event loop.
+                    calls = 0
+                    runner.ended(call)
+                    await asyncio.sleep(0)
+                    runner.began(call)
+                    continue
+                calls += 1
+                batch = queue.take()
+                # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
+                call.began = began = now()
+                call.slow_at = began + timeout
+                raised: BaseException | None = None
+                try:
+                    await handle(tuple([entry.event for entry in batch]))
+                except GeneratorExit as error:
+                    if worker.steps is None or worker.steps.is_closing:
+                        raise
+                    raised = RuntimeError("the code raised GeneratorExit")
+                    raised.__cause__ = error
+                except BaseException as error:
+                    raised = error
+                if raised is not None or call.is_timed_out or call.is_late or task.cancelling():
+                    runner.ended(call)
+                    if task.cancelling():
+                        await runner.take_cancellation_back()
+                    if raised is not None and not await self._failed_call(batch, runner.error_of(call, raised)):
+                        return
+                    runner.began(call)
+                if raised is None:
+                    for entry in batch:
+                        queue.finish(entry)
+                raised = None
+                queue.release(batch[-1])
+        finally:
+            runner.ended(call)
+
+    async def _failed_call(self, batch: list[Entry], error: BaseException) -> bool:
+        if not isinstance(error, Exception):
+            raise error
+        return await self._recover(batch, error)
+
+
+class _Worker:
+    """One worker."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self) -> None:
+        self.steps: Watched[None] | None = None
