@@ -96,7 +96,7 @@ RECEIVED: Final[Sequence[Row]] = (
     ],
     [
         Node(
-            "consumer/pump.py",
+            "consumer/delivery.py",
             "acts",
             "takes up to max_batch_size, checks that the lease is alive, creates ReceivedEvents",
         )

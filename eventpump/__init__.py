@@ -19,7 +19,7 @@ from eventpump.clients import (
     ReaderOptions,
     make_transport,
 )
-from eventpump.consumer.manager import PartitionStatus
+from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState

@@ -17,10 +17,11 @@ from typing import Self, Unpack
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
-from eventpump.consumer.manager import PartitionManager, PartitionStatus
+from eventpump.consumer.manager import PartitionManager
+from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.consumer.pump import PumpSurroundings
+from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.turns import Turns
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eventpump.aio.retry import retrying
-from eventpump.aio.tasks import StoppedError, TaskSet, gather, wait_for_event
+from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
 from eventpump.consumer.opening import GroupStart
+from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.consumer.pump import PartitionPump, PumpSurroundings
-from eventpump.consumer.sharing import SharedPartition
+from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.silence import SilenceWatch
+from eventpump.consumer.startup import HostOpening
 from eventpump.consumer.subscriptions import Subscription, SubscriptionRecords, Subscriptions
-from eventpump.core.backoff import UNLIMITED, Backoff
+from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.core.backoff import Backoff
 from eventpump.core.balancer import first_step, plan_leases
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.core.pump_state import CloseReason, PumpState
-from eventpump.core.rewind import end_of_range
+from eventpump.core.pump_state import CloseReason
 from eventpump.core.schedule import Schedule
 from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EventPumpError,
-    OwnershipLostError,
     ProcessorFailedError,
     ServiceError,
-    ServiceTimeoutError,
-    StoreError,
 )
-from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec
+from eventpump.eventhubs.events import EventPosition
 from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,
@@ -51,9 +47,7 @@ from eventpump.reports import (
     PartitionFailed,
     PartitionsFound,
     ServiceFailed,
-    StartIgnored,
     StoreFailed,
-    SubscriptionPaused,
     UnexpectedFailure,
 )
 
@@ -70,69 +64,6 @@ FIRST_STEP = 0.25
 
 RELEASE_TIME = 1.0
 """Seconds that a release may always take, even if the time to close has run out."""
-
-_ASKED_AT_ONCE = 16
-
-LEAST_START_TIME = 1.0
-"""Seconds that an attempt at the start may always take, even if the time to start has run out."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """The state of one partition in the manager."""
-
-    partition_id: str
-    lease: PartitionLease | None = None
-    pumps: dict[str, PartitionPump] = field(default_factory=dict)
-    """By subscription. A pump stays here until it has ended, even if the lease is lost meanwhile."""
-    expiry: asyncio.TimerHandle | None = None
-    is_renewing: bool = False
-    is_taking: bool = False
-    stolen: ConsumerDisconnectedError | None = None
-    shared: SharedPartition | None = None
-    """The receive link, of the lease that its pumps were started with."""
-    avoid_until: float = -math.inf
-    failed_until: dict[str, float] = field(default_factory=dict)
-    """The subscriptions whose pump failed, and when it may be started again."""
-    paused: set[str] = field(default_factory=set)
-    """The subscriptions that are paused, for as long as the lease is held."""
-    suspended: set[str] = field(default_factory=set)
-    """The subscriptions that held the others back, and are not run until that is asked for."""
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a pump needs the lease: one that runs, or that ends and is not overdue."""
-        return any(not pump.is_overdue for pump in self.pumps.values())
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """The status of a partition on a host.
-
-    Args:
-        partition_id: The partition.
-        subscription: The subscription whose processor runs.
-        epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
-        state: The state of the pump.
-        last_sequence_number: The sequence number of the last event delivered.
-        lag: See `PartitionContext.lag`; None if it is not known.
-        is_attached: Whether its link is attached now.
-        held_events: Events received that only this subscription has not read yet: what it holds back from the others
-            that share its link.
-        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
-        is_paused: Whether it is paused.
-    """
-
-    partition_id: str
-    subscription: str
-    epoch: int | None
-    state: PumpState
-    last_sequence_number: int | None
-    lag: int | None
-    is_attached: bool
-    held_events: int
-    has_own_link: bool
-    is_paused: bool
 
 
 @dataclass(slots=True)
@@ -171,7 +102,7 @@ class PartitionManager:
         if source is not None:
             self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
         self._renew_interval = renew_interval
-        self._slots: dict[str, _Slot] = {}
+        self._partitions: dict[str, OwnedPartition] = {}
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
         self._renewals = TaskSet(self._unexpected)
@@ -196,22 +127,7 @@ class PartitionManager:
     @property
     def statuses(self) -> list[PartitionStatus]:
         """The partitions that this host runs, in no particular order."""
-        return [
-            PartitionStatus(
-                slot.partition_id,
-                pump.subscription,
-                None if slot.lease is None else slot.lease.epoch,
-                pump.state,
-                None if (last := pump.context.last_delivered) is None else last.sequence_number,
-                pump.context.lag,
-                pump.is_attached,
-                pump.held_events,
-                pump.has_own_link,
-                pump.is_paused,
-            )
-            for slot in self._slots.values()
-            for pump in slot.pumps.values()
-        ]
+        return [status for partition in self._partitions.values() for status in partition.statuses]
 
     async def run(self) -> None:
         """Run until `stop` is called, then close in order.
@@ -221,7 +137,12 @@ class PartitionManager:
                 failure policy is "stop". Everything is closed by then.
         """
         try:
-            await self._start()
+            until = self._clock.monotonic() + self._settings.startup_timeout
+            self._start_of_host = HostStart(until)
+            group = self._group if self._has_default else None
+            opening = HostOpening(self._around, group, self._subscriptions, self._chores, self._end.wake)
+            if found := await opening.run(until):
+                self._found(found)
             self._is_running_partitions = True
             while not self._is_ending:
                 self._judge_start()
@@ -255,7 +176,11 @@ class PartitionManager:
         return self._close_by - self._clock.monotonic()
 
     def _all_pumps(self) -> list[PartitionPump]:
-        return [pump for slot in self._slots.values() for pump in slot.pumps.values()]
+        return [pump for partition in self._partitions.values() for pump in partition.pumps.values()]
+
+    @property
+    def _owned(self) -> list[OwnedPartition]:
+        return [partition for partition in self._partitions.values() if partition.lease is not None]
 
     @property
     def _is_ending(self) -> bool:
@@ -265,100 +190,6 @@ class PartitionManager:
         if self._end.failure is None:
             self._end.failure = error
         self._end.wake.set()
-
-    # ------------------------------------------------------------------------------------------------ beginning
-
-    async def _start(self) -> None:
-        """Open the store and find the partitions. Failures that may be transient are reported and retried."""
-        until = self._clock.monotonic() + self._settings.startup_timeout
-        self._start_of_host = HostStart(until)
-        await self._at_start("open the lease store", lambda: self._store.open(self._around.scope), until)
-        hub = self._settings.hub
-        properties = await self._at_start(
-            f"reading the properties of hub {hub}",
-            lambda: self._around.directory.get_hub_properties(hub),
-            until,
-            is_read=True,
-        )
-        if properties is not None:
-            ids = properties.partition_ids
-            unknown = self._settings.positions_without_partition(ids)
-            if unknown:
-                raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
-            # Before the leases: a group that has leases has a record, whenever a host dies.
-            record = None
-            if self._has_default:
-                record = await self._at_start(
-                    "agree on the consumer group's record", lambda: self._group.agree(properties), until
-                )
-                if record is None:
-                    return
-            await self._at_start("list subscriptions", self._subscriptions.refresh, until)
-            if record is not None and record.starts != self._group.starts:
-                self._report(StartIgnored(self._around.owner_id, None, record.starts, self._group.starts))
-            if await self._at_start("ensure leases", lambda: self._ensure(ids), until):
-                self._found(ids)
-
-    async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
-        """Create the leases. False if some could not be created: the others are used, and discovery tries again."""
-        try:
-            await self._store.ensure_leases(partition_ids)
-        except StoreError as error:
-            if error.partition_id is None or not await self._store.list_leases():
-                raise
-            self._report(StoreFailed(self._around.owner_id, error.partition_id, "ensure leases", error))
-            return False
-        return True
-
-    async def _at_start(
-        self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
-    ) -> _T | None:
-        """Run an operation that the start depends on, and return its result; None if the manager ended first.
-
-        Args:
-            operation: The name of the operation, for reports and errors.
-            call: Starts it.
-            until: The time, by the clock, after which no attempt begins.
-            is_read: Whether it is a call of the service, and not of the store.
-
-        Raises:
-            EventPumpError: The error of the last attempt: no retry can help, or the time is over.
-        """
-        if self._is_ending:
-            return None
-
-        async def attempt() -> _T:
-            try:
-                return await call()
-            except BaseException as error:
-                if not is_failure(error) or isinstance(error, EventPumpError):
-                    raise
-                raise self._own_error(operation, error, is_read) from error
-
-        def report(failure: Exception, _: float) -> None:
-            kind = ServiceFailed if is_read else StoreFailed
-            self._report(kind(self._around.owner_id, None, operation, failure))
-
-        attempts = retrying(
-            attempt,
-            UNLIMITED,
-            self._around.rng,
-            until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
-            least_time=LEAST_START_TIME,
-            on_retry=report,
-        )
-        try:
-            return await self._chores.unless(self._end.wake, attempts, f"eventpump start: {operation}")
-        except StoppedError:
-            return None
-        except TimeoutError as error:
-            raise self._own_error(operation, error, is_read) from error
-
-    def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
-        """Return the error for what a call raised at the start."""
-        if is_read and not isinstance(error, EventPumpError):
-            return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
-        return store_error(error, operation, None, self._settings.startup_timeout)
 
     # --------------------------------------------------------------------------------------------- the interval
 
@@ -414,14 +245,14 @@ class PartitionManager:
             return
         now = self._clock.monotonic()
         host = self._around.owner_id
-        taking = [slot.partition_id for slot in self._slots.values() if slot.is_taking]
+        taking = [partition.partition_id for partition in self._partitions.values() if partition.is_taking]
         plan = plan_leases(
             snapshots,
             host=host,
-            held=[slot.partition_id for slot in self._slots.values() if slot.lease is not None],
+            held=[partition.partition_id for partition in self._owned],
             rng=self._around.rng,
             taking=taking,
-            avoid=[slot.partition_id for slot in self._slots.values() if self._is_barred(slot, now)],
+            avoid=[partition.partition_id for partition in self._partitions.values() if partition.is_barred(now)],
         )
         step = first_step(plan, snapshots, host=host, taking=taking)
         plan = plan if step is None else step
@@ -446,15 +277,11 @@ class PartitionManager:
         if tries:
             await asyncio.wait(tries)
         for snapshot in spare:
-            if self._is_ending or any(slot.lease is not None for slot in self._slots.values()):
+            if self._is_ending or self._owned:
                 return
             task = self._take(snapshot.partition_id, snapshot)
             if task is not None:
                 await asyncio.wait((task,))
-
-    def _is_barred(self, slot: _Slot, now: float) -> bool:
-        """Return whether a partition must not be started here now; above all while an old pump of it has not ended."""
-        return bool(slot.pumps) or slot.is_taking or now < slot.avoid_until
 
     # ------------------------------------------------------------------------------------------ subscriptions
 
@@ -463,7 +290,7 @@ class PartitionManager:
         await self._store.open(self._around.scope)
         await self._subscriptions.subscribe(settings, source)
         self._run_subscriptions()
-        if self._is_running_partitions and not any(slot.lease is not None for slot in self._slots.values()):
+        if self._is_running_partitions and not self._owned:
             self._chores.spawn(self._balance_once(), "eventpump balancing")
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
@@ -488,105 +315,113 @@ class PartitionManager:
         if self._is_ending or not self._is_running_partitions:
             return
         wanted = {each.name: each for each in self._subscriptions.runnable}
-        for slot in self._slots.values():
-            # One that is ended is not paused, nor suspended, when it is made again.
-            slot.paused &= wanted.keys()
-            slot.suspended &= wanted.keys()
-            for pump in list(slot.pumps.values()):
-                if not pump.is_of(wanted.get(pump.subscription)):
-                    pump.stop(CloseReason.SHUTDOWN)
-            if slot.pumps:
-                self._start_missing(slot)
+        for partition in self._partitions.values():
+            partition.stop_unwanted(wanted)
+            if partition.pumps:
+                self._start_missing(partition)
 
-    def _start_missing(self, slot: _Slot) -> None:
+    def _start_missing(self, partition: OwnedPartition) -> None:
         """Start the pumps that a partition has none of, if it is to be kept."""
-        is_kept = slot.stolen is None and self._clock.monotonic() >= slot.avoid_until and not self._is_ending
-        if slot.lease is not None and is_kept:
-            self._start_pumps(slot, slot.lease)
-            if not slot.is_renewing and self._renewals_due.due_at(slot.partition_id) is None:
+        is_kept = partition.stolen is None and self._clock.monotonic() >= partition.avoid_until and not self._is_ending
+        if partition.lease is not None and is_kept:
+            partition.start_pumps(partition.lease)
+            if not partition.is_renewing and self._renewals_due.due_at(partition.partition_id) is None:
                 # A renewal that was due while there was no pump has ended without another.
-                self._renew_later(slot, slot.lease)
+                self._renew_later(partition, partition.lease)
 
     # ------------------------------------------------------------------------------------------------- leases
 
     def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> asyncio.Task[None] | None:
-        slot = self._slots.setdefault(partition_id, _Slot(partition_id))
-        if slot.lease is not None or self._is_barred(slot, self._clock.monotonic()):
+        partition = self._partitions.get(partition_id) or self._add(partition_id)
+        if partition.lease is not None or partition.is_barred(self._clock.monotonic()):
             return None
-        slot.is_taking = True
-        task = self._takings.spawn(self._take_one(slot, snapshot), f"eventpump taking of partition {partition_id}")
-        task.add_done_callback(lambda _: self._taken(slot))
+        partition.is_taking = True
+        task = self._takings.spawn(self._take_one(partition, snapshot), f"eventpump taking of partition {partition_id}")
+        task.add_done_callback(lambda _: self._taken(partition))
         return task
 
-    @staticmethod
-    def _taken(slot: _Slot) -> None:
-        # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
-        slot.is_taking = False
+    def _add(self, partition_id: str) -> OwnedPartition:
+        partition = self._partitions[partition_id] = OwnedPartition(
+            self._around,
+            partition_id,
+            self._group,
+            self._subscriptions,
+            self._silence,
+            self._pumps,
+            OwnerCalls(
+                stolen=self._renew,
+                lost=self._lost,
+                unused=self._release_later,
+                started=lambda pump: self._start_of_host.tried(pump.key),
+                failed=self._pump_failed,
+                ended=self._pump_ended,
+            ),
+        )
+        return partition
 
-    async def _take_one(self, slot: _Slot, snapshot: LeaseSnapshot | None) -> None:
+    @staticmethod
+    def _taken(partition: OwnedPartition) -> None:
+        # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
+        partition.is_taking = False
+
+    async def _take_one(self, partition: OwnedPartition, snapshot: LeaseSnapshot | None) -> None:
         owner = self._around.owner_id
         if snapshot is None:
-            call = self._store.acquire_lease(slot.partition_id, owner)
+            call = self._store.acquire_lease(partition.partition_id, owner)
         else:
             call = self._store.steal_lease(snapshot, owner)
-        lease = await self._stored("acquire" if snapshot is None else "steal", slot.partition_id, call)
+        lease = await self._stored("acquire" if snapshot is None else "steal", partition.partition_id, call)
         if lease is None or isinstance(lease, _Failed):
             return
-        self._own(slot, lease)
-        self._renew_later(slot, lease, FIRST_JITTER)
+        self._own(partition, lease)
+        self._renew_later(partition, lease, FIRST_JITTER)
         if self._is_ending:
-            await self._release(slot)
+            await self._release(partition)
             return
         source = None if snapshot is None else snapshot.owner
-        self._report(LeaseTaken(owner, slot.partition_id, lease.epoch, source))
-        self._start_pumps(slot, lease)
-        if not slot.pumps:
-            slot.avoid_until = self._clock.monotonic() + self._store.lease_duration
-            await self._release(slot)
+        self._report(LeaseTaken(owner, partition.partition_id, lease.epoch, source))
+        partition.start_pumps(lease)
+        if not partition.pumps:
+            partition.avoid_until = self._clock.monotonic() + self._store.lease_duration
+            await self._release(partition)
 
-    def _own(self, slot: _Slot, lease: PartitionLease) -> None:
+    def _own(self, partition: OwnedPartition, lease: PartitionLease) -> None:
         """Record a lease that was taken or renewed, and when it expires."""
-        slot.lease = lease
+        partition.lease = lease
         due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
-        self._around.turns.lease_held(slot.partition_id, due_at)
-        if slot.expiry is not None:
-            slot.expiry.cancel()
+        self._around.turns.lease_held(partition.partition_id, due_at)
+        if partition.expiry is not None:
+            partition.expiry.cancel()
         delay = max(0.0, lease.expires_at - self._clock.monotonic())
-        slot.expiry = asyncio.get_running_loop().call_later(delay, self._expired, slot)
+        partition.expiry = asyncio.get_running_loop().call_later(delay, self._expired, partition)
 
-    def _expired(self, slot: _Slot) -> None:
-        slot.expiry = None
-        if slot.lease is None:
+    def _expired(self, partition: OwnedPartition) -> None:
+        partition.expiry = None
+        if partition.lease is None:
             return
-        if self._clock.monotonic() < slot.lease.expires_at:
-            self._own(slot, slot.lease)
+        if self._clock.monotonic() < partition.lease.expires_at:
+            self._own(partition, partition.lease)
         else:
-            self._lost(slot, "it was not renewed in time")
+            self._lost(partition, "it was not renewed in time")
 
-    def _lost(self, slot: _Slot, why: str) -> None:
-        if slot.lease is None:
+    def _lost(self, partition: OwnedPartition, why: str) -> None:
+        if partition.lease is None:
             return
-        self._report(LeaseLost(self._around.owner_id, slot.partition_id, slot.lease.epoch, why))
-        self._forget(slot)
-        for pump in list(slot.pumps.values()):
+        self._report(LeaseLost(self._around.owner_id, partition.partition_id, partition.lease.epoch, why))
+        self._forget(partition)
+        for pump in list(partition.pumps.values()):
             pump.ownership_lost()
 
-    def _forget(self, slot: _Slot) -> None:
-        slot.lease = None
-        slot.stolen = None
-        slot.paused.clear()
-        slot.suspended.clear()
-        self._renewals_due.remove(slot.partition_id)
-        self._around.turns.lease_gone(slot.partition_id)
-        if slot.expiry is not None:
-            slot.expiry.cancel()
-            slot.expiry = None
+    def _forget(self, partition: OwnedPartition) -> None:
+        partition.lease_gone()
+        self._renewals_due.remove(partition.partition_id)
+        self._around.turns.lease_gone(partition.partition_id)
 
-    def _renew_later(self, slot: _Slot, lease: PartitionLease, jitter: float = JITTER) -> None:
+    def _renew_later(self, partition: OwnedPartition, lease: PartitionLease, jitter: float = JITTER) -> None:
         """Schedule a renewal one interval after the last request, shortened at random."""
         asked = lease.expires_at - self._store.lease_duration
         wait = self._renew_interval * (1 - jitter * self._around.rng.random())
-        self._renewals_due.set(slot.partition_id, asked + wait)
+        self._renewals_due.set(partition.partition_id, asked + wait)
         self._set_renewal_timer()
 
     def _set_renewal_timer(self) -> None:
@@ -601,212 +436,96 @@ class PartitionManager:
     def _renew_due(self) -> None:
         self._renewal_timer = None
         for partition_id in self._renewals_due.take(self._clock.monotonic()):
-            self._renew(self._slots[partition_id])
+            self._renew(self._partitions[partition_id])
         self._set_renewal_timer()
 
     def _renew_no_more(self) -> None:
         self._renews = False
         self._set_renewal_timer()
 
-    def _renew(self, slot: _Slot) -> None:
-        if not slot.is_renewing:
-            slot.is_renewing = True
-            task = self._renewals.spawn(self._renew_one(slot), f"eventpump renewal of partition {slot.partition_id}")
-            task.add_done_callback(lambda _: self._renewal_ended(slot))
+    def _renew(self, partition: OwnedPartition) -> None:
+        if not partition.is_renewing:
+            partition.is_renewing = True
+            name = f"eventpump renewal of partition {partition.partition_id}"
+            task = self._renewals.spawn(self._renew_one(partition), name)
+            task.add_done_callback(lambda _: self._renewal_ended(partition))
 
-    def _renewal_ended(self, slot: _Slot) -> None:
-        slot.is_renewing = False
-        lease = slot.lease if slot.pumps else None
-        if lease is not None and self._renewals_due.due_at(slot.partition_id) is None:
+    def _renewal_ended(self, partition: OwnedPartition) -> None:
+        partition.is_renewing = False
+        lease = partition.lease if partition.pumps else None
+        if lease is not None and self._renewals_due.due_at(partition.partition_id) is None:
             # It was taken again meanwhile, and became due while the renewal of the lease before was under way.
-            self._renew_later(slot, lease)
+            self._renew_later(partition, lease)
 
-    async def _renew_one(self, slot: _Slot) -> None:
+    async def _renew_one(self, partition: OwnedPartition) -> None:
         """Renew a lease; retried while that fails and the lease has not expired."""
         # Not `retrying`: what to do next depends after each attempt, and after each delay, on what has happened to the
         # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
         backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
         # A lease without a pump is never kept, however the pump ended.
-        while (lease := slot.lease) is not None and slot.pumps:
+        while (lease := partition.lease) is not None and partition.pumps:
             if self._clock.monotonic() >= lease.expires_at:
                 # Maybe before its timer, because timers stand still while the machine is suspended.
-                self._lost(slot, "it was not renewed in time")
+                self._lost(partition, "it was not renewed in time")
                 return
-            stolen = slot.stolen
-            renewed = await self._stored("renew", slot.partition_id, self._store.renew_lease(lease))
-            if slot.lease is not lease:
+            stolen = partition.stolen
+            renewed = await self._stored("renew", partition.partition_id, self._store.renew_lease(lease))
+            if partition.lease is not lease:
                 return
             if isinstance(renewed, _Failed):
                 await asyncio.sleep(backoff.next(self._around.rng))
                 continue
             if renewed is None:
-                self._lost(slot, "another host took it" if slot.stolen is None else "the link was stolen with it")
+                is_stolen = partition.stolen is not None
+                self._lost(partition, "the link was stolen with it" if is_stolen else "another host took it")
                 return
-            self._own(slot, renewed)
-            self._renew_later(slot, renewed)
-            for pump in slot.pumps.values():
+            self._own(partition, renewed)
+            self._renew_later(partition, renewed)
+            for pump in partition.pumps.values():
                 pump.renewed(renewed)
-            if slot.stolen is None:
+            if partition.stolen is None:
                 return
-            if slot.stolen is stolen:
-                self._leave_to_outsider(slot, stolen)
+            if partition.stolen is stolen:
+                self._leave_to_outsider(partition, stolen)
                 return
             # The link was stolen during the renewal: the answer may be older than that. Renew again.
 
-    def _leave_to_outsider(self, slot: _Slot, error: ConsumerDisconnectedError) -> None:
+    def _leave_to_outsider(self, partition: OwnedPartition, error: ConsumerDisconnectedError) -> None:
         """Leave a partition whose lease this host holds, but whose link a reader without a lease has taken."""
         avoided_for = self._store.lease_duration
-        slot.stolen = None
-        slot.avoid_until = self._clock.monotonic() + avoided_for
-        self._report(OutsideReader(self._around.owner_id, slot.partition_id, avoided_for, error))
-        for pump in slot.pumps.values():
+        partition.stolen = None
+        partition.avoid_until = self._clock.monotonic() + avoided_for
+        self._report(OutsideReader(self._around.owner_id, partition.partition_id, avoided_for, error))
+        for pump in partition.pumps.values():
             pump.stop(CloseReason.OWNERSHIP_LOST)
 
-    async def _release(self, slot: _Slot) -> None:
-        lease = slot.lease
+    def _release_later(self, partition: OwnedPartition) -> None:
+        self._takings.spawn(self._release(partition), f"eventpump release of partition {partition.partition_id}")
+
+    async def _release(self, partition: OwnedPartition) -> None:
+        lease = partition.lease
         if lease is None:
             return
-        self._forget(slot)
+        self._forget(partition)
         if self._clock.monotonic() >= lease.expires_at:
             return
         # Only while the host closes is there a limit to the time that a release waits for its turn.
         remaining = self._close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
-        if await self._stored("release", slot.partition_id, self._store.release_lease(lease), timeout) is True:
-            self._report(LeaseReleased(self._around.owner_id, slot.partition_id, lease.epoch))
+        if await self._stored("release", partition.partition_id, self._store.release_lease(lease), timeout) is True:
+            self._report(LeaseReleased(self._around.owner_id, partition.partition_id, lease.epoch))
 
     # -------------------------------------------------------------------------------------------------- pumps
 
-    def _start_pumps(self, slot: _Slot, lease: PartitionLease) -> None:
-        """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
-        now = self._clock.monotonic()
-        due = [
-            each
-            for each in self._subscriptions.runnable
-            if each.name not in slot.pumps
-            and each.name not in slot.suspended
-            and now >= slot.failed_until.get(each.name, -math.inf)
-        ]
-        if not slot.pumps:
-            slot.shared = self._share(lease)
-        assert slot.shared is not None
-        for subscription in due:
-            slot.shared.expect(subscription.name)
-        for subscription in due:
-            self._start_pump(slot, slot.shared, lease, subscription)
-
-    def _share(self, lease: PartitionLease) -> SharedPartition:
-        around, settings = self._around, self._settings
-        return SharedPartition(
-            around.transport,
-            ReceiveLinkSpec(
-                hub=around.scope.hub,
-                consumer_group=around.scope.consumer_group,
-                partition_id=lease.partition_id,
-                position=EventPosition.earliest(),
-                owner_level=lease.epoch,
-                receiver_name=around.owner_id,
-                track_last_enqueued=settings.track_last_enqueued,
-                max_message_size=settings.max_message_size,
-            ),
-            settings,
-            scope=around.scope,
-            rng=around.rng,
-            hub=self._group.hub,
-            on_closed=self._silence.forget,
-            on_unexpected=self._unexpected,
-        )
-
-    def _start_pump(
-        self, slot: _Slot, shared: SharedPartition, lease: PartitionLease, subscription: Subscription
-    ) -> None:
-        name = subscription.name
-
-        def stolen(error: ConsumerDisconnectedError) -> None:
-            if slot.pumps.get(name) is pump and slot.lease is not None:
-                slot.stolen = error
-                self._renew(slot)
-
-        pump = slot.pumps[name] = PartitionPump(
-            self._around,
-            lease,
-            subscription,
-            shared,
-            silence=self._silence,
-            on_stolen=stolen,
-            on_lost=lambda why: self._lost_by(slot, pump, why),
-            on_overdue=lambda: self._overdue(slot, pump),
-            on_suspended=lambda: self._suspend(slot, pump),
-        )
-        if name in slot.paused:
-            pump.pause(is_paused=True)
-        self._start_of_host.tried(pump.key)
-        task = self._pumps.spawn(self._run_pump(slot, pump), f"eventpump pump of partition {pump.key}")
-        task.add_done_callback(lambda _: self._pump_ended(slot, pump))
-
-    def _is_running(self, slot: _Slot, pump: PartitionPump) -> bool:
-        return slot.pumps.get(pump.subscription) is pump
-
-    def _pump_ended(self, slot: _Slot, pump: PartitionPump) -> None:
-        if self._is_running(slot, pump):
-            # Cancelled before its first step, by code that cancels whatever task it finds.
-            del slot.pumps[pump.subscription]
-            self._avoid(slot, pump)
-            if not slot.is_in_use:
-                self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
-
-    def _avoid(self, slot: _Slot, pump: PartitionPump) -> float:
-        """Leave a subscription's partition alone for a while, and the partition where no other pump is left.
-
-        Returns:
-            For how long, in seconds.
-        """
-        avoided_for = self._store.lease_duration
-        until = slot.failed_until[pump.subscription] = self._clock.monotonic() + avoided_for
-        if not slot.is_in_use:
-            slot.avoid_until = until
-        return avoided_for
-
-    def _lost_by(self, slot: _Slot, pump: PartitionPump, why: str) -> None:
-        if self._is_running(slot, pump) and slot.lease is not None:
-            self._lost(slot, why)
-        else:
-            pump.ownership_lost()
-
-    async def _run_pump(self, slot: _Slot, pump: PartitionPump) -> None:
-        escaped: BaseException | None = None
-        try:
-            await pump.run()
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:
-            if pump.is_abandoned:
-                raise
-            escaped = error
-        finally:
-            # Only now may it be started here again.
-            if self._is_running(slot, pump):
-                del slot.pumps[pump.subscription]
-        if escaped is not None:
-            self._pump_broke(slot, pump, escaped)
-        elif pump.failure is not None:
-            self._pump_failed(slot, pump, pump.failure)
-        elif slot.lease is not None and any(pump.is_of(each) for each in self._subscriptions.runnable):
-            # Its subscription was ended, which the next listing shows.
-            slot.failed_until[pump.subscription] = self._clock.monotonic() + self._renew_interval
-        if not slot.pumps and slot.shared is not None:
-            await slot.shared.aclose()
-        self._attempt_ended(pump)
-        self._start_missing(slot)
-        if not slot.is_in_use:
-            await self._release(slot)
-
-    def _attempt_ended(self, pump: PartitionPump) -> None:
-        """Record the end of an attempt, and end the host if no attempt is left that could succeed."""
+    async def _pump_ended(self, partition: OwnedPartition, pump: PartitionPump) -> None:
+        """Start what is missing, or release the lease; end the host if no attempt is left that could succeed."""
         if pump.was_attached:
             self._start_of_host.linked()
         self._start_of_host.ended(pump.key)
         self._judge_start()
+        self._start_missing(partition)
+        if not partition.is_in_use:
+            await self._release(partition)
 
     def _judge_start(self) -> None:
         """End the host because of the refusals at its start, or report them, once that is decided."""
@@ -822,99 +541,47 @@ class PartitionManager:
             for report in withheld:
                 self._report(report)
 
-    def _pump_broke(self, slot: _Slot, pump: PartitionPump, error: BaseException) -> None:
-        """Report an end of a pump that never should be, and leave the partition to others for a while."""
-        task = asyncio.current_task()
-        while task is not None and task.cancelling():
-            # The cancellation ended the pump; the lease is still to be released.
-            task.uncancel()
-        self._avoid(slot, pump)
-        self._report(
-            UnexpectedFailure(
-                self._around.owner_id, slot.partition_id, "the pump", error, subscription=pump.subscription
-            )
-        )
-
-    def _pump_failed(self, slot: _Slot, pump: PartitionPump, error: Exception) -> None:
+    def _pump_failed(self, partition: OwnedPartition, pump: PartitionPump, error: Exception) -> None:
         if isinstance(error, ConfigurationError) or (isinstance(error, ProcessorFailedError) and error.stops_host):
             self._fail(error)
             return
         if isinstance(error, ServiceError):
             self._start_of_host.refused(pump.key, error)
-        avoided_for = self._avoid(slot, pump)
+        avoided_for = partition.avoid(pump)
         # The error that ends a host is raised by `run`, and not reported once per partition as well.
         self._withheld.append(
             PartitionFailed(
-                self._around.owner_id, slot.partition_id, avoided_for, error, subscription=pump.subscription
+                self._around.owner_id, partition.partition_id, avoided_for, error, subscription=pump.subscription
             )
         )
 
-    def _suspend(self, slot: _Slot, pump: PartitionPump) -> None:
-        """Stop a subscription that holds the others of a partition back, until `resume`."""
-        slot.suspended.add(pump.subscription)
-        pump.stop(CloseReason.SHUTDOWN)
-
-    # ------------------------------------------------------------------------------------------- seek and replay
+    # --------------------------------------------------------------------------------------------- seek and replay
 
     async def seek(self, name: str, position: EventPosition, partition_ids: Collection[str] | None) -> tuple[str, ...]:
         """Let a subscription go on at a position; see `PartitionHost`."""
-        places = await self._find(await self._running(name, partition_ids), position)
-        return await _those_done([(pump, pump.seek(place)) for pump, place in places])
+        return await seek_all(await self._running(name, partition_ids), position)
 
     async def replay(
         self, name: str, begin: EventPosition, end: EventPosition, partition_ids: Collection[str] | None
     ) -> tuple[str, ...]:
         """Deliver a range again; see `PartitionHost`."""
-        pumps = await self._running(name, partition_ids)
-        begins = await self._find(pumps, begin)
-        ends = dict(await self._find([pump for pump, _ in begins], end_of_range(end)))
-        ranges = [(pump, after, ends[pump].sequence_number) for pump, after in begins if pump in ends]
-        replays = [(pump, after, last) for pump, after, last in ranges if last > after.sequence_number]
-        return await _those_done([(pump, pump.replay(after, last)) for pump, after, last in replays])
+        return await replay_all(await self._running(name, partition_ids), begin, end)
 
     async def drain(self, name: str) -> tuple[str, ...]:
         """Wait until a subscription has processed what there is now; see `PartitionHost`."""
-
-        async def facts(pump: PartitionPump) -> tuple[PartitionPump, PartitionProperties]:
-            directory, hub = self._around.directory, self._settings.hub
-            return pump, await directory.get_partition_properties(hub, pump.partition_id)
-
-        found = await gather((facts(pump) for pump in await self._running(name, None)), at_once=_ASKED_AT_ONCE)
-        return await _those_done([(pump, pump.drain(properties)) for pump, properties in found])
+        return await drain_all(await self._running(name, None), self._around.directory, self._settings.hub)
 
     def pause(self, name: str) -> tuple[str, ...]:
         """Deliver no more to a subscription on the partitions owned; see `PartitionHost`."""
         self._check_name(name)
-        paused = []
-        for slot in self._slots.values():
-            pump = slot.pumps.get(name)
-            if slot.lease is not None and pump is not None and not pump.is_ending:
-                if name not in slot.paused:
-                    slot.paused.add(name)
-                    pump.pause(is_paused=True)
-                    self._report_pause(pump)
-                paused.append(slot.partition_id)
-        return _in_order(paused)
+        return in_order([each.partition_id for each in self._partitions.values() if each.pause(name)])
 
     def resume(self, name: str) -> tuple[str, ...]:
         """Deliver to a subscription again where it is paused or suspended; see `PartitionHost`."""
         self._check_name(name)
-        resumed = []
-        for slot in self._slots.values():
-            if name in slot.paused or name in slot.suspended:
-                resumed.append(slot.partition_id)
-            slot.suspended.discard(name)
-            if name in slot.paused:
-                slot.paused.discard(name)
-                if (pump := slot.pumps.get(name)) is not None:
-                    pump.pause(is_paused=False)
-                    self._report_pause(pump)
+        resumed = [each.partition_id for each in self._partitions.values() if each.resume(name)]
         self._run_subscriptions()
-        return _in_order(resumed)
-
-    def _report_pause(self, pump: PartitionPump) -> None:
-        owner = self._around.owner_id
-        self._report(SubscriptionPaused(owner, pump.partition_id, pump.is_paused, subscription=pump.subscription))
+        return in_order(resumed)
 
     def _check_name(self, name: str) -> None:
         """Raise `ConfigurationError` if this host has no processor for a subscription."""
@@ -933,29 +600,10 @@ class PartitionManager:
                 raise ConfigurationError("partition_ids", f"the hub has no partition {unknown[0]}")
         return [
             pump
-            for slot in self._slots.values()
-            if slot.lease is not None and (partition_ids is None or slot.partition_id in partition_ids)
-            if (pump := slot.pumps.get(name)) is not None and not pump.is_ending
+            for partition in self._partitions.values()
+            if partition_ids is None or partition.partition_id in partition_ids
+            if (pump := partition.running(name)) is not None
         ]
-
-    async def _find(
-        self, pumps: Collection[PartitionPump], position: EventPosition
-    ) -> list[tuple[PartitionPump, Checkpoint]]:
-        """Find a position in the partitions of some pumps. Those whose partition is given up meanwhile are left out."""
-
-        async def place_of(pump: PartitionPump) -> tuple[PartitionPump, Checkpoint] | None:
-            try:
-                return pump, await pump.place_of(position)
-            except OwnershipLostError:
-                return None
-
-        found = await gather((place_of(pump) for pump in pumps), at_once=_ASKED_AT_ONCE)
-        return [each for each in found if each is not None]
-
-    def _overdue(self, slot: _Slot, pump: PartitionPump) -> None:
-        """Let others have a partition of which no processor returns. It was reported."""
-        if self._is_running(slot, pump) and slot.lease is not None and not slot.is_in_use:
-            self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
 
     # ------------------------------------------------------------------------------------------------- closing
 
@@ -971,17 +619,17 @@ class PartitionManager:
         await self._wait_for_pumps()
         self._renew_no_more()
         await self._renewals.cancel(RELEASE_TIME)
-        for slot in self._slots.values():
-            if slot.lease is not None:
-                self._takings.spawn(self._release(slot), f"eventpump release of partition {slot.partition_id}")
+        for partition in self._partitions.values():
+            if partition.lease is not None:
+                self._release_later(partition)
         await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
         for pump in self._all_pumps():
             pump.abandon()
         await self._pumps.cancel(RELEASE_TIME)
         self._judge_start()
-        for slot in self._slots.values():
-            self._forget(slot)
+        for partition in self._partitions.values():
+            self._forget(partition)
 
     async def _wait_for_pumps(self) -> None:
         """Wait until the pumps have ended or the time is over, which a second call of `stop` can shorten."""
@@ -1020,17 +668,6 @@ class PartitionManager:
 
     def _report(self, report: HostReport) -> None:
         self._around.reporter.report(report)
-
-
-async def _those_done(asked: Sequence[tuple[PartitionPump, asyncio.Future[bool]]]) -> tuple[str, ...]:
-    """Wait for what was asked of pumps. Return the partitions where it was done, in order."""
-    for _, done in asked:
-        await done
-    return _in_order([pump.partition_id for pump, done in asked if done.result()])
-
-
-def _in_order(partition_ids: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(partition_ids, key=partition_order))
 
 
 class _Failed:

@@ -11,13 +11,13 @@ from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
-from eventpump.consumer.rewind import ReplayedRanges
 from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.pump_state import PumpLife
+from eventpump.core.rewind import ReplayedRanges
 from eventpump.core.silence import lag
 from eventpump.core.starts import first_number
-from eventpump.errors import ConfigurationError, LinkDetachedError, RequestRefusedError
+from eventpump.errors import ConfigurationError, EventError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties
@@ -165,6 +165,15 @@ class OpenPartition:
         if self._due_timer is not None:
             self._due_timer.cancel()
             self._due_timer = None
+
+
+def has_place(event: ReceivedEvent) -> bool:
+    """Return whether an event's offset and sequence number can be read."""
+    try:
+        event.sequence_number  # noqa: B018 - whether it can be read is the question
+    except EventError:
+        return False
+    return True
 
 
 def not_delivered(partition_id: str) -> ConfigurationError:

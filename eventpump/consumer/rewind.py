@@ -1,195 +1,162 @@
-"""What is asked of a pump while it runs: to seek, to replay, to pause, and to report that it has drained."""
+"""Carries out what is asked of a pump while it runs: to seek, to replay a range, and to pause."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from eventpump.aio.tasks import resolve
-from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import PartitionProperties
+from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.failing import FailureHandling
+from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.consumer.partition import OpenPartition, has_place
+from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.requests import Replay, Requests, Seek
+from eventpump.consumer.tenure import Tenure
+from eventpump.core.starts import retained_from
+from eventpump.errors import EventPumpError, OwnershipLostError
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.reports import DataLost, RangeReplayed, ServiceFailed
+
+Deliver: TypeAlias = Callable[[OpenPartition, tuple[ReceivedEvent, ...]], Awaitable[tuple[ReceivedEvent, ...]]]
+"""Delivers a batch, and returns the events of it that are to be delivered again; see `Delivery`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Seek:
-    """Go on elsewhere.
+class Rewinding:
+    """Carries out the requests to one pump.
 
-    Attributes:
-        place: The checkpoint to go on after; or a position, whose checkpoint is to be found first.
-        done: Completes with whether it is stored; None if nothing waits for that.
+    Args:
+        tenure: The pump's lease and state.
+        requests: The requests.
+        reading: Leaves the link, and joins it again.
+        failing: Has the failures of the batch in hand.
     """
 
-    place: Checkpoint | EventPosition
-    done: asyncio.Future[bool] | None = None
+    def __init__(self, tenure: Tenure, requests: Requests, reading: PartitionReading, failing: FailureHandling) -> None:
+        self._tenure = tenure
+        self._settings = tenure.subscription.settings
+        self._requests = requests
+        self._reading = reading
+        self._failing = failing
 
+    async def obey(self, partition: OpenPartition, deliver: Deliver) -> OpenPartition:
+        """Carry out what is asked for, and wait while the pump is paused.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Replay:
-    """Deliver a range again, and then go on as before.
+        Args:
+            partition: What is being read.
+            deliver: Delivers a batch of a replay.
 
-    Attributes:
-        after: The checkpoint before the first event of the range.
-        through: The sequence number of the last one.
-        done: Completes with whether all of it was processed.
-    """
+        Returns:
+            What is being read then: another object after a seek.
+        """
+        requests = self._requests
+        while self._tenure.goes_on():
+            match requests.take():
+                case Seek() as seek:
+                    partition = await self._seek(partition, seek)
+                case Replay() as replay:
+                    await self._replay(partition, replay, deliver)
+                case None if requests.is_paused:
+                    await self._stay_paused(partition)
+                case None:
+                    break
+        if requests.drains:
+            requests.processed(partition.next_number(requests.drains[-1].facts))
+        return partition
 
-    after: Checkpoint
-    through: int
-    done: asyncio.Future[bool]
+    async def _seek(self, partition: OpenPartition, seek: Seek) -> OpenPartition:
+        """Store where to go on, and go on there. Return what is being read then."""
+        place = seek.place
+        try:
+            if isinstance(place, EventPosition):
+                place = await self._tenure.unless_ending(self._reading.place_of(place))
+        except OwnershipLostError:
+            return partition
+        except EventPumpError as error:
+            self._tenure.report(ServiceFailed, f"seeking {seek.place}", error)
+            await self._failing.call_process_error(error)
+            return partition
+        # The failures of a batch that is left are not those of another one.
+        self._failing.failures.settled()
+        try:
+            return await self._reading.restart(partition, Seek(place, seek.done))
+        finally:
+            # It is stored by now, or never will be.
+            if seek.done is not None:
+                resolve(seek.done, False)
 
+    async def _stay_paused(self, partition: OpenPartition) -> None:
+        """Wait until the pump is to deliver again, or to seek. The link, and the cache, are left to the others."""
+        requests = self._requests
+        place = await self._reading.leave(partition)
+        while requests.is_paused and not requests.has_seek() and self._tenure.goes_on():
+            requests.news.clear()
+            await requests.news.wait()
+        self._reading.rejoin(partition, place)
 
-@dataclass(slots=True, eq=False)
-class Drain:
-    """A wait for a partition to be processed.
+    async def _replay(self, partition: OpenPartition, replay: Replay, deliver: Deliver) -> None:
+        """Deliver a range, and go on as before."""
+        first, through, is_done = replay.after.sequence_number + 1, replay.through, False
+        try:
+            place = await self._reading.leave(partition)
+            hub = place.hub_created_at
+            beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
+            partition.replayed.begin(self._reading.links_made)
+            try:
+                self._reading.rejoin(partition, beginning)
+                continuity = self._reading.continuity_from(beginning)
+                is_done = await self._deliver_range(partition, continuity, through, deliver)
+            finally:
+                partition.replayed.end(through + 1 if place.expected is None else place.expected)
+        finally:
+            resolve(replay.done, is_done)
+        if is_done:
+            self._tenure.report(RangeReplayed, first, through)
+        if self._tenure.goes_on():
+            await partition.feed.aclose()
+            self._reading.rejoin(partition, place)
 
-    Attributes:
-        facts: The properties of the partition; their newest event is the last one to be processed.
-        done: Completes with whether it was.
-    """
+    async def _deliver_range(
+        self, partition: OpenPartition, continuity: ContinuityCheck, through: int, deliver: Deliver
+    ) -> bool:
+        """Deliver the events of a replay. Return whether all of them were processed."""
+        settings = self._settings
+        while await self._replays_on(partition):
+            feed = partition.feed
+            events = tuple(feed.take(settings.max_batch_size))
+            if events:
+                if not continuity.follows(events):
+                    try:
+                        loss = await continuity.find_loss(events)
+                    except HubRecreatedError:
+                        return False
+                    if loss is not None:
+                        # Whatever the settings say: delivery goes on after the checkpoint in any case.
+                        self._tenure.report(DataLost, loss, "earliest")
+                placed = [event for event in events if has_place(event)]
+                is_last = bool(placed) and placed[-1].sequence_number >= through
+                if is_last:
+                    events = tuple(event for event in placed if event.sequence_number <= through)
+                while events and (events := await deliver(partition, events)):
+                    if not await self._replays_on(partition):
+                        return False
+                if is_last:
+                    return self._tenure.goes_on()
+                if feed.available:
+                    await asyncio.sleep(0)
+            elif feed.error is not None:
+                return False
+            elif not await feed.wait(settings.max_wait_time):
+                self._reading.waited(feed)
+                if retained_from(await self._reading.facts()) > through and not feed.available:
+                    return True
+        return False
 
-    facts: PartitionProperties
-    done: asyncio.Future[bool]
-
-
-@dataclass(slots=True, eq=False)
-class Requests:
-    """The requests to one pump that are not carried out yet, in order.
-
-    Attributes:
-        is_due: Whether the pump has something to do before its next delivery.
-        is_paused: Whether nothing is to be delivered.
-        drains: The waits for the partition to be processed.
-        news: Set when a request comes, or the pump ends.
-    """
-
-    is_paused: bool = False
-    is_due: bool = False
-    drains: list[Drain] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    _seeks: deque[Seek] = field(default_factory=deque)
-    _replays: deque[Replay] = field(default_factory=deque)
-    _is_closed: bool = False
-
-    def has_seek(self) -> bool:
-        """Return whether a seek waits."""
-        return bool(self._seeks)
-
-    def seek(self, seek: Seek) -> None:
-        """Add a seek. It ends the replays that were asked for before."""
-        if self._is_closed:
-            _settle(seek.done, False)
-            return
-        if seek.done is None:
-            # Of several by the processor the last one counts.
-            self._seeks = deque(each for each in self._seeks if each.done is not None)
-        while self._replays:
-            _settle(self._replays.popleft().done, False)
-        self._seeks.append(seek)
-        self._changed()
-
-    def replay(self, replay: Replay) -> None:
-        """Add a replay."""
-        if self._is_closed:
-            _settle(replay.done, False)
-            return
-        self._replays.append(replay)
-        self._changed()
-
-    def drain(self, drain: Drain) -> None:
-        """Add a wait for the partition to be processed."""
-        if self._is_closed:
-            _settle(drain.done, False)
-            return
-        self.drains.append(drain)
-        self._changed()
-
-    def pause(self, *, is_paused: bool) -> None:
-        """Deliver nothing, or deliver again."""
-        self.is_paused = is_paused
-        self._changed()
-
-    def take(self) -> Seek | Replay | None:
-        """Take what is to be carried out now; None if there is nothing. Replays wait while the pump is paused."""
-        self.news.clear()
-        if self._seeks:
-            return self._seeks.popleft()
-        if self._replays and not self.is_paused:
-            return self._replays.popleft()
-        self.is_due = self.is_paused
-        return None
-
-    def processed(self, next_number: int) -> None:
-        """Complete the waits for events below a sequence number."""
-        waiting = []
-        for drain in self.drains:
-            if drain.facts.last_enqueued_sequence_number < next_number:
-                _settle(drain.done, True)
-            else:
-                waiting.append(drain)
-        self.drains = waiting
-
-    def close(self) -> None:
-        """Carry out nothing any more: what waits was not done."""
-        self._is_closed = True
-        waiting = [each.done for each in self._seeks]
-        waiting += [each.done for each in self._replays]
-        waiting += [each.done for each in self.drains]
-        for done in waiting:
-            _settle(done, False)
-        self._seeks.clear()
-        self._replays.clear()
-        self.drains = []
-        self.news.set()
-
-    def _changed(self) -> None:
-        self.is_due = True
-        self.news.set()
-
-
-@dataclass(slots=True, eq=False)
-class ReplayedRanges:
-    """Which events of a partition were received for a replay: no checkpoint is stored for them.
-
-    A replay, and a seek to an earlier place, have a link of their own, and an event's origin ends with the number of
-    its link.
-
-    Attributes:
-        since: The first link that was opened after the last seek to an earlier place.
-        below: Events of links before that, with a sequence number below this one, were delivered before a seek.
-    """
-
-    since: int = 0
-    below: int = 0
-    _running: int | None = None
-    _ended: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a replay runs."""
-        return self._running is not None
-
-    def is_before_seek(self, link: int, number: int) -> bool:
-        """Return whether the event with a sequence number, received over a link, was delivered before a seek back."""
-        return link < self.since and number < self.below
-
-    def begin(self, link: int) -> None:
-        """Record that a replay begins, whose first link has a number."""
-        self._running = link
-
-    def end(self, next_number: int) -> None:
-        """Record that the replay has ended, and that delivery goes on with a sequence number."""
-        assert self._running is not None
-        self._ended.append((self._running, next_number))
-        self._running = None
-
-    def has(self, link: int, number: int) -> bool:
-        """Return whether the event with a sequence number, received over a link, was received for a replay."""
-        if self._running is not None and link >= self._running:
-            return True
-        return any(link >= first and number < end for first, end in self._ended)
-
-
-def _settle(done: asyncio.Future[bool] | None, outcome: bool) -> None:
-    if done is not None:
-        resolve(done, outcome)
+    async def _replays_on(self, partition: OpenPartition) -> bool:
+        """Wait while the pump is paused. Return whether a replay is to continue."""
+        if self._requests.is_paused and not self._requests.has_seek():
+            await self._stay_paused(partition)
+        # What waits for the end of the replay must not shorten the delays between attempts.
+        self._requests.news.clear()
+        return self._tenure.goes_on() and not self._requests.has_seek()

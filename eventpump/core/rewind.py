@@ -6,7 +6,7 @@ A position says only where reading begins, so that event may have to be looked f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from eventpump.core.starts import TimedPartitionFacts, at_end, first_number, retained_from
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
@@ -142,3 +142,46 @@ def end_of_range(to: EventPosition) -> EventPosition:
         to: The end of the range: included in it if it is inclusive.
     """
     return to if to.offset == LATEST_OFFSET else replace(to, inclusive=not to.inclusive)
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedRanges:
+    """Which events of a partition were received for a replay: no checkpoint is stored for them.
+
+    A replay, and a seek to an earlier place, have a link of their own, and an event's origin ends with the number of
+    its link.
+
+    Attributes:
+        since: The first link that was opened after the last seek to an earlier place.
+        below: Events of links before that, with a sequence number below this one, were delivered before a seek.
+    """
+
+    since: int = 0
+    below: int = 0
+    _running: int | None = None
+    _ended: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replay runs."""
+        return self._running is not None
+
+    def is_before_seek(self, link: int, number: int) -> bool:
+        """Return whether the event with a sequence number, received over a link, was delivered before a seek back."""
+        return link < self.since and number < self.below
+
+    def begin(self, link: int) -> None:
+        """Record that a replay begins, whose first link has a number."""
+        self._running = link
+
+    def end(self, next_number: int) -> None:
+        """Record that the replay has ended, and that delivery goes on with a sequence number."""
+        assert self._running is not None
+        self._ended.append((self._running, next_number))
+        self._running = None
+
+    def has(self, link: int, number: int) -> bool:
+        """Return whether the event with a sequence number, received over a link, was received for a replay."""
+        if self._running is not None and link >= self._running:
+            return True
+        return any(link >= first and number < end for first, end in self._ended)

@@ -180,8 +180,8 @@ class _OfCall(Ledger):
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
         manager = self._member.host._manager
         assert manager is not None
-        pump = manager._slots[partition_id].pumps[self._name]
-        ledger = self._history.by_key[pump._key]
+        pump = manager._partitions[partition_id].pumps[self._name]
+        ledger = self._history.by_key[pump._reading.key]
         call = ledger.begin(host, partition_id, epoch, events)
         self._of[call] = ledger
         return call
@@ -304,7 +304,7 @@ class SubscribersHistory(ConsumerHistory):
     def _look_for_orphans(self, host: HistoryHost) -> None:
         super()._look_for_orphans(host)
         manager, bound = host.host._manager, self.options["prefetch_events"]
-        for slot in [] if manager is None else manager._slots.values():
+        for slot in [] if manager is None else manager._partitions.values():
             feed = None if slot.shared is None else slot.shared._feed
             if feed is not None and feed.events_held > bound:
                 text = f"partition {slot.partition_id}: {host.life.name} holds {feed.events_held} events of {bound}"

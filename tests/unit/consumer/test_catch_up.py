@@ -221,7 +221,7 @@ async def test_catch_up_beside_one_that_leaves_closes_the_link_that_is_not_read(
         for _ in range(400):
             fleet.hub.publish("0", count=2)
             await asyncio.sleep(0.25)
-            slot = host._manager._slots["0"]  # type: ignore[union-attr]
+            slot = host._manager._partitions["0"]  # type: ignore[union-attr]
             assert slot.shared is not None
             if any(each.is_pinned for each in slot.shared._own.values()):
                 break

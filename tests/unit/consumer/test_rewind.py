@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.rewind import Requests, Seek
+from eventpump.consumer.requests import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
@@ -765,7 +765,7 @@ class _History:
     def _replay(self, context: PartitionContext) -> int | None:
         manager = self.fleet.hosts[context.owner_id]._manager
         assert manager is not None
-        partition = manager._slots[context.partition_id].pumps[self.name]._partition
+        partition = manager._partitions[context.partition_id].pumps[self.name]._partition
         assert partition is not None
         return partition.replayed._running
 

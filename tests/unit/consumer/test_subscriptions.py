@@ -667,7 +667,7 @@ def _check_bounds(host: PartitionHost) -> None:
     """The cache of every link keeps its bound, and no subscription holds more than is in it."""
     manager, bound = host._manager, host._settings.prefetch_events
     assert all(each.held_events <= bound for each in host.partitions)
-    for slot in [] if manager is None else manager._slots.values():
+    for slot in [] if manager is None else manager._partitions.values():
         feed = None if slot.shared is None else slot.shared._feed
         assert feed is None or feed.events_held <= bound
 
@@ -731,7 +731,7 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
             await host.subscribe("slow", _recording(slow, handle))
         else:
             assert host._manager is not None
-            host._manager._lost(host._manager._slots["0"], "the test took it")
+            host._manager._lost(host._manager._partitions["0"], "the test took it")
         await asyncio.sleep(60)
         last = len(fleet.hub.events("0"))
         fleet.hub.publish("0", count=20)

@@ -1,0 +1,130 @@
+"""What follows a failure of a partition's processor: carries out the steps that the failure policy decides on."""
+
+from __future__ import annotations
+
+from eventpump.aio.tasks import wait_for_event
+from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.partition import has_place
+from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.consumer.requests import Requests
+from eventpump.consumer.tenure import Tenure
+from eventpump.core.backoff import Backoff
+from eventpump.core.failures import FailureStep, ProcessorFailures
+from eventpump.errors import ProcessorFailedError
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.options.consumer import Park, failure_step
+from eventpump.reports import EventParked, EventSkipped, ProcessorFailed
+
+
+class FailureHandling:
+    """Handles the failures of one pump: reports them, calls `process_error`, waits, skips and parks.
+
+    Args:
+        tenure: The pump's lease and state.
+        runner: Runs the user's code.
+        context: What the processor is called with.
+        requests: What is asked of the pump: a request ends the wait before another attempt.
+
+    Attributes:
+        processor: The processor, once it is made.
+        failures: The failures of the events in hand.
+    """
+
+    def __init__(self, tenure: Tenure, runner: HandlerRunner, context: PartitionContext, requests: Requests) -> None:
+        self._tenure = tenure
+        self._around = tenure.around
+        self._settings = settings = tenure.subscription.settings
+        self._runner = runner
+        self._context = context
+        self._requests = requests
+        self.processor: EventProcessor | None = None
+        self.failures = ProcessorFailures(
+            failure_step(settings.failure_policy), failure_step(settings.on_retries_exhausted), settings.handler_retry
+        )
+
+    async def failed(self, operation: str, error: Exception, events: int | None) -> FailureStep:
+        """Apply the failure policy: return what follows, after the delay if that is another attempt.
+
+        If the policy is to stop, the pump ends.
+
+        Args:
+            operation: The method that raised.
+            error: What it raised.
+            events: The number of events that were delivered; None if it was another method than `process_events`.
+        """
+        failures = self.failures
+        step = failures.failed(events, self._around.clock.time())
+        delay = None
+        if step is FailureStep.RETRY and not self._tenure.life.is_ending:
+            delay = failures.delay(self._around.rng)
+        self._tenure.report(ProcessorFailed, operation, error, failures.in_a_row, delay)
+        if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
+            failure = ProcessorFailedError(self._tenure.partition_id, operation, stops_host=step is FailureStep.STOP)
+            failure.__cause__ = error
+            # First: a process_error that hangs must not keep the host from stopping.
+            self._tenure.fail(failure)
+        await self.call_process_error(error)
+        if delay is not None:
+            # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
+            # A seek away from a batch that fails must not wait for its next attempt.
+            await wait_for_event(self._requests.news if operation == "process_events" else self._tenure.ending, delay)
+        return step
+
+    async def pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
+        """Skip an event, or park it.
+
+        Args:
+            step: What to do.
+            events: The event; none if the processor failed at an idle call.
+            error: What it failed with.
+
+        Returns:
+            False if the pump ends before that is done, or is asked to read elsewhere.
+        """
+        if not self._tenure.may_deliver():
+            return False
+        if not events:
+            return True
+        (event,) = events
+        number = event.sequence_number if has_place(event) else None
+        failures, settings = self.failures, self._settings
+        if step is FailureStep.SKIP:
+            self._tenure.report(EventSkipped, number, error, failures.attempts)
+            return True
+        policies = (settings.failure_policy, settings.on_retries_exhausted)
+        park = next(each for each in policies if isinstance(each, Park))
+        backoff = Backoff(settings.handler_retry.base_delay, settings.handler_retry.max_delay)
+        assert failures.first_failed is not None
+        facts = (park, self._context, event, error, failures.attempts, failures.first_failed)
+        # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.
+        while self._tenure.may_deliver():
+            try:
+                await self._runner.run("park", self._around.parking.park, *facts)
+            except Exception as failure:
+                delay = backoff.next(self._around.rng)
+                self._tenure.report(
+                    ProcessorFailed, "park", failure, backoff.failures, None if self._tenure.life.is_ending else delay
+                )
+                await self.call_process_error(failure)
+                await wait_for_event(self._requests.news, delay)
+                if self._requests.is_due:
+                    return False
+                continue
+            hub = park.to if isinstance(park.to, str) else getattr(park.to, "hub", None)
+            self._tenure.report(EventParked, number, error, failures.attempts, hub)
+            return True
+        return False
+
+    async def call_process_error(self, error: Exception) -> None:
+        """Call `process_error`, if there is a processor. What it raises is reported."""
+        if self.processor is None:
+            return
+        try:
+            await self._runner.run("process_error", self.processor.process_error, self._context, error)
+        except Exception as another:
+            self._tenure.report(ProcessorFailed, "process_error", another, 1, None)
+
+    async def end_with(self, error: Exception) -> None:
+        """End the pump because of an error that the processor did not raise, and call `process_error` with it."""
+        self._tenure.fail(error)
+        await self.call_process_error(error)

@@ -1,0 +1,354 @@
+"""One partition that a host owns: its lease, its link, and a pump for each subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from eventpump.aio.tasks import TaskSet
+from eventpump.consumer.opening import BeginningRecord
+from eventpump.consumer.pump import PartitionPump
+from eventpump.consumer.sharing import SharedPartition
+from eventpump.consumer.silence import SilenceWatch
+from eventpump.consumer.subscriptions import Subscription, Subscriptions
+from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.core.lease import PartitionLease
+from eventpump.core.pump_state import CloseReason, PumpState
+from eventpump.errors import ConsumerDisconnectedError
+from eventpump.eventhubs.events import EventPosition
+from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.reports import HostReport, SubscriptionPaused, UnexpectedFailure
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """The status of a partition on a host.
+
+    Args:
+        partition_id: The partition.
+        subscription: The subscription whose processor runs.
+        epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
+        state: The state of the pump.
+        last_sequence_number: The sequence number of the last event delivered.
+        lag: See `PartitionContext.lag`; None if it is not known.
+        is_attached: Whether its link is attached now.
+        held_events: Events received that only this subscription has not read yet: what it holds back from the others
+            that share its link.
+        has_own_link: Whether it reads over a link of its own, in its `catch_up_group`.
+        is_paused: Whether it is paused.
+    """
+
+    partition_id: str
+    subscription: str
+    epoch: int | None
+    state: PumpState
+    last_sequence_number: int | None
+    lag: int | None
+    is_attached: bool
+    held_events: int
+    has_own_link: bool
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCalls:
+    """What an owned partition asks of the manager, which has the lease.
+
+    Attributes:
+        stolen: Called when another reader took the link: is the lease lost, too?
+        lost: Called with how it was found that the lease is lost.
+        unused: Called when no pump needs the lease any more, though one may not have ended.
+        started: Called when a pump is started.
+        failed: Called with the error of a pump that has failed.
+        ended: Called after a pump has ended, whatever the reason.
+    """
+
+    stolen: Callable[[OwnedPartition], None]
+    lost: Callable[[OwnedPartition, str], None]
+    unused: Callable[[OwnedPartition], None]
+    started: Callable[[PartitionPump], None]
+    failed: Callable[[OwnedPartition, PartitionPump, Exception], None]
+    ended: Callable[[OwnedPartition, PartitionPump], Awaitable[None]]
+
+
+class OwnedPartition:
+    """Runs the pumps of one partition, while the manager takes, renews and releases its lease.
+
+    Args:
+        around: What all pumps of the host share.
+        partition_id: The partition.
+        group: The consumer group's record.
+        subscriptions: The subscriptions that have a processor here.
+        silence: Checks silent links.
+        tasks: Runs the pumps.
+        calls: What is asked of the manager.
+
+    Attributes:
+        lease: The lease; None if it is not held. Set by the manager.
+        pumps: By subscription. A pump stays here until it has ended, even if the lease is lost meanwhile.
+        shared: The receive link, of the lease that its pumps were started with.
+        stolen: How another reader took the link, until it is known whether the lease is lost, too.
+        expiry: The timer of the lease. Set by the manager, as are the next two.
+        is_renewing: Whether a renewal is under way.
+        is_taking: Whether the lease is being acquired or stolen.
+        avoid_until: When the lease may be taken again.
+    """
+
+    def __init__(
+        self,
+        around: PumpSurroundings,
+        partition_id: str,
+        group: BeginningRecord,
+        subscriptions: Subscriptions,
+        silence: SilenceWatch,
+        tasks: TaskSet,
+        calls: OwnerCalls,
+    ) -> None:
+        self._around = around
+        self._group = group
+        self._subscriptions = subscriptions
+        self._silence = silence
+        self._tasks = tasks
+        self._calls = calls
+        self._failed_until: dict[str, float] = {}
+        # Both for as long as the lease is held. A suspended one held the others back.
+        self._paused: set[str] = set()
+        self._suspended: set[str] = set()
+        self.partition_id = partition_id
+        self.lease: PartitionLease | None = None
+        self.pumps: dict[str, PartitionPump] = {}
+        self.shared: SharedPartition | None = None
+        self.stolen: ConsumerDisconnectedError | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self.is_renewing = False
+        self.is_taking = False
+        self.avoid_until = -math.inf
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a pump needs the lease: one that runs, or that ends and is not overdue."""
+        return any(not pump.is_overdue for pump in self.pumps.values())
+
+    @property
+    def statuses(self) -> list[PartitionStatus]:
+        """The status of each pump."""
+        return [
+            PartitionStatus(
+                self.partition_id,
+                pump.subscription,
+                None if self.lease is None else self.lease.epoch,
+                pump.state,
+                None if (last := pump.context.last_delivered) is None else last.sequence_number,
+                pump.context.lag,
+                pump.is_attached,
+                pump.held_events,
+                pump.has_own_link,
+                pump.is_paused,
+            )
+            for pump in self.pumps.values()
+        ]
+
+    def is_barred(self, now: float) -> bool:
+        """Return whether it must not be started here now; above all while an old pump of it has not ended."""
+        return bool(self.pumps) or self.is_taking or now < self.avoid_until
+
+    def running(self, name: str) -> PartitionPump | None:
+        """Return the pump of a subscription; None if there is none, it ends, or the lease is not held."""
+        pump = self.pumps.get(name)
+        return None if self.lease is None or pump is None or pump.is_ending else pump
+
+    def lease_gone(self) -> None:
+        """Record that the lease is not held any more."""
+        self.lease = None
+        self.stolen = None
+        self._paused.clear()
+        self._suspended.clear()
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
+
+    # -------------------------------------------------------------------------------------------------- pumps
+
+    def start_pumps(self, lease: PartitionLease) -> None:
+        """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
+        now = self._around.clock.monotonic()
+        due = [
+            each
+            for each in self._subscriptions.runnable
+            if each.name not in self.pumps
+            and each.name not in self._suspended
+            and now >= self._failed_until.get(each.name, -math.inf)
+        ]
+        if not self.pumps:
+            self.shared = self._share(lease)
+        assert self.shared is not None
+        for subscription in due:
+            self.shared.expect(subscription.name)
+        for subscription in due:
+            self._start_pump(self.shared, lease, subscription)
+
+    def _share(self, lease: PartitionLease) -> SharedPartition:
+        around, settings = self._around, self._around.settings
+        return SharedPartition(
+            around.transport,
+            ReceiveLinkSpec(
+                hub=around.scope.hub,
+                consumer_group=around.scope.consumer_group,
+                partition_id=lease.partition_id,
+                position=EventPosition.earliest(),
+                owner_level=lease.epoch,
+                receiver_name=around.owner_id,
+                track_last_enqueued=settings.track_last_enqueued,
+                max_message_size=settings.max_message_size,
+            ),
+            settings,
+            scope=around.scope,
+            rng=around.rng,
+            hub=self._group.hub,
+            on_closed=self._silence.forget,
+            on_unexpected=self._unexpected,
+        )
+
+    def _start_pump(self, shared: SharedPartition, lease: PartitionLease, subscription: Subscription) -> None:
+        name = subscription.name
+
+        def stolen(error: ConsumerDisconnectedError) -> None:
+            if self._is_running(pump) and self.lease is not None:
+                self.stolen = error
+                self._calls.stolen(self)
+
+        pump = self.pumps[name] = PartitionPump(
+            self._around,
+            lease,
+            subscription,
+            shared,
+            silence=self._silence,
+            on_stolen=stolen,
+            on_lost=lambda why: self._lost_by(pump, why),
+            on_overdue=lambda: self._overdue(pump),
+            on_suspended=lambda: self._suspend(pump),
+        )
+        if name in self._paused:
+            pump.pause(is_paused=True)
+        self._calls.started(pump)
+        task = self._tasks.spawn(self._run_pump(pump), f"eventpump pump of partition {pump.key}")
+        task.add_done_callback(lambda _: self._pump_ended(pump))
+
+    def stop_unwanted(self, wanted: dict[str, Subscription]) -> None:
+        """Stop the pumps whose subscription was ended or made again.
+
+        Args:
+            wanted: The subscriptions that have a processor here, by name.
+        """
+        # One that is ended is not paused, nor suspended, when it is made again.
+        self._paused &= wanted.keys()
+        self._suspended &= wanted.keys()
+        for pump in list(self.pumps.values()):
+            if not pump.is_of(wanted.get(pump.subscription)):
+                pump.stop(CloseReason.SHUTDOWN)
+
+    def _is_running(self, pump: PartitionPump) -> bool:
+        return self.pumps.get(pump.subscription) is pump
+
+    def avoid(self, pump: PartitionPump) -> float:
+        """Leave a subscription's partition alone for a while, and the partition where no other pump is left.
+
+        Returns:
+            For how long, in seconds.
+        """
+        avoided_for = self._around.store.lease_duration
+        until = self._failed_until[pump.subscription] = self._around.clock.monotonic() + avoided_for
+        if not self.is_in_use:
+            self.avoid_until = until
+        return avoided_for
+
+    async def _run_pump(self, pump: PartitionPump) -> None:
+        escaped: BaseException | None = None
+        try:
+            await pump.run()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            if pump.is_abandoned:
+                raise
+            escaped = error
+        finally:
+            # Only now may it be started here again.
+            if self._is_running(pump):
+                del self.pumps[pump.subscription]
+        if escaped is not None:
+            self._pump_broke(pump, escaped)
+        elif pump.failure is not None:
+            self._calls.failed(self, pump, pump.failure)
+        elif self.lease is not None and any(pump.is_of(each) for each in self._subscriptions.runnable):
+            # Its subscription was ended, which the next listing shows.
+            self._failed_until[pump.subscription] = self._around.clock.monotonic() + self._around.renew_interval
+        if not self.pumps and self.shared is not None:
+            await self.shared.aclose()
+        await self._calls.ended(self, pump)
+
+    def _pump_broke(self, pump: PartitionPump, error: BaseException) -> None:
+        """Report an end of a pump that never should be, and leave the partition to others for a while."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            # The cancellation ended the pump; the lease is still to be released.
+            task.uncancel()
+        self.avoid(pump)
+        self._report(UnexpectedFailure, pump, "the pump", error)
+
+    def _pump_ended(self, pump: PartitionPump) -> None:
+        if self._is_running(pump):
+            # Cancelled before its first step, by code that cancels whatever task it finds.
+            del self.pumps[pump.subscription]
+            self.avoid(pump)
+            if not self.is_in_use:
+                self._calls.unused(self)
+
+    def _overdue(self, pump: PartitionPump) -> None:
+        """Let others have a partition of which no processor returns. It was reported."""
+        if self._is_running(pump) and self.lease is not None and not self.is_in_use:
+            self._calls.unused(self)
+
+    def _lost_by(self, pump: PartitionPump, why: str) -> None:
+        if self._is_running(pump) and self.lease is not None:
+            self._calls.lost(self, why)
+        else:
+            pump.ownership_lost()
+
+    # ----------------------------------------------------------------------------------- pause and suspension
+
+    def _suspend(self, pump: PartitionPump) -> None:
+        """Stop a subscription that holds the others of a partition back, until `resume`."""
+        self._suspended.add(pump.subscription)
+        pump.stop(CloseReason.SHUTDOWN)
+
+    def pause(self, name: str) -> bool:
+        """Deliver no more to a subscription. Return whether it is run here."""
+        pump = self.running(name)
+        if pump is not None and name not in self._paused:
+            self._paused.add(name)
+            pump.pause(is_paused=True)
+            self._report_pause(pump)
+        return pump is not None
+
+    def resume(self, name: str) -> bool:
+        """Deliver to a subscription again. Return whether it was paused or suspended."""
+        is_paused, is_suspended = name in self._paused, name in self._suspended
+        self._suspended.discard(name)
+        self._paused.discard(name)
+        if is_paused and (pump := self.pumps.get(name)) is not None:
+            pump.pause(is_paused=False)
+            self._report_pause(pump)
+        return is_paused or is_suspended
+
+    def _report_pause(self, pump: PartitionPump) -> None:
+        self._report(SubscriptionPaused, pump, pump.is_paused)
+
+    def _report(self, kind: Callable[..., HostReport], pump: PartitionPump, *facts: object) -> None:
+        owner = self._around.owner_id
+        self._around.reporter.report(kind(owner, self.partition_id, *facts, subscription=pump.subscription))
+
+    def _unexpected(self, operation: str, error: BaseException) -> None:
+        self._around.reporter.report(UnexpectedFailure(self._around.owner_id, None, operation, error))

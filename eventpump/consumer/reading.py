@@ -1,0 +1,477 @@
+"""What a pump reads: finds where its subscription begins, joins the partition's link there, and begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import resolve
+from eventpump.consumer.checkpoints import CheckpointWriter, store_error
+from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.failing import FailureHandling
+from eventpump.consumer.handler import PumpEndedError
+from eventpump.consumer.opening import (
+    BEYOND_END_PAUSE,
+    Beginning,
+    HubRecreatedError,
+    PartitionOpening,
+    RecordChangedError,
+    loss_error,
+)
+from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
+from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.requests import Seek
+from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
+from eventpump.consumer.silence import SilenceWatch, SilentLink
+from eventpump.consumer.subscriptions import SubscriptionEndedError, SubscriptionStart
+from eventpump.consumer.tenure import Tenure
+from eventpump.core.backoff import UNLIMITED
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
+from eventpump.core.pump_state import CloseReason
+from eventpump.core.rewind import PlaceSearch, ReplayedRanges, UnknownPlaceError
+from eventpump.core.sharing import Held
+from eventpump.core.starts import Loss, LossKind, first_number
+from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, EventPumpError, RequestRefusedError
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR
+from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
+from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties
+from eventpump.reports import (
+    CheckpointDropped,
+    CheckpointWritten,
+    DataLost,
+    LinkFailed,
+    LinkRewound,
+    LinkStalled,
+    OwnLink,
+    PositionSought,
+    PumpStarted,
+    StoreFailed,
+    SubscriptionSlow,
+)
+
+
+class PartitionReading:
+    """Reads one partition for one subscription, from the position that its checkpoint or its start gives.
+
+    Args:
+        tenure: The pump's lease and state.
+        shared: The receive link of the partition.
+        silence: Checks its link when it is silent.
+        failing: Reports an error that ends the pump to the processor.
+        on_stolen: Called when a reader with a higher owner level took the link; no batch follows.
+        on_suspended: Called when it holds other subscriptions back for too long, and is to be suspended for it.
+
+    Attributes:
+        partition: What is being read; None before the start position is found, and while it is found again.
+        key: The name under which the store keeps the checkpoints.
+        was_attached: Whether a link was ever attached.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        shared: SharedPartition,
+        *,
+        silence: SilenceWatch,
+        failing: FailureHandling,
+        on_stolen: Callable[[ConsumerDisconnectedError], None],
+        on_suspended: Callable[[], None],
+    ) -> None:
+        around, subscription = tenure.around, tenure.subscription
+        self._tenure = tenure
+        self._partition_id = tenure.partition_id
+        self._around = around
+        self._subscription = subscription
+        self._settings = subscription.settings
+        self._group = subscription.start
+        self._shared = shared
+        self._silence = silence
+        self._failing = failing
+        self._on_stolen = on_stolen
+        self._on_suspended = on_suspended
+        self._sought_back = (0, 0)
+        self._sought: Checkpoint | None = None
+        self._opening = PartitionOpening(
+            subscription.start,
+            around.store,
+            around.directory,
+            self._settings,
+            self._partition_id,
+            store_timeout=around.store_timeout,
+            rng=around.rng,
+            lease=lambda: tenure.lease,
+            key=lambda: self.key,
+            step=tenure.unless_ending,
+            pause=tenure.pause,
+            report=tenure.report,
+            on_refused=tenure.refused,
+        )
+        self.partition: OpenPartition | None = None
+        self.key = DEFAULT_SUBSCRIPTION
+        self.was_attached = False
+
+    async def start(self, processor: EventProcessor, *, opens_anew: int | None = None) -> OpenPartition:
+        """Find the start position and begin to read there.
+
+        Args:
+            processor: The processor, open.
+            opens_anew: As of `SharedPartition.join`.
+
+        Raises:
+            PumpEndedError: The pump ends, maybe because the position could not be found.
+        """
+        try:
+            beginning = await self._find_beginning()
+        except SubscriptionEndedError:
+            self._tenure.end(CloseReason.SHUTDOWN)
+            raise PumpEndedError from None
+        except EventPumpError as error:
+            await self._failing.end_with(error)
+            raise PumpEndedError from error
+        self._tenure.check_ending()
+        partition_id, around = self._partition_id, self._around
+        tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
+        writer = CheckpointWriter(
+            around.store,
+            tracker,
+            lambda: self._tenure.lease,
+            self.key,
+            timeout=around.store_timeout,
+            rng=around.rng,
+            on_written=lambda checkpoint: self._tenure.report(CheckpointWritten, checkpoint),
+            on_failed=lambda error: self._tenure.report(StoreFailed, "write checkpoint", error),
+            on_refused=lambda: self._tenure.lost("a checkpoint was refused"),
+            on_unexpected=self._tenure.unexpected,
+        )
+        feed = self._join(beginning, opens_anew=opens_anew)
+        origin = (around.scope, partition_id, beginning.hub_created_at)
+        replayed = ReplayedRanges(*self._sought_back)
+        self._sought = None
+        self.partition = OpenPartition(
+            partition_id,
+            processor,
+            feed,
+            tracker,
+            writer,
+            self.continuity_from(beginning),
+            beginning,
+            origin,
+            self._tenure.life,
+            replayed,
+        )
+        return self.partition
+
+    async def restart(self, partition: OpenPartition, seek: Seek | None = None) -> OpenPartition:
+        """Find the start position again, and read from there.
+
+        Args:
+            partition: What was being read.
+            seek: The checkpoint to store before; None if what was being read does not exist any more.
+
+        Raises:
+            PumpEndedError: The pump ends.
+        """
+        self._tenure.check_ending()
+        await partition.feed.aclose()
+        if seek is None:
+            partition.tracker.closing()
+        await self._tenure.unless_ending(partition.writer.flush(self._around.store_timeout))
+        await partition.writer.aclose()
+        partition.cancel_timer()
+        # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more, or of
+        # what was delivered before a seek.
+        self.partition = None
+        opens_anew: int | None = None
+        if seek is not None:
+            assert isinstance(seek.place, Checkpoint)
+            self._sought = seek.place
+            await self._opening.store(seek.place, is_reset=True)
+            self._tenure.report(PositionSought, seek.place)
+            if seek.done is not None:
+                resolve(seek.done, True)
+            before = partition.feed.number
+            if before is None or seek.place.sequence_number + 1 < before:
+                opens_anew = max(self._sought_back[1], before or 0)
+                self._sought_back = self._shared.feeds_made, opens_anew
+        return await self.start(partition.processor, opens_anew=opens_anew)
+
+    async def can_restart(self, partition: OpenPartition, error: Exception) -> bool:
+        """Return whether the start position is to be found again after the feed ended with an error."""
+        if isinstance(error, HubRecreatedError):
+            return True
+        start = partition.recorded_start
+        if not isinstance(error, RequestRefusedError) or self.was_attached or start is None:
+            return False
+        try:
+            return await self._tenure.unless_ending(self._group.give_way(self._partition_id, start))
+        except EventPumpError as another:
+            self._tenure.report(StoreFailed, "write scope record", another)
+            return False
+
+    async def leave(self, partition: OpenPartition) -> Beginning:
+        """Read no more for now. Return where to go on."""
+        feed, beginning = partition.feed, partition.beginning
+        await feed.aclose()
+        return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
+
+    def rejoin(self, partition: OpenPartition, place: Beginning) -> None:
+        """Read on from a place, unless the pump ends."""
+        opens_anew: int | None = None
+        if partition.replayed.is_running:
+            opens_anew = sys.maxsize
+        elif not self._shared.is_open:
+            # A link that is opened again begins with the check that the hub is still the same.
+            opens_anew = 0
+        if self._tenure.goes_on():
+            partition.feed = self._join(place, opens_anew=opens_anew)
+
+    def continuity_from(self, beginning: Beginning) -> ContinuityCheck:
+        """Return a check that no event is missing after a beginning."""
+        return ContinuityCheck(
+            beginning,
+            self._partition_id,
+            self._settings,
+            directory=self._around.directory,
+            group=self._group,
+            clock=self._around.clock,
+            step=self._tenure.unless_ending,
+            until_done=self._opening.until_done,
+            report=self._tenure.report,
+        )
+
+    async def place_of(self, position: EventPosition) -> Checkpoint:
+        """Return the checkpoint after which reading begins as it does from a position.
+
+        Raises:
+            ConfigurationError: The partition has no such position.
+            EventPumpError: The service failed, or the partition is given up.
+        """
+        directory, hub = self._around.directory, self._around.scope.hub
+
+        async def facts() -> PartitionProperties:
+            return await directory.get_partition_properties(hub, self._partition_id)
+
+        created_at = (await self._group.hub()).created_at
+        try:
+            try:
+                search = PlaceSearch(self._partition_id, position, await facts())
+            except UnknownPlaceError:
+                # The properties may lag a little behind the events received.
+                await asyncio.sleep(BEYOND_END_PAUSE)
+                search = PlaceSearch(self._partition_id, position, await facts())
+            if search.found is None:
+                return await self._shared.find_place(search, created_at, facts)
+            return search.found
+        except UnknownPlaceError as error:
+            raise ConfigurationError("position", f"partition {self._partition_id}: {error}") from error
+        except RequestRefusedError as error:
+            if error.condition != ARGUMENT_ERROR:
+                raise
+            raise ConfigurationError("position", f"partition {self._partition_id}: {error.description}") from error
+
+    async def facts(self) -> PartitionProperties:
+        """Return the partition's properties. Retried until it succeeds.
+
+        Raises:
+            ServiceError: The service refused.
+        """
+        return await self._opening.facts()
+
+    async def skip_to_end(self, loss: Loss) -> None:
+        """Store the partition's end as its checkpoint, after a loss, and report the loss."""
+        await self._opening.skip_to_end(loss)
+
+    def waited(self, feed: MemberFeed) -> None:
+        """Check a link, if it is time to, after a wait for events that ended without any."""
+        if feed.feed is not None:
+            self._silence.waited(feed.feed, self._partition_id, self._link_silent)
+
+    def wake(self) -> None:
+        """End a wait for events."""
+        if self.partition is not None:
+            self.partition.feed.wake()
+
+    @property
+    def links_made(self) -> int:
+        """How many links the partition has had: the number of the next one."""
+        return self._shared.feeds_made
+
+    def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
+        """Request a checkpoint; see `OpenPartition.checkpoint`. While nothing is being read there is none to store."""
+        if self.partition is not None:
+            return self.partition.checkpoint(event, is_in_batch=is_in_batch)
+        if event is not None and self._sought is None:
+            raise not_delivered(self._partition_id)
+        if event is not None and self._sought is not None and event.sequence_number > self._sought.sequence_number:
+            raise delivered_before_seek()
+        return None
+
+    def lag(self, last_enqueued: Callable[[], int | None]) -> int | None:
+        """Return how many events were enqueued after the last one delivered; see `OpenPartition.lag`."""
+        return None if self.partition is None else self.partition.lag(last_enqueued, self._silence.max_silence)
+
+    # -------------------------------------------------------------------------------------------------- its end
+
+    def stop(self) -> None:
+        """Receive no more: the pump ends."""
+        self._shared.left(self._subscription.name)
+        if self.partition is not None:
+            self.partition.stop()
+            self._tenure.tasks.spawn(
+                self.partition.feed.aclose(), f"eventpump detach of partition {self._partition_id}"
+            )
+
+    def disown(self) -> None:
+        """Write no checkpoint from now on."""
+        if self.partition is not None:
+            self.partition.writer.stop()
+
+    def closing(self) -> None:
+        """Begin to write the last checkpoint, if the lease is still held."""
+        if self.partition is not None and not self._tenure.life.is_lost:
+            self.partition.tracker.closing()
+            self.partition.writer.kick()
+
+    async def write_last(self) -> None:
+        """Write the last checkpoint, within the time that the end may take."""
+        if (partition := self.partition) is not None:
+            await partition.continuity.report_last_gap(min(self._around.store_timeout, self._time_to_write()))
+            if not self._tenure.life.is_lost:
+                await partition.writer.flush(self._time_to_write())
+
+    async def aclose(self) -> None:
+        """Detach, within the time that the end may take. Nothing is written any more."""
+        if (partition := self.partition) is not None:
+            await partition.writer.aclose()
+            if (dropped := partition.tracker.unwritten) is not None:
+                self._tenure.report(CheckpointDropped, dropped)
+            # A service that does not answer must not use up the time for closing.
+            await partition.feed.aclose(min(CLOSE_TIMEOUT, self._time_to_write()))
+
+    async def abort(self) -> None:
+        """End what still runs, without waiting for the service."""
+        if (partition := self.partition) is not None:
+            partition.cancel_timer()
+            await partition.feed.aclose(0.0)
+            await partition.writer.aclose()
+
+    def _time_to_write(self) -> float:
+        return max(0.0, self._tenure.life.write_until - self._around.clock.monotonic())
+
+    # ------------------------------------------------------------------------------------------------ beginning
+
+    async def _find_beginning(self) -> Beginning:
+        while True:
+            self.key = self._group.key
+            stored = await self._read_checkpoint()
+            self._tenure.check_ending()
+            try:
+                return await self._opening.find(stored)
+            except RecordChangedError:
+                assert isinstance(self._group, SubscriptionStart)
+                await self._renew_record(self._group, stored)
+
+    async def _renew_record(self, start: SubscriptionStart, stored: Checkpoint | None) -> None:
+        """Follow, or make, the record of the present hub in place of the one of an earlier hub.
+
+        Args:
+            start: The subscription's record.
+            stored: Its checkpoint in the earlier hub.
+
+        Raises:
+            DataLossError: The settings say to fail.
+            SubscriptionEndedError: The subscription was ended.
+        """
+        until_done, step = self._opening.until_done, self._tenure.unless_ending
+        hub = await until_done(lambda: step(start.refresh()))
+        if hub is None:
+            return
+        first = 0 if stored is None else stored.sequence_number + 1
+        if stored is None and (number := first_number(start.start_of(self._partition_id), None)) is not None:
+            first = number
+        loss = Loss(LossKind.RECREATED, first, None)
+        action = loss.action(self._settings.on_data_loss)
+        if action == "fail":
+            self._tenure.report(DataLost, loss, action)
+            raise loss_error(self._around.scope.hub, self._partition_id, loss)
+        if await until_done(lambda: step(start.begin_anew(hub, action))):
+            self._tenure.report(DataLost, loss, action)
+
+    async def _read_checkpoint(self) -> Checkpoint | None:
+        """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first.
+
+        Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
+        """
+        operation, timeout, store = "read checkpoint", self._around.store_timeout, self._around.store
+
+        def report(error: Exception, _: float) -> None:
+            self._tenure.report(StoreFailed, operation, store_error(error, operation, self._partition_id, timeout))
+
+        async def read() -> Checkpoint | None:
+            if self.key == DEFAULT_SUBSCRIPTION:
+                return await store.read_checkpoint(self._partition_id)
+            claim = await store.claim_checkpoint(self._tenure.lease, self.key)
+            if claim is None:
+                self._tenure.refused()
+            return claim.checkpoint
+
+        return await retrying(
+            lambda: self._tenure.unless_ending(read()),
+            UNLIMITED,
+            self._around.rng,
+            is_final=lambda _: False,
+            on_retry=report,
+            sleep=self._tenure.pause,
+        )
+
+    def _join(self, beginning: Beginning, *, opens_anew: int | None) -> MemberFeed:
+        since, below = self._sought_back
+        is_below = beginning.expected is None or beginning.expected < below
+        if opens_anew is None and is_below and self._shared.link < since:
+            # By that link these events would count as delivered before the seek.
+            opens_anew = below
+        return self._shared.join(
+            self._subscription.name,
+            beginning,
+            MemberCalls(
+                self._opening.facts,
+                lambda: self._attached(describe_position(beginning.position)),
+                self._link_trouble,
+                lambda number: self._tenure.report(LinkRewound, number),
+                self._slow,
+                lambda is_own: self._tenure.report(OwnLink, is_own),
+            ),
+            slow_after=self._subscription.slow_after,
+            catch_up_group=self._subscription.catch_up_group,
+            opens_anew=opens_anew,
+        )
+
+    # ------------------------------------------------------------------------------------------------- the link
+
+    def _attached(self, position: str) -> None:
+        if not self.was_attached:
+            self.was_attached = True
+            self._tenure.report(PumpStarted, self._tenure.lease.epoch, position)
+
+    def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
+        if self._tenure.life.is_ending:
+            return
+        if isinstance(error, ConsumerDisconnectedError):
+            # Not reported here: only the manager can find out whether it is a move inside the fleet.
+            self._tenure.life.stolen()
+            self._on_stolen(error)
+        elif delay is not None and reports:
+            # Without a delay the feed has ended, and the manager reports or raises the error.
+            self._tenure.report(LinkFailed, error, delay)
+
+    def _slow(self, held: Held) -> None:
+        subscription = self._subscription
+        suspends = subscription.suspends and subscription.catch_up_group is None and not self._tenure.life.is_ending
+        self._tenure.report(SubscriptionSlow, held.share, held.seconds, suspends)
+        if suspends:
+            self._on_suspended()
+
+    def _link_silent(self, link: SilentLink) -> None:
+        self._tenure.report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)

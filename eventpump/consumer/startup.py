@@ -1,0 +1,152 @@
+"""The start of a host: opens the lease store, agrees on where to begin, and finds the partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from eventpump.aio.retry import retrying
+from eventpump.aio.tasks import StoppedError, TaskSet
+from eventpump.cancellation import is_failure
+from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.opening import GroupStart
+from eventpump.consumer.subscriptions import Subscriptions
+from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.core.backoff import UNLIMITED
+from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError, StoreError
+from eventpump.reports import ServiceFailed, StartIgnored, StoreFailed
+
+_T = TypeVar("_T")
+
+LEAST_START_TIME = 1.0
+"""Seconds that an attempt at the start may always take, even if the time to start has run out."""
+
+
+class HostOpening:
+    """Does what has to succeed once before a host can run partitions.
+
+    Args:
+        around: What all pumps of the host share.
+        group: The consumer group's record; None if the host has no processor of its own.
+        subscriptions: The host's subscriptions.
+        tasks: Runs the attempts.
+        ending: Set when the host ends.
+    """
+
+    def __init__(
+        self,
+        around: PumpSurroundings,
+        group: GroupStart | None,
+        subscriptions: Subscriptions,
+        tasks: TaskSet,
+        ending: asyncio.Event,
+    ) -> None:
+        self._around = around
+        self._settings = around.settings
+        self._store = around.store
+        self._clock = around.clock
+        self._group = group
+        self._subscriptions = subscriptions
+        self._tasks = tasks
+        self._ending = ending
+
+    async def run(self, until: float) -> tuple[str, ...]:
+        """Open the store and find the partitions. Failures that may be transient are reported and retried.
+
+        Args:
+            until: The time, by the clock, after which no attempt begins.
+
+        Returns:
+            The partitions, if there are leases for all of them; none if that is not known yet, or the host ends.
+
+        Raises:
+            EventPumpError: The error of the last attempt: no retry can help, or the time is over.
+        """
+        await self._until_done("open the lease store", lambda: self._store.open(self._around.scope), until)
+        hub = self._settings.hub
+        properties = await self._until_done(
+            f"reading the properties of hub {hub}",
+            lambda: self._around.directory.get_hub_properties(hub),
+            until,
+            is_read=True,
+        )
+        if properties is None:
+            return ()
+        ids = properties.partition_ids
+        unknown = self._settings.positions_without_partition(ids)
+        if unknown:
+            raise ConfigurationError("initial_position", f"the hub has no partition {unknown[0]}")
+        # Before the leases: a group that has leases has a record, whenever a host dies.
+        group, record = self._group, None
+        if group is not None:
+            record = await self._until_done(
+                "agree on the consumer group's record", lambda: group.agree(properties), until
+            )
+            if record is None:
+                return ()
+        await self._until_done("list subscriptions", self._subscriptions.refresh, until)
+        if group is not None and record is not None and record.starts != group.starts:
+            self._around.reporter.report(StartIgnored(self._around.owner_id, None, record.starts, group.starts))
+        return ids if await self._until_done("ensure leases", lambda: self._ensure(ids), until) else ()
+
+    async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
+        """Create the leases. False if some could not be created: the others are used, and discovery tries again."""
+        try:
+            await self._store.ensure_leases(partition_ids)
+        except StoreError as error:
+            if error.partition_id is None or not await self._store.list_leases():
+                raise
+            self._around.reporter.report(StoreFailed(self._around.owner_id, error.partition_id, "ensure leases", error))
+            return False
+        return True
+
+    async def _until_done(
+        self, operation: str, call: Callable[[], Awaitable[_T]], until: float, *, is_read: bool = False
+    ) -> _T | None:
+        """Run an operation that the start depends on, and return its result; None if the manager ended first.
+
+        Args:
+            operation: The name of the operation, for reports and errors.
+            call: Starts it.
+            until: The time, by the clock, after which no attempt begins.
+            is_read: Whether it is a call of the service, and not of the store.
+
+        Raises:
+            EventPumpError: The error of the last attempt: no retry can help, or the time is over.
+        """
+        if self._ending.is_set():
+            return None
+
+        async def attempt() -> _T:
+            try:
+                return await call()
+            except BaseException as error:
+                if not is_failure(error) or isinstance(error, EventPumpError):
+                    raise
+                raise self._own_error(operation, error, is_read) from error
+
+        def report(failure: Exception, _: float) -> None:
+            kind = ServiceFailed if is_read else StoreFailed
+            self._around.reporter.report(kind(self._around.owner_id, None, operation, failure))
+
+        attempts = retrying(
+            attempt,
+            UNLIMITED,
+            self._around.rng,
+            until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
+            least_time=LEAST_START_TIME,
+            on_retry=report,
+        )
+        try:
+            return await self._tasks.unless(self._ending, attempts, f"eventpump start: {operation}")
+        except StoppedError:
+            return None
+        except TimeoutError as error:
+            raise self._own_error(operation, error, is_read) from error
+
+    def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
+        """Return the error for what a call raised at the start."""
+        if is_read and not isinstance(error, EventPumpError):
+            return ServiceTimeoutError(f"{operation}: no answer ({type(error).__name__})")
+        return store_error(error, operation, None, self._settings.startup_timeout)

@@ -1,0 +1,165 @@
+"""What the parts of a pump share for as long as it has its partition: the lease, its state, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
+from eventpump.cancellation import is_failure
+from eventpump.consumer.handler import PumpEndedError, as_exception
+from eventpump.consumer.limits import BoundedLeaseStore
+from eventpump.consumer.parking import Parking
+from eventpump.consumer.subscriptions import Subscription
+from eventpump.consumer.turns import Turns
+from eventpump.core.lease import PartitionLease
+from eventpump.core.pump_state import CloseReason, PumpLife
+from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
+from eventpump.options.consumer import HostSettings
+from eventpump.reports import Reporter, UnexpectedFailure
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PumpSurroundings:
+    """What all pumps of a host share.
+
+    Attributes:
+        transport: Opens the links.
+        directory: Reads the properties of the hub and its partitions.
+        store: The leases and checkpoints; each call ends at the store's time-out.
+        settings: The options of the host.
+        scope: Namespace, hub and consumer group.
+        owner_id: The owner's name in the leases.
+        clock: The clock that leases go by.
+        rng: Randomness, for delays.
+        reporter: Receives the reports.
+        store_timeout: Seconds for one call of the store, once it is sent.
+        blocked_after: Seconds; a longer standstill of the event loop is reported.
+        turns: Holds deliveries back while handlers compute and the store needs the loop.
+        renew_interval: Seconds between renewals.
+        parking: Stores events elsewhere that cannot be processed.
+    """
+
+    transport: Transport
+    directory: HubDirectory
+    store: BoundedLeaseStore
+    settings: HostSettings
+    scope: ConsumerScope
+    owner_id: str
+    clock: Clock
+    rng: random.Random
+    reporter: Reporter
+    store_timeout: float
+    blocked_after: float
+    turns: Turns
+    renew_interval: float
+    parking: Parking
+
+
+class Tenure:
+    """What all parts of one pump share: its lease, its state, its tasks, and how to end it.
+
+    Args:
+        around: What all pumps of a host share.
+        lease: The lease of the partition.
+        subscription: Whose events the pump delivers.
+        end: Ends the pump in order, for a reason.
+        on_lost: Called with how it was found that the lease is lost.
+
+    Attributes:
+        lease: The lease as last renewed.
+        life: The state of the pump.
+        ending: Set when the pump begins to end.
+        tasks: The tasks of the pump.
+        failure: Why the pump failed, if it did not end because of the lease or the host.
+    """
+
+    def __init__(
+        self,
+        around: PumpSurroundings,
+        lease: PartitionLease,
+        subscription: Subscription,
+        *,
+        end: Callable[[CloseReason], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        settings = subscription.settings
+        self.around = around
+        self.subscription = subscription
+        self.partition_id = lease.partition_id
+        self.end = end
+        self.lost = on_lost
+        self.lease = lease
+        self.life = PumpLife(ownership_lost_grace=settings.ownership_lost_grace, close_timeout=settings.close_timeout)
+        self.ending = asyncio.Event()
+        self.tasks = TaskSet(self.unexpected)
+        self.failure: Exception | None = None
+
+    def is_lease_valid(self) -> bool:
+        """Return whether the lease has not expired by the host's own clock. If it has, it is lost."""
+        if self.around.clock.monotonic() >= self.lease.expires_at:
+            self.lost("it ran out")
+            return False
+        return True
+
+    def may_deliver(self) -> bool:
+        """Return whether a batch may be delivered now."""
+        life = self.life
+        return not life.is_ending and not life.is_suspended and self.is_lease_valid()
+
+    def goes_on(self) -> bool:
+        """Return whether the pump neither ends nor has lost its link to another reader."""
+        return not self.life.is_ending and not self.life.is_suspended
+
+    def check_ending(self) -> None:
+        """Raise `PumpEndedError` if the pump ends."""
+        if self.life.is_ending:
+            raise PumpEndedError
+
+    def fail(self, error: Exception) -> None:
+        """End the pump because of an error. The first one is kept."""
+        if self.failure is None:
+            self.failure = error
+        self.end(CloseReason.FAILED)
+
+    def refused(self) -> NoReturn:
+        """End the pump because the store refused a write. Raises `PumpEndedError`."""
+        self.lost("a checkpoint was refused")
+        raise PumpEndedError
+
+    async def pause(self, delay: float) -> None:
+        """Wait for a time in seconds. Raises `PumpEndedError` if the pump ends."""
+        await wait_for_event(self.ending, delay)
+        self.check_ending()
+
+    async def unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a step of the pump. Raises `PumpEndedError` if the pump ends first."""
+        try:
+            return await self.tasks.unless(self.ending, work, f"eventpump step of partition {self.partition_id}")
+        except StoppedError:
+            raise PumpEndedError from None
+        except Exception:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise as_exception("a step of the pump", error) from error
+
+    def report(self, kind: Callable[..., Any], *facts: object) -> None:
+        """Report something of this partition and subscription.
+
+        Args:
+            kind: The class of the report.
+            *facts: Its fields.
+        """
+        around = self.around
+        around.reporter.report(kind(around.owner_id, self.partition_id, *facts, subscription=self.subscription.name))
+
+    def unexpected(self, operation: str, error: BaseException) -> None:
+        """Report an error that should not be possible."""
+        self.report(UnexpectedFailure, operation, error)
