@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
@@ -56,10 +57,14 @@ class KeyedWorkers:
         self._progressed = progressed
         self._failed = failed
         self._loop = asyncio.get_running_loop()
+        # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
+        self._context = copy_context()
         self._starting = 0
         self._is_clear = False
         self.active = 0
         """How many workers there are."""
+        self.unkeyed: dict[Entry, Exception] = {}
+        """Entries that fail with an error without a call, because their key is not known."""
 
     def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         """Start a worker if the queue has something ready and no worker is about to take it."""
@@ -73,16 +78,21 @@ class KeyedWorkers:
     def _start(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         self.active += 1
         self._starting += 1
-        self._tasks.spawn(self._run(queue), "eventpump worker").add_done_callback(self._ended)
+        worker = _Worker()
+        task = self._context.run(self._tasks.spawn, self._run(queue, worker), "eventpump worker")
+        task.add_done_callback(lambda _: self._ended(queue, worker))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
         self.active -= 1
+        if not worker.has_begun:
+            self._starting -= 1
         self._is_clear = False
         self._progressed()
+        self.look(queue)
 
-    async def _run(self, queue: KeyedQueue[ReceivedEvent]) -> None:
-        worker = _Worker()
+    async def _run(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        worker.has_begun = True
         self._starting -= 1
         self._is_clear = False
         try:
@@ -111,7 +121,7 @@ class KeyedWorkers:
                 self._start(queue)
 
     async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
-        runner, handle, now = self._runner, self._handle, self._loop.time
+        runner, handle, now, unkeyed = self._runner, self._handle, self._loop.time, self.unkeyed
         call = runner.call("process_events")
         task, timeout, calls = call.task, runner.timeout, 0
         runner.began(call)
@@ -135,7 +145,12 @@ class KeyedWorkers:
                 call.slow_at = began + timeout
                 raised: BaseException | None = None
                 try:
-                    await handle(tuple([entry.event for entry in batch]))
+                    if unkeyed and (raised := unkeyed.get(batch[0])) is not None:
+                        pass
+                    elif len(batch) == 1:
+                        await handle((batch[0].event,))
+                    else:
+                        await handle(tuple([entry.event for entry in batch]))
                 except GeneratorExit as error:
                     if worker.steps is None or worker.steps.is_closing:
                         raise
@@ -143,18 +158,24 @@ class KeyedWorkers:
                     raised.__cause__ = error
                 except BaseException as error:
                     raised = error
-                if raised is not None or call.is_timed_out or call.is_late or task.cancelling():
-                    runner.ended(call)
-                    if task.cancelling():
-                        await runner.take_cancellation_back()
-                    if raised is not None and not await self._failed_call(batch, runner.error_of(call, raised)):
-                        return
-                    runner.began(call)
-                if raised is None:
+                if raised is None and not call.is_timed_out and not task.cancelling():
                     for entry in batch:
                         queue.finish(entry)
-                raised = None
+                    queue.release(batch[-1])
+                    continue
+                runner.ended(call)
+                failure, raised = raised, None  # the traceback refers to this frame
+                if task.cancelling():
+                    await runner.take_cancellation_back()
+                if failure is None:
+                    for entry in batch:
+                        queue.finish(entry)
+                elif not await self._failed_call(batch, runner.error_of(call, failure)):
+                    failure = None
+                    return
+                failure = None
                 queue.release(batch[-1])
+                runner.began(call)
         finally:
             runner.ended(call)
 
@@ -167,7 +188,8 @@ class KeyedWorkers:
 class _Worker:
     """One worker."""
 
-    __slots__ = ("steps",)
+    __slots__ = ("has_begun", "steps")
 
     def __init__(self) -> None:
+        self.has_begun = False
         self.steps: Watched[None] | None = None
