@@ -19,6 +19,7 @@ from eventpump.clients import (
     ReaderOptions,
     make_transport,
 )
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -191,6 +192,7 @@ __all__ = [
     "HubDirectory",
     "HubProperties",
     "InvalidClientStateError",
+    "KeyedProcessor",
     "LastEnqueued",
     "LeaseLost",
     "LeaseReleased",

@@ -56,6 +56,7 @@ class KeyedDispatch:
         self._bounds = bounds_of(processor.settings)
         self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(self._bounds)
         self._recorded = 0
+        self._seen = 0
         self._dropped = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []
         self._held_back: asyncio.Future[None] | None = None
@@ -68,7 +69,8 @@ class KeyedDispatch:
             handle=lambda events: processor.process_events(context, events),
             may_start=self._may_start,
             recover=self._recover,
-            progressed=self._progressed,
+            waits=self._progressed,
+            ended=self._worker_ended,
             failed=self._worker_failed,
         )
 
@@ -110,6 +112,7 @@ class KeyedDispatch:
                 self._workers.unkeyed[queue.add(event, None, size)] = as_exception("key", error)
         else:
             number = len(events)
+        self._seen = queue.events
         if number > first:
             last = next(filter(has_place, reversed(events[first:number])), None)
             if last is not None:
@@ -149,7 +152,7 @@ class KeyedDispatch:
             await self._change()
         self.record()
         self._queue = KeyedQueue(self._bounds)
-        self._recorded = 0
+        self._recorded = self._seen = 0
         self._workers.unkeyed.clear()
         if not self._tenure.life.is_ending:
             self._dropped = asyncio.Event()
@@ -214,9 +217,16 @@ class KeyedDispatch:
         if not self._tenure.life.is_ending:
             self._tenure.fail(error)
 
-    def _progressed(self) -> None:
+    def _worker_ended(self) -> None:
         self.record()
         self._changed()
+
+    def _progressed(self) -> None:
+        # Not without a reason: a worker that waits for a change would end its own wait.
+        if self._queue.events != self._seen:
+            self._seen = self._queue.events
+            self.record()
+            self._changed()
 
     def _changed(self) -> None:
         """Let what waits look again."""

@@ -32,7 +32,8 @@ class KeyedWorkers:
         may_start: Returns whether a call may begin now. Called before the first call of each step of a worker.
         recover: Called with the entries of a call that raised, and its error. Finishes them, or returns False: then
             they are not finished, and their key has no further turn.
-        progressed: Called when a worker begins to wait, or ends.
+        waits: Called when a worker begins to wait.
+        ended: Called when a worker has ended.
         failed: Called with an error that ends a worker and that is not the handler's.
     """
 
@@ -45,7 +46,8 @@ class KeyedWorkers:
         handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
         may_start: Callable[[], bool],
         recover: Callable[[list[Entry], Exception], Awaitable[bool]],
-        progressed: Callable[[], None],
+        waits: Callable[[], None],
+        ended: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._concurrency = concurrency
@@ -54,7 +56,8 @@ class KeyedWorkers:
         self._handle = handle
         self._may_start = may_start
         self._recover = recover
-        self._progressed = progressed
+        self._on_wait = waits
+        self._on_end = ended
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
@@ -88,7 +91,7 @@ class KeyedWorkers:
         if not worker.has_begun:
             self._starting -= 1
         self._is_clear = False
-        self._progressed()
+        self._on_end()
         self.look(queue)
 
     async def _run(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
@@ -114,7 +117,7 @@ class KeyedWorkers:
     def _waits(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         """Let others take what is ready: a worker has begun to wait."""
         self._is_clear = False
-        self._progressed()
+        self._on_wait()
         more = min(queue.ready, self._concurrency - self.active) - self._starting
         if more > 0 and self._may_start():
             for _ in range(more):
