@@ -62,7 +62,7 @@ class KeyedWorkers:
         self._loop = asyncio.get_running_loop()
         # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
         self._context = copy_context()
-        self._starting = 0
+        self._about_to_take = 0
         self._is_clear = False
         self.active = 0
         """How many workers there are."""
@@ -71,7 +71,7 @@ class KeyedWorkers:
 
     def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         """Start a worker if the queue has something ready and no worker is about to take it."""
-        if queue.ready and not self._starting and self.active < self._concurrency and self._may_start():
+        if queue.ready and not self._about_to_take and self.active < self._concurrency and self._may_start():
             self._start(queue)
 
     def check_again(self) -> None:
@@ -80,7 +80,7 @@ class KeyedWorkers:
 
     def _start(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         self.active += 1
-        self._starting += 1
+        self._about_to_take += 1
         worker = _Worker()
         task = self._context.run(self._tasks.spawn, self._run(queue, worker), "eventpump worker")
         task.add_done_callback(lambda _: self._ended(queue, worker))
@@ -89,17 +89,17 @@ class KeyedWorkers:
         # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
         self.active -= 1
         if not worker.has_begun:
-            self._starting -= 1
+            self._about_to_take -= 1
         self._is_clear = False
         self._on_end()
         self.look(queue)
 
     async def _run(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         worker.has_begun = True
-        self._starting -= 1
+        self._about_to_take -= 1
         self._is_clear = False
         try:
-            worker.steps = self._runner.watched(self._work(queue, worker), lambda: self._waits(queue))
+            worker.steps = self._runner.watched(self._work(queue, worker), lambda: self._waits(queue, worker))
             await worker.steps
         except PumpEndedError:
             pass
@@ -114,11 +114,13 @@ class KeyedWorkers:
         except BaseException as error:
             self._failed(as_exception("a worker", error))
 
-    def _waits(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+    def _waits(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         """Let others take what is ready: a worker has begun to wait."""
         self._is_clear = False
         self._on_wait()
-        more = min(queue.ready, self._concurrency - self.active) - self._starting
+        if worker.is_yielding:
+            return  # it goes on in the next turn of the loop
+        more = min(queue.ready, self._concurrency - self.active) - self._about_to_take
         if more > 0 and self._may_start():
             for _ in range(more):
                 self._start(queue)
@@ -138,7 +140,11 @@ class KeyedWorkers:
                     # A handler that never waits must not block the event loop.
                     calls = 0
                     runner.ended(call)
-                    await asyncio.sleep(0)
+                    worker.is_yielding, self._about_to_take = True, self._about_to_take + 1
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        worker.is_yielding, self._about_to_take = False, self._about_to_take - 1
                     runner.began(call)
                     continue
                 calls += 1
@@ -191,8 +197,9 @@ class KeyedWorkers:
 class _Worker:
     """One worker."""
 
-    __slots__ = ("has_begun", "steps")
+    __slots__ = ("has_begun", "is_yielding", "steps")
 
     def __init__(self) -> None:
+        self.is_yielding = False
         self.has_begun = False
         self.steps: Watched[None] | None = None
