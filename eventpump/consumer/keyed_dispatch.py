@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.failing import FailureHandling
@@ -66,7 +67,7 @@ class KeyedDispatch:
             processor.settings.concurrency,
             runner=runner,
             tasks=tenure.tasks,
-            handle=lambda events: processor.process_events(context, events),
+            handle=partial(processor.first_call, context),
             may_start=self._may_start,
             recover=self._recover,
             waits=self._progressed,
@@ -97,12 +98,13 @@ class KeyedDispatch:
         """Accept the events from an index on for which there is room. Return the index of the next one."""
         began = self._loop.time()
         queue, key_of = self._queue, self._processor.key
-        number = first
-        for number in range(first, len(events)):
-            event = events[number]
+        number, left = first, queue.room_in_bytes
+        for event in events[first : first + queue.room]:
             size = len(event.raw)
-            if not queue.has_room(size):
+            left -= size
+            if left < 0 and queue.events:
                 break
+            number += 1
             try:
                 queue.add(event, key_of(event), size)
             except (KeyboardInterrupt, SystemExit):
@@ -110,8 +112,6 @@ class KeyedDispatch:
             except BaseException as error:
                 # An event whose key is not known is processed beside all others: its call fails with this error.
                 self._workers.unkeyed[queue.add(event, None, size)] = as_exception("key", error)
-        else:
-            number = len(events)
         self._seen = queue.events
         if number > first:
             last = next(filter(has_place, reversed(events[first:number])), None)

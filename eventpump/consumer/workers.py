@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 
@@ -14,6 +15,9 @@ from eventpump.eventhubs.events import ReceivedEvent
 
 CALLS_PER_STEP = 100
 """Calls that a worker makes without a wait before other tasks have a turn."""
+
+CLEAR_FOR = 0.001
+"""Seconds for which it need not be asked again whether a call may begin."""
 
 Entry = KeyedEntry[ReceivedEvent]
 
@@ -29,10 +33,10 @@ class KeyedWorkers:
         runner: Measures the calls, and cancels them at their deadlines.
         tasks: Owns the workers.
         handle: Called with the events of one key, in order; returns what to await.
-        may_start: Returns whether a call may begin now. Called before the first call of each step of a worker.
+        may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
         recover: Called with the entries of a call that raised, and its error. Finishes them, or returns False: then
             they are not finished, and their key has no further turn.
-        waits: Called when a worker begins to wait.
+        waits: Called soon after a worker has begun to wait.
         ended: Called when a worker has ended.
         failed: Called with an error that ends a worker and that is not the handler's.
     """
@@ -63,7 +67,9 @@ class KeyedWorkers:
         # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
         self._context = copy_context()
         self._about_to_take = 0
-        self._is_clear = False
+        self._clear_until = -math.inf
+        self._is_turning = False
+        self._is_waiting = False
         self.active = 0
         """How many workers there are."""
         self.unkeyed: dict[Entry, Exception] = {}
@@ -76,7 +82,7 @@ class KeyedWorkers:
 
     def check_again(self) -> None:
         """Ask `may_start` before the next call, also within the running step."""
-        self._is_clear = False
+        self._clear_until = -math.inf
 
     def _start(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         self.active += 1
@@ -90,14 +96,14 @@ class KeyedWorkers:
         self.active -= 1
         if not worker.has_begun:
             self._about_to_take -= 1
-        self._is_clear = False
+        self._clear_until = -math.inf
         self._on_end()
         self.look(queue)
 
     async def _run(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         worker.has_begun = True
         self._about_to_take -= 1
-        self._is_clear = False
+        self._clear_until = -math.inf
         try:
             worker.steps = self._runner.watched(self._work(queue, worker), lambda: self._waits(queue, worker))
             await worker.steps
@@ -115,12 +121,22 @@ class KeyedWorkers:
             self._failed(as_exception("a worker", error))
 
     def _waits(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
-        """Let others take what is ready: a worker has begun to wait."""
-        self._is_clear = False
+        if not worker.is_yielding:
+            self._is_waiting = True
+        if not self._is_turning:
+            # Once per turn of the loop, for all workers that begin to wait in it.
+            self._is_turning = True
+            self._loop.call_soon(self._turned, queue)
+
+    def _turned(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        """Let others take what is ready: workers have begun to wait."""
+        is_waiting, self._is_waiting = self._is_waiting, False
+        self._is_turning = False
+        self._clear_until = -math.inf
         self._on_wait()
-        if worker.is_yielding:
-            return  # it goes on in the next turn of the loop
-        more = min(queue.ready, self._concurrency - self.active) - self._about_to_take
+        if not is_waiting:
+            return  # those that only let others have a turn go on
+        more = min(len(queue.ready), self._concurrency - self.active) - self._about_to_take
         if more > 0 and self._may_start():
             for _ in range(more):
                 self._start(queue)
@@ -128,14 +144,16 @@ class KeyedWorkers:
     async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         runner, handle, now, unkeyed = self._runner, self._handle, self._loop.time, self.unkeyed
         call = runner.call("process_events")
+        ready = queue.ready
         task, timeout, calls = call.task, runner.timeout, 0
         runner.began(call)
         try:
-            while queue.ready:
-                if not self._is_clear:
+            while ready:
+                began = now()
+                if began >= self._clear_until:
                     if not self._may_start():
                         return
-                    self._is_clear = True
+                    self._clear_until = began + CLEAR_FOR
                 if calls == CALLS_PER_STEP:
                     # A handler that never waits must not block the event loop.
                     calls = 0
@@ -150,14 +168,14 @@ class KeyedWorkers:
                 calls += 1
                 batch = queue.take()
                 # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
-                call.began = began = now()
+                call.began = began
                 call.slow_at = began + timeout
                 raised: BaseException | None = None
                 try:
                     if unkeyed and (raised := unkeyed.get(batch[0])) is not None:
                         pass
                     elif len(batch) == 1:
-                        await handle((batch[0].event,))
+                        await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
                     else:
                         await handle(tuple([entry.event for entry in batch]))
                 except GeneratorExit as error:

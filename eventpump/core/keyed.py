@@ -60,33 +60,30 @@ class KeyedQueue(Generic[_E]):
         bounds: How much may be in hand.
     """
 
-    __slots__ = ("_bounds", "_last", "_ready", "events", "size", "watermark")
+    __slots__ = ("_accepted", "_bounds", "_last", "events", "ready", "size", "watermark")
 
     def __init__(self, bounds: KeyedBounds) -> None:
         self._bounds = bounds
         self._last: dict[object, KeyedEntry[_E]] = {}
-        self._ready: deque[KeyedEntry[_E]] = deque()
+        self.ready: deque[KeyedEntry[_E]] = deque()
+        """The next event of each key that has one to be taken. Only to be looked at."""
         self.watermark: Watermark[_E] = Watermark()
+        self._accepted = self.watermark.entries
         self.events = 0
         """Events that are accepted and not finished."""
         self.size = 0
         """The bytes of them."""
 
     @property
-    def ready(self) -> int:
-        """How many keys have an event that can be taken."""
-        return len(self._ready)
-
-    def has_room(self, size: int) -> bool:
-        """Return whether an event may be added.
-
-        Args:
-            size: Its size, in bytes.
-        """
+    def room(self) -> int:
+        """How many events may be added now, as far as their sizes allow (`room_in_bytes`)."""
         bounds = self._bounds
-        return not self.events or (
-            self.events < bounds.events and self.size + size <= bounds.size and self.watermark.ahead < bounds.ahead
-        )
+        return max(not self.events, min(bounds.events - self.events, bounds.ahead - len(self._accepted)))
+
+    @property
+    def room_in_bytes(self) -> int:
+        """How large they may be together. A single event may be larger if nothing is in hand."""
+        return self._bounds.size - self.size
 
     def add(self, event: _E, key: object, size: int) -> KeyedEntry[_E]:
         """Accept the event that follows the last one. There must be room.
@@ -104,24 +101,24 @@ class KeyedQueue(Generic[_E]):
         """
         entry = KeyedEntry(event, key, size)
         if key is None:
-            self._ready.append(entry)
+            self.ready.append(entry)
         else:
             last = self._last.get(key)
             self._last[key] = entry
             # The last one may be finished: a key that is not equal to itself any more cannot be removed.
             if last is None or last.is_finished:
-                self._ready.append(entry)
+                self.ready.append(entry)
             else:
                 last.behind = entry
         self.events += 1
         self.size += size
-        self.watermark.accept(entry)
+        self._accepted.append(entry)
         return entry
 
     def take(self) -> list[KeyedEntry[_E]]:
         """Take the next events of the key whose turn it is; there must be one. No other is taken of it until they are
         finished."""
-        entry = self._ready.popleft()
+        entry = self.ready.popleft()
         batch = [entry]
         limit = self._bounds.batch
         while len(batch) < limit and entry.behind is not None:
@@ -142,7 +139,7 @@ class KeyedQueue(Generic[_E]):
             last: The last event of the batch; all of them are finished.
         """
         if last.behind is not None:
-            self._ready.append(last.behind)
+            self.ready.append(last.behind)
         elif last.key is not None:
             with suppress(Exception):
                 if self._last[last.key] is last:

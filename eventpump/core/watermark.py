@@ -50,23 +50,15 @@ class Watermark(Generic[_E]):
     that is not finished. Of a finished event above it only the position is held.
     """
 
-    __slots__ = ("_entries", "count", "position")
+    __slots__ = ("count", "entries", "position")
 
     def __init__(self) -> None:
-        self._entries: deque[Entry[_E]] = deque()
+        self.entries: deque[Entry[_E]] = deque()
+        """The events above it, finished or not. Append the one that follows the last one accepted."""
         self.count = 0
         """How many events it has passed."""
         self.position: Positioned | None = None
         """The position of the last of them whose position can be read."""
-
-    @property
-    def ahead(self) -> int:
-        """How many events above it were accepted, finished or not."""
-        return len(self._entries)
-
-    def accept(self, entry: Entry[_E]) -> None:
-        """Add the event that follows the last one accepted."""
-        self._entries.append(entry)
 
     def finish(self, entry: Entry[_E]) -> None:
         """Record, once per event, that it is processed, skipped or parked. The watermark passes what it can."""
@@ -74,7 +66,7 @@ class Watermark(Generic[_E]):
         entry.is_finished = True
         position = entry.position
         assert position is not None
-        entries = self._entries
+        entries = self.entries
         if entries[0] is not entry:
             try:
                 entry.position = Place(position.offset, position.sequence_number)

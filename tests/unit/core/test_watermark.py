@@ -34,14 +34,14 @@ def test_watermark_is_the_end_of_what_is_finished(order: list[int], unreadable: 
     watermark: Watermark[_Event] = Watermark()
     entries = [Entry(_Event(number, is_readable=number not in unreadable)) for number in range(12)]
     for entry in entries:
-        watermark.accept(entry)
+        watermark.entries.append(entry)
     finished: set[int] = set()
     for number in order:
         watermark.finish(entries[number])
         finished.add(number)
         end = next(each for each in range(13) if each not in finished)
         assert watermark.count == end
-        assert watermark.ahead == 12 - end
+        assert len(watermark.entries) == 12 - end
         readable = [each for each in range(end) if each not in unreadable]
         position = watermark.position
         assert (position is None) == (not readable)
@@ -55,7 +55,7 @@ def test_finished_events_above_the_watermark_are_not_held() -> None:
     entries = [Entry(_Event(number)) for number in range(50)]
     held = [weakref.ref(entry.position) for entry in entries if entry.position is not None]
     for entry in entries:
-        watermark.accept(entry)
+        watermark.entries.append(entry)
     for entry in entries[1:]:
         watermark.finish(entry)
     gc.collect()
