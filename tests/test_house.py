@@ -22,9 +22,9 @@ ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostErr
 ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator
 EntityNotFoundError EventBatch EventData EventError EventParked EventPosition EventProcessor EventProcessorHost
 EventProducer EventPumpError EventSender EventSkipped EventTooLargeError FeedOptions HandlerSlow HashRouter Hook
-HostOptions HostReport HubDirectory HubProperties InvalidClientStateError KeyedProcessor LastEnqueued LeaseLost LeaseReleased
-LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss LossKind
-MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess
+HostOptions HostReport HubDirectory HubProperties InvalidClientStateError KeyedProcessor LastEnqueued LeaseLost
+LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LoopBlocked Loss
+LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore NamedKey NamedKeyCredential OnError OnSuccess
 OutsideReader OwnershipLostError Park PartitionContext PartitionFailed PartitionLease PartitionProperties
 PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter PartitionStatus
 PartitionsFound PositionSought ProcessorFailed ProcessorFailedError ProducerDisconnectedError ProducerOptions
@@ -58,6 +58,8 @@ _COVERED_BY = {
     "consumer/delivery.py": "unit/consumer/test_host.py unit/consumer/test_manager.py",
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/failing.py": "unit/consumer/test_parking.py unit/consumer/test_escapes.py",
+    "consumer/dispatch.py": "unit/consumer/test_host.py unit/consumer/test_parking.py unit/consumer/test_rewind.py",
+    "consumer/keyed_dispatch.py": "unit/consumer/test_keyed.py",
     "consumer/owned.py": "unit/consumer/test_subscriptions.py unit/consumer/test_manager.py",
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
@@ -65,6 +67,7 @@ _COVERED_BY = {
     "consumer/requests.py": "unit/consumer/test_rewind.py",
     "consumer/startup.py": "unit/consumer/test_refusals.py unit/consumer/test_host.py",
     "consumer/tenure.py": "unit/consumer/test_escapes.py unit/consumer/test_manager.py",
+    "consumer/workers.py": "unit/consumer/test_keyed.py unit/consumer/test_host.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",
