@@ -393,6 +393,9 @@ async def test_a_handler_that_takes_too_long_is_cancelled_alone() -> None:
 
     async def handle(context: PartitionContext, events: Events) -> None:
         number = events[0].sequence_number
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling(), "the cancellation of a call before is not this one's"
         try:
             await asyncio.sleep({3: 1e6, 4: 1e6, 5: 7}.get(number, 4))
         except asyncio.CancelledError:

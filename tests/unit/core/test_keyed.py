@@ -24,7 +24,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bounds = KeyedBounds(events=6, size=40, ahead=10, batch=2)
+        self.bounds = KeyedBounds(events=5, size=60, ahead=6, batch=2)
         self.queue: KeyedQueue[_Event] = KeyedQueue(self.bounds)
         self.keys: list[Hashable] = []
         self.sizes: list[int] = []
