@@ -101,9 +101,8 @@ async def process(connection_string: str, hub: str, folder: Path, count: int, co
             await asyncio.wait({running}, timeout=0.05)
         host.stop()
     seconds = time.monotonic() - began
-    print(
-        f"applied {accounts.done} orders and parked {accounts.parked} in {seconds:.1f} s; at most {accounts.most} at a time"
-    )
+    counts = f"applied {accounts.done} orders and parked {accounts.parked}"
+    print(f"{counts} in {seconds:.1f} s, up to {accounts.most} at a time")
     differing = [account for account, balance in expected.items() if accounts.balance[account] != balance]
     print(f"{len(expected) - len(differing)} of {len(expected)} balances are as published")
 

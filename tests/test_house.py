@@ -15,8 +15,8 @@ from tests.support.order import LONGEST
 
 ROOT = Path(__file__).parents[1]
 
-_PUBLIC = ""
-" AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
+_PUBLIC = """
+AccessToken AuthenticationError BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError BufferedOptions
 BufferedProducer Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
 ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions
 ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt

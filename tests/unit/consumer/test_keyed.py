@@ -22,6 +22,7 @@ from eventpump.eventhubs.names import PARTITION_KEY
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import Park
 from eventpump.reports import (
+    DataLost,
     EventParked,
     EventSkipped,
     HandlerSlow,
@@ -29,6 +30,7 @@ from eventpump.reports import (
     ProcessorFailed,
     UnexpectedFailure,
 )
+from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet
 
@@ -543,6 +545,43 @@ async def test_a_steal_stops_calls_and_the_new_owner_begins_after_the_watermark(
         assert books["b"].calls
         for each in fleet.hub.partition_ids:
             assert fleet.checkpoint(each) == 399
+
+
+async def test_no_call_begins_after_the_lease_has_run_out() -> None:
+    """Not even in the step of the loop in which it did, before any timer of the manager."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+
+    levels: defaultdict[int, list[int]] = defaultdict(list)
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        levels[context.owner_level].append(events[0].sequence_number)
+        if events[0].sequence_number == 5 and len(levels) == 1:
+            loop.advance(40)
+
+    async with _fleet(50) as fleet:
+        await _start(fleet, KeyedProcessor(handle, key=_key))
+        await fleet.until(lambda: fleet.checkpoint("0") == 49, 120)
+        assert levels[1] == list(range(6))
+
+
+async def test_what_was_received_before_a_gap_is_processed_before_the_end_is_sought() -> None:
+    """With `on_data_loss="latest"` the checkpoint is set to the end: what is in hand would never come again."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(1)
+
+    book = _Book(handle)
+    async with _fleet(100) as fleet:
+        processor = _Keyed(book, concurrency=2, max_events_in_flight=10)
+        await _start(fleet, processor, on_data_loss="latest", prefetch_events=10, max_batch_size=5)
+        await asyncio.sleep(2.5)
+        fleet.hub.truncate("0", 80)
+        fleet.hub.detach("0")
+        await fleet.until(lambda: bool(fleet.told("a", DataLost)), 120)
+        (lost,) = fleet.told("a", DataLost)
+        assert lost.loss.first_missing > 10
+        assert set(book.ok) == set(range(lost.loss.first_missing))
 
 
 # ------------------------------------------------------------------------------------- seek, replay, pause, drain
