@@ -20,6 +20,7 @@ from eventpump.clients import (
     ReaderOptions,
     make_transport,
 )
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.balancer import LeasePlan
@@ -221,6 +222,7 @@ __all__ = [
     "HubDirectory",
     "HubProperties",
     "InvalidClientStateError",
+    "KeyedProcessor",
     "LastEnqueued",
     "LeaseLost",
     "LeasePlan",
