@@ -40,7 +40,7 @@ def documented(made: object) -> dict[str, str]:
         section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(each.__doc__ or ""), re.M | re.S)
         if section is not None:
             for item in re.split(r"^    (?=\S)", section[1], flags=re.M)[1:]:
-                name, _, text = item.partition(": ")
+                name, text = re.split(r":\s", item, maxsplit=1)  # a line may end there
                 found[name] = " ".join(text.split())
     return found
 
@@ -80,8 +80,8 @@ def shown(default: object) -> str:
             assert default == EventPosition.earliest()
             return "`EventPosition.earliest()`"
         case CheckpointPolicy():
-            assert default == CheckpointPolicy.manual()
-            return "`CheckpointPolicy.manual()`"
+            assert default == CheckpointPolicy.automatic()
+            return "`CheckpointPolicy.automatic()`"
         case FairBalancer():
             return "`FairBalancer()`"
         case str():

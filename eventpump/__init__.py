@@ -1,161 +1,169 @@
-"""Stream through Azure Event Hubs: an asyncio AMQP 1.0 partition pump, with a local service to run it on."""
+"""Stream through Azure Event Hubs: an asyncio AMQP 1.0 partition pump, with a local service to run it on.
 
+A public name is imported from its module when it is first used, so that a program loads what it uses: the emulator,
+SQLite and the storage SDK take most of the time and memory that all of it would.
+"""
+
+import sys
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, get_type_hints, is_typeddict
-
-from eventpump.clients import (
-    BufferedOptions,
-    BufferedProducer,
-    ClientOptions,
-    ConnectionOptions,
-    EventHubSource,
-    EventProcessorHost,
-    EventProducer,
-    FeedOptions,
-    HostOptions,
-    PartitionReader,
-    ProducerOptions,
-    ReaderOptions,
-    make_transport,
-)
-from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.owned import PartitionStatus
-from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
-from eventpump.core.balancer import LeasePlan
-from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
-from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
-from eventpump.core.fleet import FleetView, PartitionBalancer
-from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.core.pump_state import PumpState
-from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
-from eventpump.core.sharing import LinkState, PressureState
-from eventpump.core.starts import Loss, LossKind
-from eventpump.emulator.capture import CaptureSettings
-from eventpump.emulator.server import Emulator
-from eventpump.errors import (
-    AuthenticationError,
-    BufferFullError,
-    CaptureFileError,
-    CaptureGapError,
-    ClosedError,
-    ConfigurationError,
-    ConnectionLostError,
-    ConsumerDisconnectedError,
-    DataLossError,
-    EntityNotFoundError,
-    EventError,
-    EventPumpError,
-    EventTooLargeError,
-    InvalidClientStateError,
-    LinkDetachedError,
-    OwnershipLostError,
-    ProcessorFailedError,
-    ProducerDisconnectedError,
-    ProducerStateLostError,
-    ProtocolError,
-    PublishOutcomeUnknownError,
-    QuotaExceededError,
-    Recovery,
-    RequestRefusedError,
-    ServiceBusyError,
-    ServiceError,
-    ServiceTimeoutError,
-    SourceEndedError,
-    StoreError,
-)
-from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import (
-    CheckpointClaim,
-    CheckpointStore,
-    Clock,
-    ConsumerScope,
-    EventSender,
-    EventSource,
-    HubDirectory,
-    HubProperties,
-    LeaseStore,
-    MachineClock,
-    PartitionProperties,
-    ProbedSourceLink,
-    PublisherStateStore,
-    ReceiveLink,
-    ReceiveLinkSpec,
-    ReceiveSink,
-    ScopeRecord,
-    SendLink,
-    SendLinkOpener,
-    SendLinkSpec,
-    SourceLink,
-    StoredScopeRecord,
-    StoredSubscription,
-    SubscriptionRecord,
-    Transport,
-)
-from eventpump.options.base import RetryOptions
-from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-from eventpump.options.consumer import Park, StartPosition, SubscriptionOptions
-from eventpump.options.credentials import (
-    AccessToken,
-    Credential,
-    NamedKey,
-    NamedKeyCredential,
-    SasCredential,
-    SharedKey,
-    SharedSignature,
-    TokenCredential,
-)
-from eventpump.producer.batch import BatchState, EventBatch
-from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
-from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
-from eventpump.reports import (
-    BalancerFailed,
-    CheckpointDropped,
-    CheckpointWritten,
-    DataLost,
-    EventParked,
-    EventSkipped,
-    HandlerSlow,
-    Hook,
-    HostReport,
-    LeaseLost,
-    LeaseReleased,
-    LeaseTaken,
-    LinkFailed,
-    LinkRewound,
-    LinkStalled,
-    LinkStateChanged,
-    LoopBlocked,
-    OutsideReader,
-    PartitionFailed,
-    PartitionsFound,
-    PositionSought,
-    ProcessorFailed,
-    PumpClosed,
-    PumpOverdue,
-    PumpStarted,
-    RangeReplayed,
-    ServiceFailed,
-    StartIgnored,
-    StoreFailed,
-    SubscriptionSlow,
-    SubscriptionWithoutProcessor,
-    UnexpectedFailure,
-)
-from eventpump.sources.capture import CaptureSource
-from eventpump.sources.files import CaptureContainer, CaptureFiles
-from eventpump.sources.generator import GeneratorSource
-from eventpump.sources.memory import MemorySource
-from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
-from eventpump.storage.leases.sqlite import SqliteLeaseStore
-from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
-from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
+from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
+    from eventpump.clients import (
+        BufferedOptions,
+        BufferedProducer,
+        ClientOptions,
+        ConnectionOptions,
+        EventHubSource,
+        EventProcessorHost,
+        EventProducer,
+        FeedOptions,
+        HostOptions,
+        PartitionReader,
+        ProducerOptions,
+        ReaderOptions,
+        make_transport,
+    )
+    from eventpump.consumer.keyed import KeyedProcessor
+    from eventpump.consumer.owned import PartitionStatus
+    from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+    from eventpump.core.balancer import LeasePlan
+    from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
+    from eventpump.core.checkpoint import CheckpointPolicy
+    from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
+    from eventpump.core.fleet import FleetView, PartitionBalancer
+    from eventpump.core.lease import LeaseSnapshot, PartitionLease
+    from eventpump.core.pump_state import PumpState
+    from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
+    from eventpump.core.sharing import LinkState, PressureState
+    from eventpump.core.starts import Loss, LossKind
+    from eventpump.emulator.capture import CaptureSettings
+    from eventpump.emulator.server import Emulator
+    from eventpump.errors import (
+        AuthenticationError,
+        BufferFullError,
+        CaptureFileError,
+        CaptureGapError,
+        ClosedError,
+        ConfigurationError,
+        ConnectionLostError,
+        ConsumerDisconnectedError,
+        DataLossError,
+        EntityNotFoundError,
+        EventError,
+        EventPumpError,
+        EventTooLargeError,
+        InvalidClientStateError,
+        LinkDetachedError,
+        OwnershipLostError,
+        ProcessorFailedError,
+        ProducerDisconnectedError,
+        ProducerStateLostError,
+        ProtocolError,
+        PublishOutcomeUnknownError,
+        QuotaExceededError,
+        Recovery,
+        RequestRefusedError,
+        ServiceBusyError,
+        ServiceError,
+        ServiceTimeoutError,
+        SourceEndedError,
+        StoreError,
+    )
+    from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
+    from eventpump.interfaces import (
+        CheckpointClaim,
+        CheckpointStore,
+        Clock,
+        ConsumerScope,
+        EventSender,
+        EventSource,
+        HubDirectory,
+        HubProperties,
+        LeaseStore,
+        MachineClock,
+        PartitionProperties,
+        ProbedSourceLink,
+        PublisherStateStore,
+        ReceiveLink,
+        ReceiveLinkSpec,
+        ReceiveSink,
+        ScopeRecord,
+        SendLink,
+        SendLinkOpener,
+        SendLinkSpec,
+        SourceLink,
+        StoredScopeRecord,
+        StoredSubscription,
+        SubscriptionRecord,
+        Transport,
+    )
+    from eventpump.options.base import RetryOptions
+    from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
+    from eventpump.options.consumer import Park, StartPosition, SubscriptionOptions
+    from eventpump.options.credentials import (
+        AccessToken,
+        Credential,
+        NamedKey,
+        NamedKeyCredential,
+        SasCredential,
+        SharedKey,
+        SharedSignature,
+        TokenCredential,
+    )
+    from eventpump.producer.batch import BatchState, EventBatch
+    from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
+    from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
+    from eventpump.reports import (
+        BalancerFailed,
+        CheckpointDropped,
+        CheckpointWritten,
+        DataLost,
+        EventParked,
+        EventSkipped,
+        HandlerSlow,
+        Hook,
+        HostReport,
+        LeaseLost,
+        LeaseReleased,
+        LeaseTaken,
+        LinkFailed,
+        LinkRestored,
+        LinkRewound,
+        LinkStalled,
+        LinkStateChanged,
+        LoopBlocked,
+        OutsideReader,
+        PartitionFailed,
+        PartitionsFound,
+        PositionSought,
+        ProcessorFailed,
+        PumpClosed,
+        PumpOverdue,
+        PumpStarted,
+        RangeReplayed,
+        ServiceFailed,
+        StartIgnored,
+        StoreFailed,
+        SubscriptionSlow,
+        SubscriptionWithoutProcessor,
+        UnexpectedFailure,
+    )
+    from eventpump.sources.capture import CaptureSource
+    from eventpump.sources.files import CaptureContainer, CaptureFiles
+    from eventpump.sources.generator import GeneratorSource
+    from eventpump.sources.memory import MemorySource
     from eventpump.storage.leases.blob import BlobLeaseStore
+    from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
+    from eventpump.storage.leases.sqlite import SqliteLeaseStore
     from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
+    from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
+    from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
+
+    __version__: str
 
 __all__ = [
     "AccessToken",
@@ -232,6 +240,7 @@ __all__ = [
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
+    "LinkRestored",
     "LinkRewound",
     "LinkStalled",
     "LinkState",
@@ -330,6 +339,72 @@ __all__ = [
     "make_transport",
 ]
 
+_MODULES: Final = {
+    "clients": (
+        "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
+        "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
+    ),
+    "consumer.keyed": "KeyedProcessor",
+    "consumer.owned": "PartitionStatus",
+    "consumer.processor": "CloseReason EventProcessor PartitionContext",
+    "core.balancer": "LeasePlan",
+    "core.balancers": "FairBalancer GreedyBalancer RingBalancer StaticAssignment",
+    "core.checkpoint": "CheckpointPolicy",
+    "core.claim": "PublisherIntent PublisherState StoredPublisherState",
+    "core.fleet": "FleetView PartitionBalancer",
+    "core.lease": "LeaseSnapshot PartitionLease",
+    "core.pump_state": "PumpState",
+    "core.router": "HashRouter PartitionRouter RingRouter RoundRobinRouter StickyRouter",
+    "core.sharing": "LinkState PressureState",
+    "core.starts": "Loss LossKind",
+    "emulator.capture": "CaptureSettings",
+    "emulator.server": "Emulator",
+    "errors": (
+        "AuthenticationError BufferFullError CaptureFileError CaptureGapError ClosedError ConfigurationError "
+        "ConnectionLostError ConsumerDisconnectedError DataLossError EntityNotFoundError EventError EventPumpError "
+        "EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError ProcessorFailedError "
+        "ProducerDisconnectedError ProducerStateLostError ProtocolError PublishOutcomeUnknownError "
+        "QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError ServiceTimeoutError "
+        "SourceEndedError StoreError"
+    ),
+    "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
+    "interfaces": (
+        "CheckpointClaim CheckpointStore Clock ConsumerScope EventSender EventSource HubDirectory HubProperties "
+        "LeaseStore MachineClock PartitionProperties ProbedSourceLink PublisherStateStore ReceiveLink "
+        "ReceiveLinkSpec ReceiveSink ScopeRecord SendLink SendLinkOpener SendLinkSpec SourceLink StoredScopeRecord "
+        "StoredSubscription SubscriptionRecord Transport"
+    ),
+    "options.base": "RetryOptions",
+    "options.connection": "ConnectionSettings TransportName TransportType connection_settings",
+    "options.consumer": "Park StartPosition SubscriptionOptions",
+    "options.credentials": (
+        "AccessToken Credential NamedKey NamedKeyCredential SasCredential SharedKey SharedSignature TokenCredential"
+    ),
+    "producer.batch": "BatchState EventBatch",
+    "producer.buffered": "DeliveryReceipt OnError OnSuccess SendResult",
+    "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
+    "reports": (
+        "BalancerFailed CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook "
+        "HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored LinkRewound LinkStalled "
+        "LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound PositionSought ProcessorFailed "
+        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed SubscriptionSlow "
+        "SubscriptionWithoutProcessor UnexpectedFailure"
+    ),
+    "sources.capture": "CaptureSource",
+    "sources.files": "CaptureContainer CaptureFiles",
+    "sources.generator": "GeneratorSource",
+    "sources.memory": "MemorySource",
+    "storage.leases.blob": "BlobLeaseStore",
+    "storage.leases.memory": "MemoryLeaseStore MemoryLeases",
+    "storage.leases.sqlite": "SqliteLeaseStore",
+    "storage.publisher_states.blob": "BlobPublisherStateStore",
+    "storage.publisher_states.memory": "MemoryPublisherStateStore",
+    "storage.publisher_states.sqlite": "SqlitePublisherStateStore",
+}
+"""The public names of each module. What checkers read is the imports above."""
+
+_HOMES: Final = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+
 
 def _public(made: Any) -> Any:
     """Show what is public under its public name, in errors, reprs and documentation; pickle finds it there too."""
@@ -345,18 +420,32 @@ def _public(made: Any) -> Any:
     return made
 
 
-def __getattr__(name: str) -> Any:
-    # The storage SDK takes 40 MiB and most of the import's time; only those who use blobs pay for it.
-    if name == "BlobLeaseStore":
-        from eventpump.storage.leases.blob import BlobLeaseStore
+def _publish() -> None:
+    """Make the names of all modules that are loaded attributes of this one.
 
-        return _public(BlobLeaseStore)
-    if name == "BlobPublisherStateStore":
-        from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
+    Not only the one that was asked for: an error is printed under its public name by a program that never mentions it.
+    """
+    for name, home in _HOMES.items():
+        module = sys.modules.get(home)
+        if name in globals() or module is None or getattr(module.__spec__, "_initializing", False):
+            continue
+        globals()[name] = _public(getattr(module, name))
 
-        return _public(BlobPublisherStateStore)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # to checkers it would mean that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib import metadata
+
+            return metadata.version(__name__)
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        made = getattr(import_module(_HOMES[name]), name)
+        _publish()
+        # A module that another thread is importing is published later.
+        return globals().get(name, made)
 
 
-for _name in __all__:
-    _public(globals().get(_name))
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

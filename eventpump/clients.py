@@ -17,6 +17,7 @@ from pydantic import BaseModel, SecretStr
 
 from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.processor import Processor
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
@@ -36,7 +37,7 @@ from eventpump.options.credentials import Credential
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer
-from eventpump.producer.targets import PartitionPublishingOptions
+from eventpump.producer.targets import PartitionOptions
 from eventpump.reports import Hook
 from eventpump.sources.hub import HubSource
 from eventpump.sources.transport import SourceTransport
@@ -130,9 +131,9 @@ class ReaderOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`PartitionReader`."""
 
     position: StartPosition
-    """Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone,
-    or an `EventPosition`. Reading begins after the event at the position, or, if it is inclusive, with it. Default:
-    `EventPosition.earliest()`."""
+    """Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now,
+    an offset ("-1" and "@latest" are the start and the end too), or an `EventPosition`. Reading begins after the event
+    at the position, or, if it is inclusive, with it. Default: `EventPosition.earliest()`."""
     end: StartPosition | None
     """Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the start,
     each of them included; or an `EventPosition`, included if it is inclusive. None to read forever. Default: None."""
@@ -151,16 +152,22 @@ class HostOptions(FeedOptions, total=False):
     """Keyword arguments of :class:`EventProcessorHost`."""
 
     checkpoint_policy: CheckpointPolicy
-    """When checkpoints are written without a call of `context.checkpoint()`. Default: `CheckpointPolicy.manual()`."""
+    """When checkpoints are written without a call of `context.checkpoint()`, of events whose `process_events` returned.
+    `CheckpointPolicy.manual()` for a processor that keeps events beyond that. Default:
+    `CheckpointPolicy.automatic()`."""
     initial_position: StartPosition | Mapping[str, StartPosition]
-    """Where a partition without a checkpoint begins: an offset ("-1" is the start, "@latest" the end), a sequence
-    number, a datetime with a time zone, or an `EventPosition`; or a mapping of partition ids to these, and partitions
-    that it does not name begin at the start. The first host of a consumer group records it in the lease store, and the
-    record is valid for all later hosts. "@latest" is the end of the partition when it is first opened. A partition that
-    is added to the hub later always begins at its start. Default: `EventPosition.earliest()`."""
+    """Where a partition without a checkpoint begins: "earliest", "latest", a sequence number, a datetime with a time
+    zone, a timedelta back from now, an offset ("-1" and "@latest" are the start and the end too), or an
+    `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the start.
+    The first host of a consumer group records it in the lease store, and the record is valid for all later hosts.
+    "latest" is the end of the partition when it is first opened. A partition that is added to the hub later always
+    begins at its start. Default: `EventPosition.earliest()`."""
     owner_id: str | None
     """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
     and random digits. Default: None."""
+    max_buffered_bytes: int
+    """The most bytes of events that were received and are not processed yet, over all partitions, and one event more
+    for each receive link. Each partition has its share, and may use what others leave free. Default: 536,870,912."""
     balancer: PartitionBalancer
     """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
     `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
@@ -222,9 +229,10 @@ class ProducerOptions(ClientOptions, total=False):
     no other producer uses its `producer_group_id` and `owner_level`: the service cannot distinguish two producers with
     the same id and level, and of two batches with the same numbers it accepts the second without storing it. Without
     `partition_options` the service gives each producer an id of its own. Default: False."""
-    partition_options: Mapping[str, PartitionPublishingOptions] | None
-    """How to publish to single partitions, by partition id; the service decides the rest. For a partition that
-    `state_store` knows, the stored state is used instead. Default: None."""
+    partition_options: PartitionOptions | None
+    """How to publish to single partitions: a mapping of partition ids, text or numbers, to
+    `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the stored
+    state is used instead. Default: None."""
     name: str | None
     """The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
     `state_store`. Default: None."""
@@ -471,8 +479,11 @@ class EventProcessorHost(PartitionHost):
 
     ::
 
+        async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            print(context.partition_id, [event.body_as_str() for event in events])
+
         leases = SqliteLeaseStore("leases.db")
-        host = EventProcessorHost(connection_string, "telemetry", processor=MyProcessor, lease_store=leases)
+        host = EventProcessorHost(connection_string, "telemetry", processor=process, lease_store=leases)
         async with host:
             await host.run()
 
@@ -485,8 +496,9 @@ class EventProcessorHost(PartitionHost):
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential`, or a transport object.
         hub: The event hub's name; None if the connection string has an `EntityPath`.
-        processor: An `EventProcessor` (shared by all partitions), a subclass of it (one object per ownership of a
-            partition), or a function that returns one. None if all are given to `subscribe`.
+        processor: A coroutine function that is called with the `PartitionContext` and the events, or an
+            `EventProcessor` (both shared by all partitions); a subclass of it, or a function that returns one (one
+            object per ownership of a partition). None if all are given to `subscribe`.
         lease_store: The store of leases and checkpoints, such as `SqliteLeaseStore` or `BlobLeaseStore`; one object per
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
@@ -510,16 +522,21 @@ class EventProcessorHost(PartitionHost):
             takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
         startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
             the first success there is no limit. Default: 60.0.
-        checkpoint_policy (CheckpointPolicy): When checkpoints are written without a call of `context.checkpoint()`.
-            Default: `CheckpointPolicy.manual()`.
+        checkpoint_policy (CheckpointPolicy): When checkpoints are written without a call of `context.checkpoint()`, of
+            events whose `process_events` returned. `CheckpointPolicy.manual()` for a processor that keeps events beyond
+            that. Default: `CheckpointPolicy.automatic()`.
         initial_position (StartPosition | Mapping[str, StartPosition]): Where a partition without a checkpoint begins:
-            an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a time zone, or an
-            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the
-            start. The first host of a consumer group records it in the lease store, and the record is valid for all
-            later hosts. "@latest" is the end of the partition when it is first opened. A partition that is added to the
-            hub later always begins at its start. Default: `EventPosition.earliest()`.
+            "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now, an offset
+            ("-1" and "@latest" are the start and the end too), or an `EventPosition`; or a mapping of partition ids to
+            these, and partitions that it does not name begin at the start. The first host of a consumer group records
+            it in the lease store, and the record is valid for all later hosts. "latest" is the end of the partition
+            when it is first opened. A partition that is added to the hub later always begins at its start. Default:
+            `EventPosition.earliest()`.
         owner_id (str | None): The host's name in the leases, unique among the hosts. None for a name made of the
             machine's name, the process id and random digits. Default: None.
+        max_buffered_bytes (int): The most bytes of events that were received and are not processed yet, over all
+            partitions, and one event more for each receive link. Each partition has its share, and may use what others
+            leave free. Default: 536,870,912.
         balancer (PartitionBalancer): Decides which partitions the host takes, steals and releases: `FairBalancer`,
             `GreedyBalancer`, `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan`
             (`PartitionBalancer`). Use one kind for all hosts; see `docs/balancing.md`. Default: `FairBalancer()`.
@@ -607,7 +624,7 @@ class EventProcessorHost(PartitionHost):
         connection_string: str | None = None,
         hub: str | None = None,
         *,
-        processor: object | None = None,
+        processor: Processor | None = None,
         lease_store: LeaseStore,
         hooks: Iterable[Hook] = (),
         source: EventSource | None = None,
@@ -678,9 +695,10 @@ class PartitionReader(reader.PartitionReader):
             takes it again later. Default: `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`.
         startup_timeout (float): Seconds to keep trying to reach the service, and a host's store, at the start. After
             the first success there is no limit. Default: 60.0.
-        position (StartPosition): Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a
-            datetime with a time zone, or an `EventPosition`. Reading begins after the event at the position, or, if it
-            is inclusive, with it. Default: `EventPosition.earliest()`.
+        position (StartPosition): Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone,
+            a timedelta back from now, an offset ("-1" and "@latest" are the start and the end too), or an
+            `EventPosition`. Reading begins after the event at the position, or, if it is inclusive, with it. Default:
+            `EventPosition.earliest()`.
         end (StartPosition | None): Where to end: a sequence number, a datetime with a time zone, or "@latest" for the
             newest event at the start, each of them included; or an `EventPosition`, included if it is inclusive. None
             to read forever. Default: None.
@@ -780,9 +798,9 @@ class EventProducer(HubProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
-            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
-            used instead. Default: None.
+        partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
+            `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
@@ -909,9 +927,9 @@ class BufferedProducer(HubBufferedProducer):
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
-        partition_options (Mapping[str, PartitionPublishingOptions] | None): How to publish to single partitions, by
-            partition id; the service decides the rest. For a partition that `state_store` knows, the stored state is
-            used instead. Default: None.
+        partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
+            `state_store` knows, the stored state is used instead. Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also

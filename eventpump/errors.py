@@ -60,6 +60,14 @@ class Recovery(enum.Enum):
 class EventPumpError(Exception):
     """The base of every error raised by eventpump."""
 
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may succeed later, without a change of the program or of the service's configuration.
+
+        It does not tell whether the failed call has taken effect: see the errors' own documentation.
+        """
+        return False
+
 
 class ConfigurationError(EventPumpError):
     """A value given by the user cannot work.
@@ -140,6 +148,11 @@ class ServiceError(EventPumpError):
         self.recovery = self.default_recovery if recovery is None else recovery
         self.entity = entity
         self.tracking_id = tracking_id
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same call may succeed later: whether `recovery` is not to give up."""
+        return self.recovery is not Recovery.GIVE_UP
 
 
 class ConnectionLostError(ServiceError):
@@ -255,6 +268,11 @@ class PublishOutcomeUnknownError(EventPumpError):
         self.batch: EventBatch | None = None
         self.is_settling = problem is None
 
+    @property
+    def is_retryable(self) -> bool:
+        """Whether sending the same batch again waits for its outcome: `is_settling`."""
+        return self.is_settling
+
 
 class InvalidClientStateError(EventPumpError):
     """A publisher's numbers and the service's disagree. Every later send to the partition raises this error.
@@ -308,6 +326,11 @@ class BufferFullError(EventPumpError):
         self.size = size
         self.events = events
         self.held = held
+
+    @property
+    def is_retryable(self) -> bool:
+        """True: there is room once events have been sent."""
+        return True
 
 
 class DataLossError(EventPumpError):
@@ -374,6 +397,11 @@ class StoreError(EventPumpError):
         self.operation = operation
         self.reason = reason
         self.partition_id = partition_id
+
+    @property
+    def is_retryable(self) -> bool:
+        """True: stores fail for a time, unless their configuration is at fault, which is another error."""
+        return True
 
 
 class OwnershipLostError(EventPumpError):

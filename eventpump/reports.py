@@ -154,6 +154,23 @@ class LinkFailed(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRestored(HostReport):
+    """A partition's link is attached again, after its failure was reported.
+
+    Args:
+        epoch: The lease's epoch.
+        position: Where reading continues, in words.
+    """
+
+    level: ClassVar[int] = logging.WARNING  # as the failure: who sees the one sees the other
+    epoch: int
+    position: str
+
+    def describe(self) -> str:
+        return f"the link is restored, reads from {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
 class OutsideReader(HostReport):
     """A reader that uses no lease took the partition although this host holds its lease.
 
@@ -424,7 +441,8 @@ class DataLost(HostReport):
         then = {
             "earliest": "goes on at the oldest event kept",
             "latest": "goes on at the end of the partition",
-            "fail": "the partition is left",
+            "fail": "the partition is left; if they are not missed, as after a test service began anew beside old "
+            'leases, set on_data_loss="earliest" once, or delete the leases',
         }
         return f"{self.loss.describe()}; {then[self.action]}"
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from docs.api import subjects
+from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
 from tests.faults.histories.kinds import KINDS
+from tests.support.pages import is_program, python_blocks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")])
@@ -80,7 +85,7 @@ def _described() -> dict[str, list[str]]:
 def test_map_of_modules_has_every_module() -> None:
     """Section 1 of design.md has a row for each package and each top-level module, and each row all its modules."""
     package = ROOT / "eventpump"
-    found: dict[str, list[str]] = {path.stem: [] for path in package.glob("*.py") if path.stem != "__init__"}
+    found: dict[str, list[str]] = {path.stem: [] for path in package.glob("*.py") if not path.stem.startswith("__")}
     for init in package.glob("*/**/__init__.py"):
         modules = sorted(path.stem for path in init.parent.glob("*.py") if path != init)
         found[str(init.parent.relative_to(package))] = modules
@@ -120,3 +125,67 @@ def test_cited_sections_of_the_protocol_exist() -> None:
     cited = list(_citations())
     assert len(cited) > 50
     assert [(str(path.relative_to(ROOT)), section) for path, section in cited if section not in sections] == []
+
+
+def test_picture_of_the_demo_is_what_the_script_draws() -> None:
+    """docs/pictures/demo.svg is drawn from the recorded run, which lost nothing."""
+    recording = Recording.parse(RECORDING.read_text(encoding="utf-8"))
+    assert PICTURE.read_text(encoding="utf-8") == draw(recording), "run python docs/demo.py"
+    assert recording.figures["lost"] == "0"
+    assert any("was killed" in text for _, text in recording.story)
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+WRITTEN_WHOLE = sorted([ROOT / "README.md", *(path for path in PAGES if path.parent != ROOT / "docs")])
+"""Their blocks of Python are programs, which `integration/test_pages.py` runs, or parts of examples."""
+
+
+def _lines(code: str) -> str:
+    """Return code without what a formatter changes where a part of a program is shown: indents and empty lines."""
+    return "".join(f"{line.strip()}\n" for line in code.splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_of_python_compile_and_are_programs_or_of_examples(path: Path) -> None:
+    """What can be pasted can at least be read by Python; where pages promise it, it is a program or a part of one."""
+    examples = [_lines(each.read_text(encoding="utf-8")) for each in (ROOT / "examples").glob("*.py")]
+    for block in python_blocks(path):
+        if not any(_lines(block) in text for text in examples):
+            compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            assert path not in WRITTEN_WHOLE or is_program(block), block
+
+
+def test_sessions_of_pages_print_what_they_show() -> None:
+    """The blocks with prompts are doctests; those of a page continue each other."""
+    runner, count = doctest.DocTestRunner(), 0
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        known: dict[str, object] = {}
+        for number, block in enumerate(re.findall(r"^```pycon\n(.*?)^```$", text, re.M | re.S), 1):
+            session = doctest.DocTestParser().get_doctest(block, known, f"{path.name} {number}", str(path), 0)
+            result = runner.run(session, clear_globs=False)
+            known = session.globs
+            count += result.attempted
+            assert result.failed == 0, f"{path.name}, session {number}"
+    assert count > 5
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_pages_lead_to_files_and_headings(path: Path) -> None:
+    """As those of the other documents, also in the folders of the site."""
+    test_links_of_documents_lead_to_files_and_headings(path)
+
+
+def test_page_of_errors_has_every_error_and_quotes_what_is_said() -> None:
+    """Each class of the tree is on the page, and each message on it is in the code."""
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    unsaid = {"EventPumpError", "ServiceError", "LinkDetachedError"}  # bases, and what is always retried
+    classes = {name for name in subjects()["errors"] if name.endswith("Error")} - unsaid
+    assert [name for name in sorted(classes) if f"`{name}`" not in page] == []
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "eventpump").rglob("*.py"))
+    code = re.sub(r"\{[^{}]*\}", "", re.sub(r'"\s*\n\s*f?"', "", code))
+    messages = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| ")]
+    quoted = [text for message in messages for text in re.findall(r"`([^`]+)`", message)]
+    assert len(quoted) > 40
+    foreign = {"CERTIFICATE_VERIFY_FAILED"}
+    assert [text for text in quoted if text.removeprefix("condition ") not in code and text not in foreign] == []

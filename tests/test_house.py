@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -25,20 +26,20 @@ EventBatch EventData EventError EventHubSource EventParked EventPosition EventPr
 EventPumpError EventSender EventSkipped EventSource EventTooLargeError FairBalancer FeedOptions FleetView
 GeneratorSource GreedyBalancer HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
 InvalidClientStateError KeyedProcessor LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore
-LeaseTaken LinkDetachedError LinkFailed LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss LossKind
-MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential OnError
-OnSuccess OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed PartitionLease
-PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter
-PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed ProcessorFailedError
-ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError
-PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError
-RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError
-RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec
-SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError
-SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StaticAssignment StickyRouter
-StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions SubscriptionRecord
-SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
-connection_settings make_transport
+LeaseTaken LinkDetachedError LinkFailed LinkRestored LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss
+LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential
+OnError OnSuccess OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed
+PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
+PartitionRouter PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed
+ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
+PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
+PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery
+RequestRefusedError RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink
+SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
+SharedSignature SourceEndedError SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition
+StaticAssignment StickyRouter StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription
+SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport
+TransportName TransportType UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -51,7 +52,9 @@ _COVERED_BY = {
     "amqp/types.py": "unit/amqp/test_codec.py",
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
-    "cli/main.py": "integration/test_bad_input.py integration/test_programs.py",
+    "cli/info.py": "integration/test_cli_info.py",
+    "cli/main.py": "integration/test_cli_main.py integration/test_bad_input.py",
+    "cli/outages.py": "integration/test_cli_send_tail.py",
     "cli/parked.py": "integration/test_parked.py",
     "cli/send.py": "unit/cli/test_send_tail.py integration/test_cli_send_tail.py",
     "cli/streams.py": "unit/cli/test_send_tail.py unit/cli/test_tail.py",
@@ -89,7 +92,6 @@ _COVERED_BY = {
     "emulator/nodes.py": "integration/test_emulator.py integration/test_emulator_hostile.py",
     "emulator/server.py": "integration/test_emulator.py integration/test_websockets.py",
     "emulator/service.py": "integration/test_emulator.py unit/emulator/test_connection.py",
-    "errors.py": "unit/producer/test_publisher.py unit/eventhubs/test_conditions.py integration/test_bad_input.py",
     "eventhubs/names.py": "unit/eventhubs/test_envelope.py unit/eventhubs/test_sealing.py",
     "eventhubs/numbering.py": "unit/core/test_sequencer.py unit/eventhubs/test_sealing.py",
     "eventhubs/requests.py": "unit/eventhubs/test_cbs.py unit/eventhubs/test_management.py",
@@ -144,6 +146,7 @@ _COVERED_BY = {
     "testing/conformance/source.py": "contract/test_sources.py",
     "testing/conformance/transport.py": "contract/test_transports.py",
     "testing/fixtures.py": "integration/test_readme.py integration/test_cli_send_tail.py",
+    "testing/pytest_plugin.py": "integration/test_pytest_plugin.py",
     "testing/proxy.py": "faults/test_networks.py integration/test_native_transport.py",
     "testing/sink.py": "contract/test_transports.py",
     "testing/threaded.py": "integration/test_spark_receive.py",
@@ -182,17 +185,60 @@ def test_public_names_are_pinned() -> None:
     assert all(getattr(eventpump, name) is not None for name in eventpump.__all__)
 
 
-def test_import_of_the_library_loads_no_extras() -> None:
-    """Extras, and the storage SDK, are loaded by what needs them; the SDK with the first mention of its store."""
-    probe = (
-        "import sys, eventpump\n"
-        "extra = ('aiohttp', 'fastavro', 'rich', 'pytest', 'uamqp', 'pyspark', 'azure.storage.blob')\n"
-        "print([m for m in extra if m in sys.modules])\n"
-        "from eventpump import BlobLeaseStore\n"
-        "print('azure.storage.blob' in sys.modules)"
+def test_lazy_imports_are_those_of_the_checkers() -> None:
+    """A public name is found at run time in the module from which type checkers import it."""
+    tree = ast.parse(Path(eventpump.__file__).read_text(encoding="utf-8"))
+    imported = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == eventpump._HOMES
+    assert sorted(imported) == sorted(eventpump.__all__)
+    assert set(eventpump.__all__) <= set(dir(eventpump))
+
+
+_LOADED = """
+import sys
+from eventpump import {name}
+kept = ("aiohttp", "azure", "eventpump", "fastavro", "pydantic", "pyspark", "pytest", "rich", "sqlite3", "uamqp")
+kept += ("eventpump.consumer", "eventpump.emulator", "eventpump.producer")
+print(*(name for name in kept if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        ("__version__", "eventpump"),
+        ("EventPumpError", "eventpump"),
+        ("EventData", "eventpump"),
+        ("EventProducer", "pydantic eventpump eventpump.consumer eventpump.producer"),
+        ("Emulator", "pydantic eventpump eventpump.emulator sqlite3"),
+        ("SqliteLeaseStore", "eventpump sqlite3"),
+        ("MemoryLeaseStore", "eventpump"),
+        ("BlobLeaseStore", "azure aiohttp eventpump"),
+    ],
+)
+def test_import_of_a_name_loads_what_it_needs(name: str, loaded: str) -> None:
+    """Extras, the storage SDK, SQLite, the emulator and the models of options are loaded by what needs them only."""
+    command = [sys.executable, "-c", _LOADED.format(name=name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) == set(loaded.split())
+
+
+def test_error_is_printed_under_its_public_name() -> None:
+    """Also by a program that mentions nothing but a client."""
+    program = (
+        "from eventpump import EventProducer\n"
+        "try:\n    EventProducer('x')\n"
+        "except Exception as error:\n    print(type(error))"
     )
-    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert result.stdout.split("\n")[:2] == ["[]", "True"]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "<class 'eventpump.ConfigurationError'>\n"
 
 
 def _namesakes(module: Path) -> list[Path]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
-import signal
+import shlex
 import ssl
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eventpump.aio.signals import handling_signals
+from eventpump.cli.streams import CONNECTION_VARIABLE
 from eventpump.emulator.auth import DEFAULT_KEY
 from eventpump.emulator.capture import CaptureSettings
-from eventpump.emulator.config import HubSpec, load_config, parse_hub
+from eventpump.emulator.config import HubSpec, config_document, load_config, parse_hub
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError
@@ -22,6 +27,7 @@ from eventpump.errors import ConfigurationError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
+_SAMPLE = "telemetry:4:dashboard,archive"
 BAD_INPUT = 2
 """The exit code for invalid input."""
 
@@ -35,8 +41,19 @@ def add_parser(subparsers: Subparsers) -> None:
         "with --ws-port, the one for WebSockets on a second line.",
     )
     add = parser.add_argument
-    add("--hub", action="append", default=[], metavar="NAME:PARTITIONS", help="a hub to serve; may be repeated")
+    add(
+        "--hub",
+        action="append",
+        default=[],
+        metavar="NAME:PARTITIONS[:GROUP,GROUP]",
+        help="a hub to serve, with its consumer groups besides $Default; may be repeated",
+    )
     add("--config", metavar="FILE", help="the official emulator's Config.json")
+    add(
+        "--print-config",
+        action="store_true",
+        help="print a Config.json with the hubs of --hub and --config, or with a sample, and exit",
+    )
     add("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     add(
         "--name",
@@ -62,6 +79,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="refuse partition keys of more than 128 characters, as eventpump's clients do",
     )
+    add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)  # for programs that start it
     parser.set_defaults(run=run)
 
 
@@ -73,17 +91,27 @@ def run(args: argparse.Namespace) -> int:
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(_serve(_emulator(args)))
+        if args.print_config:
+            specs = _specs(args) or [parse_hub(_SAMPLE, "--hub")]
+            _say(json.dumps(config_document(specs), indent=2))
+        else:
+            asyncio.run(_serve(_emulator(args), stops_with_stdin=args.stop_with_stdin))
     except ConfigurationError as error:
+        if error.field in ("port", "ws_port"):
+            option = "--" + error.field.replace("_", "-")
+            error = ConfigurationError(option, error.problem.replace(f"try {error.field}", f"try {option}"))
         print(f"eventpump emulator: {error}", file=sys.stderr)
         return BAD_INPUT
     return 0
 
 
+def _specs(args: argparse.Namespace) -> list[HubSpec]:
+    specs = [parse_hub(text, "--hub") for text in args.hub]
+    return specs if args.config is None else specs + load_config(Path(args.config))
+
+
 def _emulator(args: argparse.Namespace) -> Emulator:
-    specs: list[HubSpec] = [parse_hub(text) for text in args.hub]
-    if args.config is not None:
-        specs += load_config(Path(args.config))
+    specs = _specs(args)
     if not specs and args.data is None:
         raise ConfigurationError("--hub", "at least one is required, such as --hub telemetry:4, or a --config file")
     if args.fsync and args.data is None:
@@ -143,16 +171,39 @@ def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
     return context
 
 
-async def _serve(emulator: Emulator) -> None:
+async def _serve(emulator: Emulator, *, stops_with_stdin: bool) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with emulator:
-        _say(emulator.connection_string)
-        if emulator.ws_port is not None:
-            _say(emulator.ws_connection_string)
-        await stop.wait()
+    if stops_with_stdin:
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_wait_for_end_of_stdin, args=(loop, stop), name="stdin", daemon=True).start()
+    with handling_signals(lambda _: stop.set()):
+        async with emulator:
+            _say(emulator.connection_string)
+            if emulator.ws_port is not None:
+                _say(emulator.ws_connection_string)
+            if sys.stdout.isatty():
+                _say(hint(emulator))
+            await stop.wait()
+
+
+def _wait_for_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    with suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    with suppress(RuntimeError):  # the loop is closed: it has stopped already
+        loop.call_soon_threadsafe(stop.set)
+
+
+def hint(emulator: Emulator) -> str:
+    """Return what can be done now, for a person. It contains the key, so it is for the terminal and not for a log."""
+    hubs = emulator.hubs
+    served = ", ".join(f"{hub} ({count} partition{'s' if count != 1 else ''})" for hub, count in hubs.items())
+    return f"""
+Serves {served} on {emulator.host}:{emulator.port}. Ctrl-C stops it. In another terminal:
+
+  export {CONNECTION_VARIABLE}={shlex.quote(emulator.connection_string)}
+  echo hello | eventpump send --hub {next(iter(hubs))}
+  eventpump tail --hub {next(iter(hubs))}"""
 
 
 def _say(line: str) -> None:

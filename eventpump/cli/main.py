@@ -2,58 +2,89 @@
 
 from __future__ import annotations
 
-import argparse
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from importlib import metadata
-from typing import NoReturn
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from eventpump.cli import bench_processor, emulator, parked, send, tail
-from eventpump.demo import command as demo
-from eventpump.errors import EventPumpError
+if TYPE_CHECKING:
+    import argparse
+
+# Nothing of the library is imported at the top: until `main` runs, Ctrl-C would be answered with a traceback.
 
 FAILED = 2
 """The exit code for invalid input, or a service that refuses it."""
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error, and exit with code 2."""
-        self.exit(FAILED, f"{self.prog}: {message}\n")
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command and its subcommands."""
+    import argparse
+    from importlib import metadata
+    from typing import NoReturn
+
+    from eventpump.cli import bench_processor, emulator, info, parked, send, tail
+    from eventpump.demo import command as demo
+
+    class OneLineParser(argparse.ArgumentParser):
+        """A parser that prints errors in one line, without the usage."""
+
+        def error(self, message: str) -> NoReturn:
+            """Print the error, and exit with code 2."""
+            self.exit(FAILED, f"{self.prog}: {message}\n")
+
     made: argparse.ArgumentParser = OneLineParser(
         prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
     )
     made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
-    bench_processor.add_parser(subparsers)
-    demo.add_parser(subparsers)
-    emulator.add_parser(subparsers)
-    parked.add_parser(subparsers)
-    send.add_parser(subparsers)
-    tail.add_parser(subparsers)
+    for command in (bench_processor, demo, emulator, info, parked, send, tail):
+        command.add_parser(subparsers)
     return made
+
+
+@contextmanager
+def _quitting_on_interrupt() -> Iterator[None]:
+    """End the process on SIGINT, while modules are imported: no exception, which would be printed, or be taken for an
+    import that failed. Nothing has been begun that would have to be ended in order."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
+    Args:
+        arguments: Those of the command line; None for the ones of this process.
+
     Returns:
-        The exit code; 2 with one line on stderr if the input is invalid.
+        The exit code; 2 with one line on stderr if the input is invalid, or with the usage if there is none.
     """
-    args = parser().parse_args(arguments)
+    with _quitting_on_interrupt():
+        made = parser()
+        from eventpump.errors import EventPumpError
     try:
+        if not (sys.argv[1:] if arguments is None else arguments):
+            made.print_help(sys.stderr)
+            return FAILED
+        args = made.parse_args(arguments)
         return int(args.run(args))
     except EventPumpError as error:
         print(f"eventpump: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -8,26 +8,28 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib import util
 from typing import TYPE_CHECKING, Final
 
-from eventpump.amqp.message import Data
 from eventpump.amqp.sections import encode_data
+from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
     LineSource,
     add_connection_options,
+    add_patience,
     complain,
     connection_options,
     connection_text,
     keep_quiet,
+    patience,
     say,
     whole_number,
 )
-from eventpump.clients import EventProducer
+from eventpump.clients import EventProducer, make_transport
 from eventpump.core.router import ROUTERS
 from eventpump.errors import (
     ConfigurationError,
@@ -39,6 +41,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.eventhubs.sealing import pieces_of
+from eventpump.options.connection import connection_settings
 from eventpump.producer.accumulator import Lane
 from eventpump.producer.outbox import Ended, Outbox
 
@@ -83,6 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add("--idempotent", action="store_true", help="with --partition or --router: no line is stored twice by a retry")
     add("--batch-bytes", metavar="N", help="bytes of a message at most (default: what the service takes)")
+    add_patience(parser)
     parser.set_defaults(run=run)
 
 
@@ -104,14 +108,19 @@ def run(args: argparse.Namespace) -> int:
     if args.idempotent and args.partition is None and args.router is None:
         raise ConfigurationError("--idempotent", "it needs --partition or --router")
     batch_bytes = None if args.batch_bytes is None else whole_number("--batch-bytes", args.batch_bytes, 1, 1 << 40)
-    text = connection_text(args)
+    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    limit = patience(args)
     source = LineSource(args.file)
 
     keep_quiet()
 
     async def send() -> int:
-        producer = EventProducer(text, args.hub, idempotent=args.idempotent, **connection_options(args))
-        return await _Send(args, producer, source, batch_bytes).run()
+        work = _Send(args, source, batch_bytes)
+        transport = PatientTransport(make_transport(settings), limit, lambda text: work.say(text))
+        producer = EventProducer(
+            hub=settings.hub, transport=transport, idempotent=args.idempotent, retry=settings.retry
+        )
+        return await work.run(producer)
 
     return asyncio.run(send())
 
@@ -127,8 +136,7 @@ class KeyedEvent(EventData):
 
     def encode(self, partition_key: str | None = None) -> bytes:
         """Encode it with its key."""
-        assert isinstance(self.body, Data)
-        return _head(self.key) + encode_data(self.body.parts[0])
+        return _head(self.key) + encode_data(self.body)
 
 
 @lru_cache(maxsize=4096)
@@ -168,10 +176,7 @@ def key_of(line: bytes, field: str) -> str:
 class _Send:
     """Reads lines, fills batches and sends them: those of one partition one after another, partitions side by side."""
 
-    def __init__(
-        self, args: argparse.Namespace, producer: EventProducer, source: LineSource, batch_bytes: int | None
-    ) -> None:
-        self._producer = producer
+    def __init__(self, args: argparse.Namespace, source: LineSource, batch_bytes: int | None) -> None:
         self._source = source
         self._limit = 0
         self._partition: str | None = args.partition
@@ -190,8 +195,11 @@ class _Send:
         self.sent = 0
         """Lines the service has stored."""
         self.sent_bytes = 0
+        self.say: Callable[[str], None] = complain
+        """Prints a line on the standard error, above the progress bar while there is one."""
 
-    async def run(self) -> int:
+    async def run(self, producer: EventProducer) -> int:
+        self._producer = producer
         began = time.monotonic()
         with Interrupts(_FINISH_TIMEOUT) as interrupts:
             work = asyncio.create_task(self._run(interrupts), name="send")
@@ -238,7 +246,7 @@ class _Send:
                 raise ConfigurationError("--batch-bytes", error.problem) from None
             raise
         except ServiceError as error:
-            if error.recovery is Recovery.GIVE_UP:
+            if error.recovery is Recovery.GIVE_UP and not isinstance(error, OutageError):
                 raise
             self._fail(error)
             return None
@@ -315,7 +323,7 @@ class _Send:
         elif not self._is_over:  # what the end cancels is no failure
             if isinstance(error, PublishOutcomeUnknownError) or (
                 isinstance(error, ServiceError)
-                and error.recovery is not Recovery.GIVE_UP
+                and (error.recovery is not Recovery.GIVE_UP or isinstance(error, OutageError))
                 and not self._producer.is_idempotent
             ):
                 self._doubtful += ended.event_count
@@ -400,7 +408,8 @@ def _progress(work: _Send, source: LineSource) -> Iterator[None]:
     columns: list[ProgressColumn] = [BarColumn(), Lines(), Rate(), TimeElapsedColumn()]
     if total is not None:
         columns.append(TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    console = Console(stderr=True)
+    progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
     task = progress.add_task("", total=total)
 
     async def refresh() -> None:
@@ -408,9 +417,14 @@ def _progress(work: _Send, source: LineSource) -> Iterator[None]:
             progress.update(task, completed=work.sent_bytes, refresh=True)
             await asyncio.sleep(0.1)
 
+    def say_above(text: str) -> None:
+        console.print(f"eventpump: {text}", markup=False, highlight=False, soft_wrap=True)
+
     with progress:
+        work.say = say_above
         refreshing = asyncio.create_task(refresh(), name="progress")
         try:
             yield
         finally:
             refreshing.cancel()
+            work.say = complain

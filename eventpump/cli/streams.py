@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar, get_args
 
+from eventpump.aio.signals import handling_signals
+from eventpump.cli.outages import FIRST_CONTACT
 from eventpump.clients import ConnectionOptions
 from eventpump.errors import ConfigurationError
 from eventpump.options.connection import TransportType
@@ -47,6 +49,25 @@ def add_connection_options(parser: argparse.ArgumentParser, *, has_hub: bool = T
     )
     parser.add_argument("--trust-env", action="store_true", help="use the proxy in $HTTPS_PROXY")
     parser.add_argument("--ca-file", metavar="FILE", help="CA certificates (PEM) to trust instead of the system's")
+
+
+def add_patience(parser: argparse.ArgumentParser) -> None:
+    """Add the option of subcommands that wait for a service that is out of reach."""
+    parser.add_argument(
+        "--retry-for",
+        metavar="S",
+        help=f"seconds to wait for a service that cannot be reached (default: {FIRST_CONTACT:g} at the start, and then "
+        "no limit)",
+    )
+
+
+def patience(args: argparse.Namespace) -> float | None:
+    """Return the value of that option; None if it is not given.
+
+    Raises:
+        ConfigurationError: It is not a number of seconds.
+    """
+    return None if args.retry_for is None else float(whole_number("--retry-for", args.retry_for, 0, 10**9))
 
 
 def keep_quiet() -> None:
@@ -255,6 +276,7 @@ class Interrupts:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._timer: asyncio.TimerHandle | None = None
+        self._handling = contextlib.ExitStack()
         self.finish = asyncio.Event()
         self.give_up = asyncio.Event()
         self.number: signal.Signals | None = None
@@ -266,15 +288,11 @@ class Interrupts:
         return 0 if self.number is None else 128 + self.number
 
     def __enter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived, number)
+        self._handling.enter_context(handling_signals(self._arrived))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        self._handling.close()
         if self._timer is not None:
             self._timer.cancel()
 

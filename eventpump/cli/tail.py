@@ -14,20 +14,29 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from eventpump.amqp.types import Decimal32, Decimal64, Decimal128, Described, Timestamp
+from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
     Output,
     add_connection_options,
+    add_patience,
     complain,
     connection_options,
     connection_text,
     keep_quiet,
+    patience,
     whole_number,
 )
 from eventpump.clients import make_transport
 from eventpump.consumer.reader import PartitionReader
-from eventpump.errors import ConfigurationError, EventError, Recovery, ServiceError
+from eventpump.errors import (
+    ConfigurationError,
+    ConsumerDisconnectedError,
+    EventError,
+    Recovery,
+    ServiceError,
+)
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
@@ -43,6 +52,8 @@ _AT_ONCE: Final = 1000
 """The most events in one write."""
 _CACHE: Final = 64 * 1024 * 1024
 """Bytes read ahead over all partitions."""
+_NO_LIMIT: Final = 86_400.0
+"""Seconds; the transport has the time limit."""
 _SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
 
 
@@ -68,6 +79,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)")
     add("--json", action="store_true", help="print one JSON object per line, with all properties of the event")
     add("--count", metavar="N", help="stop after this many events")
+    add_patience(parser)
     parser.set_defaults(run=run)
 
 
@@ -83,17 +95,25 @@ def run(args: argparse.Namespace) -> int:
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
     settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    limit = patience(args)
 
     keep_quiet()
 
     async def tail() -> int:
         work = _Tail(settings.hub, Output(), start, count, group=args.consumer_group, is_json=args.json)
-        return await work.run(make_transport(settings), args.partition)
+        return await work.run(PatientTransport(make_transport(settings), limit, complain), args.partition)
 
     try:
         return asyncio.run(tail())
+    except ConsumerDisconnectedError as error:
+        # A host has its partitions to itself, and whoever reads without an epoch is disconnected.
+        problem = (
+            f"{args.consumer_group} is read by an exclusive reader, such as a processor host, which has disconnected "
+            f"this one; give another consumer group: --consumer-group NAME ({error.description})"
+        )
+        raise ConfigurationError("--consumer-group", problem) from None
     except ServiceError as error:
-        if error.recovery is Recovery.GIVE_UP:
+        if error.recovery is Recovery.GIVE_UP and not isinstance(error, OutageError):
             raise
         complain(str(error))
         return FAILURE
@@ -193,6 +213,7 @@ class _Tail:
                 position=self._start,
                 consumer_group=self._group,
                 prefetch_bytes=max(1 << 20, _CACHE // len(partition_ids)),
+                startup_timeout=_NO_LIMIT,
             )
             reader = PartitionReader(
                 lambda: transport, settings, on_loss=lambda error: complain(str(error)), owns_transport=False

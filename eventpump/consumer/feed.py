@@ -13,6 +13,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.core.backoff import Backoff, is_used_up, least_delay
+from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.silence import Look
@@ -22,10 +23,11 @@ from eventpump.errors import (
     EntityNotFoundError,
     EventError,
     EventPumpError,
+    LinkDetachedError,
     Recovery,
     ServiceError,
 )
-from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent, without_body
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLink, ReceiveLinkSpec, Transport
 from eventpump.logs import log_retry
 from eventpump.options.consumer import FeedSettings
@@ -33,6 +35,19 @@ from eventpump.options.consumer import FeedSettings
 _log = logging.getLogger("eventpump.consumer")
 
 _T = TypeVar("_T")
+
+LARGE = 4096
+"""The size in bytes from which on a message is not kept for its place alone: its body is left out then."""
+
+
+class BufferFullError(LinkDetachedError):
+    """The link is opened again because events arrived that the host had no room for. No failure of the service."""
+
+    def __init__(self, partition_id: str, max_bytes: int, refused: int) -> None:
+        super().__init__(
+            f"partition {partition_id}: {refused} events were not kept, as they would exceed the {max_bytes} bytes of "
+            "max_buffered_bytes; they are received again. Events have grown suddenly, or the option is too low"
+        )
 
 
 class PartitionFeed(Generic[_T]):
@@ -53,6 +68,7 @@ class PartitionFeed(Generic[_T]):
             it raises counts as a failure of the link.
         on_attached: Called each time the link is attached.
         on_trouble: Called when the link fails, with the seconds until it is opened again; None if it is not.
+        budget: The bytes that it shares with other feeds; None if it is bounded on its own only.
     """
 
     def __init__(
@@ -64,6 +80,7 @@ class PartitionFeed(Generic[_T]):
         wrap: Callable[[list[bytes]], list[_T]],
         number: Callable[[_T], int | None] = lambda _: None,
         rng: random.Random,
+        budget: BufferBudget | None = None,
         startup_timeout: float | None = None,
         limit: int | None = None,
         locate: Callable[[EventPosition], Awaitable[EventPosition]] | None = None,
@@ -74,6 +91,7 @@ class PartitionFeed(Generic[_T]):
         assert spec.position.offset != LATEST_OFFSET
         self._transport = transport
         self._spec = spec
+        self._settings = settings
         self._locate = locate
         self._retry = settings.link_retry
         self._backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
@@ -93,6 +111,10 @@ class PartitionFeed(Generic[_T]):
         self._credit = CreditWindow(
             settings.prefetch_events, settings.prefetch_bytes, strict=settings.strict_prefetch_bytes, left=limit
         )
+        self._budget = budget
+        self.account: Account | None = None if budget is None else budget.open(self._grant)
+        """What this feed holds of the budget."""
+        self._is_refusing = False
         self._link: ReceiveLink | None = None
         self._link_error: asyncio.Future[EventPumpError] | None = None
         self._is_stopped = False
@@ -103,9 +125,9 @@ class PartitionFeed(Generic[_T]):
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
         self.newest: bytes | None = None
-        """The last message received."""
+        """The last message received; of a large one the part that has its place."""
         self.first: bytes | None = None
-        """The first message received over the last link."""
+        """The first message received over the last link, likewise."""
         self.batches = 0
         """How many batches of messages were received."""
         self.links = 0
@@ -183,6 +205,14 @@ class PartitionFeed(Generic[_T]):
         """The same in bytes."""
         return self._cache.size
 
+    @property
+    def room_in_bytes(self) -> int:
+        """How many bytes the cache may hold now."""
+        most = self._settings.prefetch_bytes
+        if self.account is None or self._budget is None or self._budget.is_ample:
+            return most
+        return max(1, min(most, self.account.room))
+
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
         self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
@@ -193,7 +223,7 @@ class PartitionFeed(Generic[_T]):
         Args:
             at_end: Begin after the newest message received, instead of at the oldest one held.
         """
-        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end))
+        cursor = FeedCursor(self, self._cache.cursor(at_end=at_end), self._cache)
         self._plain = (*self._plain, cursor)
         self._cursors = (*self._cursors, cursor)
         return cursor
@@ -207,7 +237,7 @@ class PartitionFeed(Generic[_T]):
             at_end: As of `cursor`.
         """
         cursor = self._cache.stream(selection, since=since, at_end=at_end)
-        stream = self._streams[cursor] = FeedStream(self, cursor)
+        stream = self._streams[cursor] = FeedStream(self, cursor, self._cache)
         self._cursors = (*self._cursors, stream)
         self.adjust_credit()
         return stream
@@ -291,16 +321,29 @@ class PartitionFeed(Generic[_T]):
                 await self._tasks.cancel(timeout)
         finally:
             self._cache.clear()
+            if self.account is not None:
+                self.account.close()
+                self.adjust_credit()
 
     # ------------------------------------------------------------------------------------------ the link's sink
 
     def messages(self, batch: list[bytes]) -> None:
         """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
+        if self._is_refusing:
+            return
         cache = self._cache
-        woken = cache.append(batch, self._credit.received(batch))
-        self.newest = batch[-1]
+        size = self._credit.received(batch)
+        account = self.account
+        if account is not None and not account.received(size):
+            batch = self._kept_of(account, batch)
+            if not batch:
+                return
+            size = sum(map(len, batch))
+        woken = cache.append(batch, size)
+        newest = batch[-1]
+        self.newest = newest if len(newest) <= LARGE else without_body(newest)
         if self.first is None:
-            self.first = batch[0]
+            self.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
         self.look = None
@@ -311,6 +354,17 @@ class PartitionFeed(Generic[_T]):
             # One that the function of another has closed is not among them any more.
             if (reader := self._streams.get(stream)) is not None:
                 reader.wake()
+
+    def _kept_of(self, account: Account, batch: list[bytes]) -> list[bytes]:
+        """Return the messages of a batch that the budget has room for. If not all, open the link again after them."""
+        count = account.fitting(list(map(len, batch)))
+        refused = len(batch) - count
+        if refused:
+            assert self._budget is not None
+            self._is_refusing = True
+            self._credit.refused(refused)
+            self.reopen(BufferFullError(self._spec.partition_id, self._budget.max_bytes, refused))
+        return batch[:count]
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
@@ -355,6 +409,8 @@ class PartitionFeed(Generic[_T]):
 
     def _is_final(self, error: ServiceError) -> bool:
         """Return whether to give up. A hub that was deleted while a link was open may have been recreated."""
+        if isinstance(error, BufferFullError):
+            return False
         if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
             return True
         was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
@@ -362,7 +418,7 @@ class PartitionFeed(Generic[_T]):
 
     def _delay_after(self, error: ServiceError) -> float:
         """Return the seconds until the link is opened again."""
-        if error.recovery is Recovery.RECONNECT:
+        if error.recovery is Recovery.RECONNECT or isinstance(error, BufferFullError):
             # The transport does the waiting; this only keeps many feeds from opening links in the same instant.
             return self._rng.uniform(0, self._retry.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))
@@ -386,6 +442,7 @@ class PartitionFeed(Generic[_T]):
             self._spec = replace(self._spec, position=located)
             self.newest = None
         self._is_attaching = True
+        self._is_refusing = False
         link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
         self._is_attaching = False
         try:
@@ -405,6 +462,8 @@ class PartitionFeed(Generic[_T]):
         finally:
             self._link = None
             self._credit.link_ended()
+            if self.account is not None:
+                self.account.expects(0)
             is_given_up, self._is_given_up = self._is_given_up, False
             if is_given_up or not ended.done() or ended.cancelled():
                 with suppress(TimeoutError):
@@ -413,12 +472,42 @@ class PartitionFeed(Generic[_T]):
 
     def adjust_credit(self) -> None:
         """Let the service send what there is room for. Called when messages were received, taken or given up."""
-        link = self._link
+        account, cache = self.account, self._cache
+        if account is None:
+            self._grant()
+        else:
+            is_due = account.holds(cache.size + cache.in_hand)
+            self._grant()
+            if is_due:
+                self._settle()
+
+    def processed(self) -> None:
+        """Adjust the credit after something that is not in the cache any more was processed."""
+        account, cache = self.account, self._cache
+        if account is not None and account.holds(cache.size + cache.in_hand):
+            self._grant()
+            self._settle()
+
+    def _grant(self) -> None:
+        link, account, cache = self._link, self.account, self._cache
         if link is None or self._is_stopped:
             return
-        credit = self._credit.grant(self._cache.count, self._cache.size)
+        if account is None or self._budget is None or self._budget.is_ample:
+            credit = self._credit.grant(cache.count, cache.size)
+        else:
+            room, is_alone, recalls = account.room - cache.in_hand, not account.held, account.recalls
+            credit = self._credit.grant(cache.count, cache.size, room, is_alone=is_alone, recalls=recalls)
+            if not (self._credit.credit or cache.count) and self._credit.left != 0:
+                account.waits()
+            account.expects(self._credit.expected)
         if credit is not None:
             link.set_credit(credit)
+
+    def _settle(self) -> None:
+        """Adjust the credit of the feeds that have another room since the bytes held have changed."""
+        assert self._budget is not None
+        for account in self._budget.settle():
+            account.adjust()
 
     def _end(self, error: Exception) -> None:
         if self.error is None:
@@ -451,13 +540,15 @@ class FeedCursor(Generic[_T]):
     Args:
         feed: The feed.
         cursor: The place in its cache.
+        cache: Its cache.
     """
 
-    __slots__ = ("_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
+    __slots__ = ("_cache", "_cursor", "_feed", "_timer", "_timer_at", "_wait_until", "_waiter")
 
-    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T] | StreamCursor[_T]) -> None:
+    def __init__(self, feed: PartitionFeed[_T], cursor: Cursor[_T] | StreamCursor[_T], cache: EventCache[_T]) -> None:
         self._feed = feed
         self._cursor = cursor
+        self._cache = cache
         self._waiter: asyncio.Future[bool] | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -474,14 +565,29 @@ class FeedCursor(Generic[_T]):
         return self._cursor.held
 
     def take(self, limit: int) -> list[_T]:
-        """Take what is there, at most `limit` messages; empty where nothing is."""
-        feed = self._feed
-        held = feed.events_held
+        """Take what is there, at most `limit` messages; empty where nothing is.
+
+        What was taken before counts as processed then.
+        """
+        feed, cache = self._feed, self._cache
+        held, in_hand = cache.count, cache.in_hand
         messages = self._cursor.read(limit)
-        if feed.events_held < held:
-            # Of several cursors only the last one to read makes room.
+        if cache.count < held:
+            # Of several cursors only the last one to read makes room in the cache.
             feed.adjust_credit()
+        elif cache.in_hand != in_hand:
+            feed.processed()
         return messages
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something was taken that was not processed yet."""
+        return self._cursor.has_in_hand
+
+    def processed(self) -> None:
+        """Record that what was taken is processed. Also after the cursor was closed; calling it twice is fine."""
+        if self._cursor.processed():
+            self._feed.processed()
 
     async def wait(self, timeout: float | None) -> bool:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
@@ -551,12 +657,13 @@ class FeedStream(FeedCursor[_T]):
     Args:
         feed: The feed.
         stream: The place in its cache.
+        cache: Its cache.
     """
 
     __slots__ = ("stream",)
 
-    def __init__(self, feed: PartitionFeed[_T], stream: StreamCursor[_T]) -> None:
-        super().__init__(feed, stream)
+    def __init__(self, feed: PartitionFeed[_T], stream: StreamCursor[_T], cache: EventCache[_T]) -> None:
+        super().__init__(feed, stream, cache)
         self.stream = stream
         """The place in the cache."""
 

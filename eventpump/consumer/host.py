@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack
@@ -20,9 +20,10 @@ from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, Paced
 from eventpump.consumer.manager import PartitionManager
 from eventpump.consumer.owned import PartitionStatus
 from eventpump.consumer.parking import Parking
-from eventpump.consumer.processor import ProcessorSource
+from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.turns import Turns
+from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
@@ -58,8 +59,8 @@ class PartitionHost:
     Args:
         transport_factory: Creates the transport, when `run` is called.
         leases: The lease store; each host needs an object of its own.
-        processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory: that of the subscription
-            "default". None if there are only others; see `subscribe`.
+        processor: A coroutine function of context and events or an `EventProcessor` (shared by all partitions), a
+            subclass, or a factory: that of the subscription "default". None if there are only others; see `subscribe`.
         hooks: Called with every report, on the event loop.
         clock: The clock by which the store's leases expire; None for the running loop's.
         rng: Randomness, for delays; None for an unseeded one.
@@ -75,7 +76,7 @@ class PartitionHost:
         transport_factory: Callable[[], Transport],
         leases: LeaseStore,
         settings: HostSettings,
-        processor: object | None = None,
+        processor: Processor | None = None,
         *,
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
@@ -86,6 +87,7 @@ class PartitionHost:
         self._transport_factory = transport_factory
         self._open_sender = open_sender
         self._parking = Parking(self._sender)
+        self._budget = BufferBudget(settings.max_buffered_bytes, settings.prefetch_bytes)
         self._owns_transport = owns_transport
         self._leases = leases
         self._settings = settings
@@ -130,6 +132,14 @@ class PartitionHost:
         statuses = [] if self._manager is None else self._manager.statuses
         return sorted(statuses, key=lambda status: partition_order(status.partition_id))
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of events, as encoded, that were received and are not processed yet, over all partitions.
+
+        At most `max_buffered_bytes`, and one event more for each receive link; see `docs/guarantees.md`.
+        """
+        return self._budget.held
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -138,16 +148,20 @@ class PartitionHost:
     ) -> None:
         await self.aclose()
 
-    async def run(self, *, handle_signals: bool = False) -> None:
-        """Process events until `aclose` is called. May be called once.
+    async def run(self, *, handle_signals: bool = False, until: Awaitable[object] | None = None) -> None:
+        """Process events until `aclose` or `stop` is called. May be called once.
 
         When cancelled, it closes in order, which may take the close time-out, and then raises `CancelledError`. After a
         second cancellation it closes at once. No task is left, except for user code that ignores cancellation.
 
         Args:
             handle_signals: Close on SIGTERM and SIGINT. A second signal has the effect that it has without the host.
+            until: Close when this is done, such as `done.wait()` with an `asyncio.Event` that the processor sets after
+                the last event that is wanted, or `asyncio.sleep(60)`. It is cancelled if the host is closed before.
+                None for no such end. Default: None.
 
         Raises:
+            Exception: What `until` raised. The host is closed in order before.
             EventPumpError: The credential, the hub or the consumer group is wrong, or could not be reached within the
                 start-up time-out.
             ProcessorFailedError: The processor raised, and the failure policy is "stop".
@@ -159,6 +173,9 @@ class PartitionHost:
             raise ConfigurationError("run", "may be called only once per host")
         main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
         signals = self._watch_signals() if handle_signals else []
+        end = None if until is None else asyncio.ensure_future(until)
+        if end is not None:
+            end.add_done_callback(lambda _: self._stop(self._settings.close_timeout))
         cancelled: asyncio.CancelledError | None = None
         try:
             while not main.done():
@@ -170,11 +187,17 @@ class PartitionHost:
         finally:
             self._is_closed = True
             self._unwatch_signals(signals)
+            has_ended = end is not None and end.done()
+            if end is not None and not end.done():
+                end.cancel()
+                await asyncio.wait({end})
         if cancelled is not None:
             if not main.cancelled() and (failure := main.exception()) is not None:
                 _log.error("host %s: failed while closing: %s", self._owner_id, failure)
             raise cancelled
         main.result()
+        if end is not None and has_ended:
+            end.result()
 
     async def aclose(self, deadline: float | None = None) -> None:
         """Stop receiving, let handlers finish their batches, write the last checkpoints, release the leases.
@@ -192,7 +215,7 @@ class PartitionHost:
         elif not self._main.done():
             await asyncio.wait({self._main})
 
-    async def subscribe(self, name: str, processor: object, **options: Unpack[SubscriptionOptions]) -> None:
+    async def subscribe(self, name: str, processor: Processor, **options: Unpack[SubscriptionOptions]) -> None:
         """Deliver the events of the hub to another processor, beside the others, over the same receive links.
 
         Each subscription has a pace and checkpoints of its own. What is published after this has returned is delivered
@@ -204,7 +227,8 @@ class PartitionHost:
 
         Args:
             name: The subscription: 1 to 64 letters, digits, "_" and "-"; not "default".
-            processor: An `EventProcessor` (shared by all partitions), a subclass, or a factory.
+            processor: A coroutine function of context and events or an `EventProcessor` (shared by all partitions), a
+                subclass, or a factory.
             options: See `SubscriptionOptions`: where it begins and how it catches up, what to do if it is slow, which
                 part of the events it takes, and its own checkpoint policy, batch size, failure policy and time-outs.
 
@@ -384,6 +408,7 @@ class PartitionHost:
             turns=turns,
             renew_interval=self._renew_interval,
             parking=self._parking,
+            budget=self._budget,
         )
         return PartitionManager(around, self._source, renew_interval=self._renew_interval)
 

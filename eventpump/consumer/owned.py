@@ -45,6 +45,8 @@ class PartitionStatus:
         link_state: What it reads over.
         checkpoint: The checkpoint that the store is known to hold, after which a new owner continues; None if there is
             none yet, or it has not been read.
+        buffered_bytes: Bytes of the partition that were received and are not processed yet, over all its subscriptions
+            and links; the same in each row of a partition.
     """
 
     partition_id: str
@@ -58,6 +60,7 @@ class PartitionStatus:
     pressure: PressureState
     link_state: LinkState
     checkpoint: Checkpoint | None
+    buffered_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,12 @@ class OwnedPartition:
     @property
     def statuses(self) -> list[PartitionStatus]:
         """The status of each pump, and of each subscription that is suspended."""
-        suspended = [each for name, each in self._suspended.items() if name not in self.pumps]
+        buffered_bytes = self._buffered_bytes
+        suspended = [
+            replace(each, buffered_bytes=buffered_bytes)
+            for name, each in self._suspended.items()
+            if name not in self.pumps
+        ]
         return [self._status(pump) for pump in self.pumps.values()] + suspended
 
     def _status(self, pump: PartitionPump) -> PartitionStatus:
@@ -160,7 +168,12 @@ class OwnedPartition:
             pump.pressure,
             LinkState.SUSPENDED if pump.subscription in self._suspended else pump.link_state,
             pump.checkpoint,
+            self._buffered_bytes,
         )
+
+    @property
+    def _buffered_bytes(self) -> int:
+        return 0 if self.shared is None else self.shared.buffered_bytes
 
     def is_barred(self, now: float) -> bool:
         """Return whether it must not be started here now; above all while an old pump of it has not ended."""
@@ -222,6 +235,7 @@ class OwnedPartition:
             hub=self._group.hub,
             on_closed=self._silence.forget,
             on_unexpected=self._unexpected,
+            budget=around.budget,
         )
 
     def _start_pump(self, shared: SharedPartition, lease: PartitionLease, subscription: Subscription) -> None:

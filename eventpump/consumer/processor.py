@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from eventpump.core.pump_state import CloseReason as CloseReason
 from eventpump.errors import ConfigurationError, EventError
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class EventProcessor(ABC):
-    """Processes the events of partitions. Subclass it.
+    """Processes the events of partitions. Subclass it, or give a host a coroutine function of the arguments of
+    `process_events`.
 
     For one partition all four methods are called from one task, one after the other. A host that is given an instance
     uses it for all partitions; a host that is given a class or factory creates an object for each ownership of a
@@ -258,6 +259,42 @@ class PartitionContext:
         return f"PartitionContext(partition {self._partition_id}, owner level {self._owner_level})"
 
 
+ProcessFunction: TypeAlias = Callable[[PartitionContext, Sequence[ReceivedEvent]], Coroutine[Any, Any, object]]
+"""A coroutine function that does what `EventProcessor.process_events` does."""
+Processor: TypeAlias = EventProcessor | Callable[[], EventProcessor] | ProcessFunction
+"""A coroutine function, an `EventProcessor`, a subclass of it, or a function that returns one."""
+
+
+class FunctionProcessor(EventProcessor):
+    """A processor that only has a `process_events`, given as a coroutine function."""
+
+    def __init__(self, function: ProcessFunction) -> None:
+        self._function = function
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        """Process a batch."""
+        await self._function(context, events)
+
+    def __repr__(self) -> str:
+        return f"FunctionProcessor({self._function!r})"
+
+
+def _is_coroutine_function(given: object) -> bool:
+    call = getattr(given, "__call__", None)  # noqa: B004 - not whether it is callable, but what is called
+    return inspect.iscoroutinefunction(given) or (not isinstance(given, type) and inspect.iscoroutinefunction(call))
+
+
+def _takes(function: Callable[..., object], *arguments: object) -> bool:
+    """Return whether a function can be called with these arguments, as far as that is known."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessorSource:
     """Creates the processor of an ownership.
@@ -282,10 +319,10 @@ class ProcessorSource:
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:
-        """Return the source for an instance, a class or a factory.
+        """Return the source for a `Processor`.
 
         Raises:
-            ConfigurationError: The argument is none of these.
+            ConfigurationError: The argument is none.
         """
         if isinstance(processor, EventProcessor):
             return cls(lambda: processor, type(processor))
@@ -295,8 +332,21 @@ class ProcessorSource:
             if inspect.isabstract(processor):
                 raise ConfigurationError("processor", f"the class {processor.__name__} has no process_events")
         elif not callable(processor):
-            raise ConfigurationError("processor", "must be an EventProcessor, a subclass of it, or a factory")
+            raise ConfigurationError("processor", f"must be {_EXPECTED}, not {type(processor).__name__}")
+        elif _is_coroutine_function(processor):
+            if not _takes(processor, None, ()):
+                problem = "a coroutine function must take the context and the events: async def f(context, events)"
+                raise ConfigurationError("processor", problem)
+            made = FunctionProcessor(processor)
+            return cls(lambda: made)
         factory = processor
+        if not _takes(factory):
+            if not isinstance(factory, type) and _takes(factory, None, ()):
+                problem = "a function of context and events must be a coroutine function: async def f(context, events)"
+                raise ConfigurationError("processor", problem)
+            name = getattr(factory, "__name__", type(factory).__name__)
+            problem = f"{name} is called without arguments to make a processor, and cannot be; give functools.partial"
+            raise ConfigurationError("processor", f"{problem}({name}, ...), or an object")
 
         def make() -> EventProcessor:
             made = factory()
@@ -306,3 +356,8 @@ class ProcessorSource:
             return made
 
         return cls(make, factory if isinstance(factory, type) else None)
+
+
+_EXPECTED: Final = (
+    "a coroutine function of context and events, an EventProcessor, a subclass of it, or a function that returns one"
+)

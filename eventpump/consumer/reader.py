@@ -171,6 +171,18 @@ class PartitionReader:
         """
         return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
 
+    async def read_all(self) -> list[ReceivedEvent]:
+        """Return all events up to the end of the range. All of them are held in memory; `async for` does without that.
+
+        Raises:
+            ConfigurationError: The reader has no `end`.
+            ServiceError: As of `read`.
+            DataLossError: As of `read`.
+        """
+        if self._settings.end is None:
+            raise ConfigurationError("end", 'is required to read all: give the reader end="latest", or another end')
+        return [event async for event in self]
+
     async def read_raw(self, max_messages: int = 300, max_wait_time: float | None = None) -> list[bytes]:
         """Read as `read` does, but return the encoded messages."""
         if max_messages < 1:

@@ -43,6 +43,7 @@ from eventpump.reports import (
     CheckpointWritten,
     DataLost,
     LinkFailed,
+    LinkRestored,
     LinkRewound,
     LinkStalled,
     PositionSought,
@@ -114,6 +115,7 @@ class PartitionReading:
         self.partition: OpenPartition | None = None
         self.key = DEFAULT_SUBSCRIPTION
         self.was_attached = False
+        self._has_link_trouble = False
 
     async def start(self, processor: EventProcessor, *, opens_anew: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
@@ -331,9 +333,9 @@ class PartitionReading:
         self._shared.left(self._subscription.name)
         if self.partition is not None:
             self.partition.stop()
-            self._tenure.tasks.spawn(
-                self.partition.feed.aclose(), f"eventpump detach of partition {self._partition_id}"
-            )
+            # The running batch is in hand until `aclose` or `abort` is called.
+            detach = self.partition.feed.aclose(is_processing=True)
+            self._tenure.tasks.spawn(detach, f"eventpump detach of partition {self._partition_id}")
 
     def disown(self) -> None:
         """Write no checkpoint from now on."""
@@ -468,6 +470,9 @@ class PartitionReading:
         if not self.was_attached:
             self.was_attached = True
             self._tenure.report(PumpStarted, self._tenure.lease.epoch, position)
+        elif self._has_link_trouble:
+            self._tenure.report(LinkRestored, self._tenure.lease.epoch, position)
+        self._has_link_trouble = False
 
     def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
         if self._tenure.life.is_ending:
@@ -478,6 +483,7 @@ class PartitionReading:
             self._on_stolen(error)
         elif delay is not None and reports:
             # Without a delay the feed has ended, and the manager reports or raises the error.
+            self._has_link_trouble = True
             self._tenure.report(LinkFailed, error, delay)
 
     def _slow(self, held: Held) -> None:

@@ -16,6 +16,7 @@ from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, FeedStream, PartitionFeed
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Held, LinkState, Placement, Pressure, ShareLedger
 from eventpump.core.silence import Look
@@ -123,6 +124,7 @@ class MemberFeed:
         self._doubt: BaseException | None = None
         self.selection = selection
         """Which events it takes; None for all."""
+        self._unprocessed: FeedCursor[ReceivedEvent] | None = None
         self._waiter: asyncio.Future[bool] | None = None
         self._finding: FeedCursor[ReceivedEvent] | None = None
         self._pin: tuple[PartitionFeed[ReceivedEvent], FeedCursor[ReceivedEvent], int] | None = None
@@ -191,8 +193,10 @@ class MemberFeed:
         return None if self._feed is None else self._feed.look
 
     def take(self, limit: int) -> list[ReceivedEvent]:
-        """Take what is there, at most `limit` events; empty where nothing is."""
+        """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""
         cursor = self._cursor
+        if self._unprocessed is not None:
+            self._processed()
         if cursor is None:
             return []
         if isinstance(cursor, FeedStream):
@@ -338,13 +342,16 @@ class MemberFeed:
             self.detach()
         self.wake()
 
-    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
+    async def aclose(self, timeout: float = CLOSE_TIMEOUT, *, is_processing: bool = False) -> None:
         """Leave, and detach where no other subscription reads. Closing twice is fine; cancelled, the link still ends.
 
         Args:
             timeout: Seconds to wait for the service's answer; the detach goes on without being waited for.
+            is_processing: Whether what was taken is still being processed; `aclose` is called again after that.
         """
         self.stop()
+        if not is_processing:
+            self._processed()
         if self._feed is not None and not self._feed.readers:
             await self._shared.close_feed(self._feed, timeout)
 
@@ -480,6 +487,14 @@ class MemberFeed:
             self._next_taken  # noqa: B018 - where it goes on is noted
             cursor, self._cursor = self._cursor, None
             cursor.close()
+            if cursor.has_in_hand:
+                self._unprocessed = cursor
+
+    def _processed(self) -> None:
+        """What was taken from a feed that is not read any more is processed."""
+        if self._unprocessed is not None:
+            cursor, self._unprocessed = self._unprocessed, None
+            cursor.processed()
 
     def wait_for_link(self) -> None:
         """Read no more from the feed, which is opened again for another member."""
@@ -513,6 +528,7 @@ class MemberFeed:
                     self.fail(feed.error)
             finally:
                 self._finding = None
+                cursor.processed()
                 await feed.aclose()
 
 
@@ -532,6 +548,7 @@ class SharedPartition:
         hub: Reads the hub's properties, before each link but the first.
         on_closed: Called with a feed that has ended.
         on_unexpected: Called with what a task failed with that should not.
+        budget: The bytes that all links of the host may hold; None if each is bounded on its own only.
     """
 
     def __init__(
@@ -545,6 +562,7 @@ class SharedPartition:
         hub: Callable[[], Awaitable[HubProperties]],
         on_closed: Callable[[PartitionFeed[ReceivedEvent]], None],
         on_unexpected: Callable[[str, BaseException], None],
+        budget: BufferBudget | None = None,
     ) -> None:
         self._transport = transport
         self._spec = spec
@@ -552,6 +570,8 @@ class SharedPartition:
         self._scope = scope
         self._rng = rng
         self._hub = hub
+        self._budget = budget
+        self._accounts: list[Account] = []
         self._on_closed = on_closed
         self._members: dict[str, MemberFeed] = {}
         self._own: dict[str, MemberFeed] = {}
@@ -565,7 +585,6 @@ class SharedPartition:
         self._is_opening = False
         self._room = max(1, settings.prefetch_events // 4)
         self._free_events = settings.prefetch_events * FREE_AT
-        self._free_bytes = settings.prefetch_bytes * FREE_AT
         self._looks: deque[_Look] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
@@ -576,6 +595,11 @@ class SharedPartition:
         self.feeds_made = 0
         """How many links were opened, links in place of failed ones not counted. Each event's origin ends with the
         count before its own link."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes received over all its links that are not processed yet."""
+        return sum(account.held for account in self._accounts)
 
     @property
     def is_open(self) -> bool:
@@ -698,15 +722,16 @@ class SharedPartition:
     def observe(self) -> None:
         """Find out which member holds the others back. Called when one of several has read, or has left."""
         feed, held_back = self._feed, False
+        room_in_bytes = self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
         for member in self._own.values():
-            if member.pinned > self._room or member.pinned_bytes > self._settings.prefetch_bytes // 4:
+            if member.pinned > self._room or member.pinned_bytes > room_in_bytes // 4:
                 self._unpin(member)
         if feed is not None and len(self._members) > 1:
-            held_back = feed.events_held > self._free_events or feed.bytes_held > self._free_bytes
+            held_back = feed.events_held > self._free_events or feed.bytes_held > room_in_bytes * FREE_AT
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
-        room = self._settings.prefetch_events, self._settings.prefetch_bytes
+        room = self._settings.prefetch_events, room_in_bytes
         now = asyncio.get_running_loop().time()
         for member in list(self._members.values()):
             held = member.pressure.observe(member.held if held_back else (0, 0), room, now)
@@ -924,6 +949,7 @@ class SharedPartition:
                 if feed.error is not None:
                     raise feed.error
         finally:
+            cursor.processed()
             await feed.aclose()
 
     def _probe(self, member: MemberFeed) -> PartitionFeed[ReceivedEvent]:
@@ -998,18 +1024,23 @@ class SharedPartition:
         spec = replace(self._spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
-        return PartitionFeed(
+        feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
             self._settings,
             wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
             number=_sequence_number,
             rng=self._rng,
+            budget=self._budget,
             limit=limit,
             locate=locate,
             on_attached=on_attached,
             on_trouble=on_trouble,
         )
+        if feed.account is not None:
+            self._accounts = [each for each in self._accounts if each.held or not each.is_closed]
+            self._accounts.append(feed.account)
+        return feed
 
     def _attached(self, feed: PartitionFeed[ReceivedEvent]) -> None:
         if feed is self._feed:

@@ -86,7 +86,8 @@ class HostOpening:
             if record is None:
                 return ()
         await self._until_done("list subscriptions", self._subscriptions.refresh, until)
-        if group is not None and record is not None and record.starts != group.starts:
+        is_asked = not self._settings.has_relative_start
+        if group is not None and record is not None and record.starts != group.starts and is_asked:
             self._around.reporter.report(StartIgnored(self._around.owner_id, None, record.starts, group.starts))
         return ids if await self._until_done("ensure leases", lambda: self._ensure(ids), until) else ()
 

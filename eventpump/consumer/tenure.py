@@ -15,6 +15,7 @@ from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.parking import Parking
 from eventpump.consumer.subscriptions import Subscription
 from eventpump.consumer.turns import Turns
+from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife
 from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
@@ -43,6 +44,7 @@ class PumpSurroundings:
         turns: Holds deliveries back while handlers compute and the store needs the loop.
         renew_interval: Seconds between renewals.
         parking: Stores events elsewhere that cannot be processed.
+        budget: The bytes that all links of the host may hold.
     """
 
     transport: Transport
@@ -59,6 +61,7 @@ class PumpSurroundings:
     turns: Turns
     renew_interval: float
     parking: Parking
+    budget: BufferBudget
 
 
 class Tenure:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Generic, TypeVar
 
-from eventpump.core.streams import Match, Selection, StreamCursor, StreamIndex
+from eventpump.core.streams import Match, Piece, Selection, StreamCursor, StreamIndex
 
 _T = TypeVar("_T")
 
@@ -28,6 +29,25 @@ class _Chunk(Generic[_T]):
         self.items: list[_T] | None = None
 
 
+class _Hand:
+    """What a cursor that reads all messages has in hand: from one position to before another.
+
+    Attributes:
+        first: The first position.
+        until: The one after the last.
+        size: Bytes of it that the cache does not hold any more, and that no other cursor has in hand.
+        pieces: What else the cache does not hold any more, and matches that streams have, too.
+    """
+
+    __slots__ = ("first", "pieces", "size", "until")
+
+    def __init__(self, first: int, until: int) -> None:
+        self.first = first
+        self.until = until
+        self.size = 0
+        self.pieces: list[Piece] = []
+
+
 class EventCache(Generic[_T]):
     """Encoded messages in order, kept until every cursor has passed them.
 
@@ -37,6 +57,9 @@ class EventCache(Generic[_T]):
 
     Cursors of streams read a part of the messages only. From `start` on lies what a cursor that reads all of them has
     not read; before it, of the messages only those are held that a stream has and has not read.
+
+    What a cursor has read is in hand until it reads again, or calls `processed`, also after it was closed. `size` and
+    `in_hand` together are the bytes of the messages that are held or in hand, each counted once.
 
     Args:
         wrap: Called with a list of messages; returns an item for each, in order, and may return the very list.
@@ -48,11 +71,13 @@ class EventCache(Generic[_T]):
         "_behind",
         "_chunks",
         "_cursors",
+        "_hands",
         "_index",
         "_number",
         "_start",
         "_wrap",
         "count",
+        "in_hand",
         "size",
     )
 
@@ -67,10 +92,13 @@ class EventCache(Generic[_T]):
         self._chunks: deque[_Chunk[_T]] = deque()
         self._cursors: list[Cursor[_T]] = []
         self._start = 0
+        self._hands: dict[Cursor[_T], _Hand] = {}
         self.count = 0
         """Messages held."""
         self.size = 0
         """Bytes held."""
+        self.in_hand = 0
+        """Bytes that are not held any more, and that cursors have in hand: read, and not processed yet."""
 
     @property
     def start(self) -> int:
@@ -125,7 +153,7 @@ class EventCache(Generic[_T]):
         self.size += size
         self._ahead.extend(matches)
         if not self._cursors:
-            self._passed(count, size)
+            self._passed(batch, size)
             return woken
         chunks = self._chunks
         last = chunks[-1] if chunks else None
@@ -185,11 +213,52 @@ class EventCache(Generic[_T]):
                 self.count -= 1
                 self.size -= match.size
                 self._behind -= 1
+                if match.hands:
+                    self.in_hand += match.size
             return
         readers.remove(cursor)
         if is_behind and len(readers) == 1:
             readers[0].alone += 1
             readers[0].alone_size += match.size
+
+    def taken(self, cursor: StreamCursor[_T], matches: list[Match[_T]]) -> tuple[int, list[Match[_T]]]:
+        """Record that a stream has read items, which it has in hand now.
+
+        Returns:
+            The bytes of those that only it has, for `processed`; and the others, to which cursors may be added.
+        """
+        start, size, shared = self._start, 0, list[Match[_T]]()
+        for match in matches:
+            readers = match.readers
+            if match.position < start and len(readers) == 1 and not match.hands:
+                readers.clear()
+                size += match.size
+            else:
+                match.hands += 1
+                self.left(cursor, match)
+                shared.append(match)
+        if count := len(matches) - len(shared):
+            cursor.alone -= count
+            cursor.alone_size -= size
+            self.count -= count
+            self.size -= size
+            self._behind -= count
+            self.in_hand += size
+        return size, shared
+
+    def processed(self, size: int, pieces: Iterable[Piece]) -> None:
+        """Record that a cursor has something in hand no more.
+
+        Args:
+            size: Bytes that only this cursor had.
+            pieces: What others may have, too.
+        """
+        self.in_hand -= size
+        start = self._start
+        for piece in pieces:
+            piece.hands -= 1
+            if not piece.hands and not piece.readers and piece.position < start:
+                self.in_hand -= piece.size
 
     def remove_stream(self, cursor: StreamCursor[_T]) -> None:
         """Look for a stream's items no more. It has left all of them."""
@@ -197,7 +266,7 @@ class EventCache(Generic[_T]):
             self._index.remove(cursor)
             if not self._index.cursors:
                 self._index = None
-                self._ahead.clear()
+                self._ahead = deque(match for match in self._ahead if match.hands)
 
     def _held_items(self) -> Iterator[tuple[int, _T, int]]:
         """Yield positions, items and sizes of all messages from `start` on."""
@@ -210,20 +279,25 @@ class EventCache(Generic[_T]):
                 position += 1
 
     def clear(self) -> None:
-        """Drop everything and move every cursor to the end."""
-        end = self.end
-        self._chunks.clear()
-        self._ahead.clear()
-        self._start = end
-        self.count = self.size = self._behind = 0
-        for cursor in self._cursors:
-            cursor.position = end
+        """Drop everything and move every cursor to the end. What is in hand stays there."""
         for stream in () if self._index is None else self._index.cursors:
             stream.forget()
+        chunks = self._chunks
+        while chunks:
+            head = chunks.popleft()
+            self._passed(head.raw, head.size)
+        for cursor in self._cursors:
+            cursor.position = self._start
 
     def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
-        if cursor.position == self.end:
+        hand = self._hands.pop(cursor, None)
+        if hand is not None:
+            self.processed(hand.size, hand.pieces)
+        first = cursor.position
+        there = self.end - first
+        if not there:
             return []
+        self._hands[cursor] = _Hand(first, first + (limit if limit < there else there))
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             taken = self._take(limit)
@@ -260,7 +334,7 @@ class EventCache(Generic[_T]):
             if len(head.raw) <= room:
                 chunks.popleft()
                 raw = head.raw
-                self._passed(len(raw), head.size)
+                self._passed(raw, head.size)
             else:
                 raw = self._cut(head, room)
                 if items is not None:
@@ -284,7 +358,7 @@ class EventCache(Generic[_T]):
             count = len(head.raw)
             if count <= passed:
                 chunks.popleft()
-                self._passed(count, head.size)
+                self._passed(head.raw, head.size)
             else:
                 count = passed
                 self._cut(head, count)
@@ -298,14 +372,26 @@ class EventCache(Generic[_T]):
         del head.raw[:count]
         size = sum(map(len, raw))
         head.size -= size
-        self._passed(count, size)
+        self._passed(raw, size)
         return raw
 
-    def _passed(self, count: int, size: int) -> None:
-        self._start += count
-        self.count -= count
+    def _passed(self, raw: list[bytes], size: int) -> None:
+        """Hold messages from `start` on no more, except those that a stream has not read.
+
+        Args:
+            raw: The messages.
+            size: Their bytes.
+        """
+        first = self._start
+        self._start += len(raw)
+        self.count -= len(raw)
         self.size -= size
         ahead = self._ahead
+        if not ahead:
+            if self._hands:
+                self._put_in_hand(first, raw, size, ())
+            return
+        apart: list[Match[_T]] = []
         while ahead and ahead[0].position < self._start:
             match = ahead.popleft()
             if readers := match.readers:
@@ -315,6 +401,65 @@ class EventCache(Generic[_T]):
                 if len(readers) == 1:
                     readers[0].alone += 1
                     readers[0].alone_size += match.size
+            elif match.hands:
+                self.in_hand += match.size
+            else:
+                continue
+            apart.append(match)
+        if self._hands:
+            self._put_in_hand(first, raw, size, apart)
+
+    def _put_in_hand(self, first: int, raw: list[bytes], size: int, apart: Sequence[Match[_T]]) -> None:
+        """Count what is not held any more, and cursors that read all messages have in hand.
+
+        Args:
+            first: The position of the first message.
+            raw: The messages.
+            size: Their bytes.
+            apart: Those of them that are counted one by one, for streams.
+        """
+        until = self._start
+        hands: list[_Hand] = []
+        edges: set[int] = set()
+        for hand in self._hands.values():
+            if hand.first < until and hand.until > first:
+                hands.append(hand)
+                if hand.first > first:
+                    edges.add(hand.first)
+                if hand.until < until:
+                    edges.add(hand.until)
+        if not (edges or apart):
+            # As usual: all that have a part of it have all.
+            if len(hands) == 1:
+                hands[0].size += size
+                self.in_hand += size
+            elif hands:
+                self.in_hand += size
+                self._hold(Piece(size, first), hands)
+            return
+        for begin, end in pairwise(sorted({first, until, *edges})):
+            holding = [hand for hand in hands if hand.first <= begin < hand.until]
+            if not holding:
+                continue
+            piece = Piece(sum(map(len, raw[begin - first : end - first])) if edges else size, begin)
+            for match in apart:
+                if begin <= match.position < end:
+                    piece.size -= match.size
+                    self._hold(match, holding)
+            self.in_hand += piece.size
+            self._hold(piece, holding)
+
+    def _hold(self, piece: Piece, hands: list[_Hand]) -> None:
+        piece.hands += len(hands)
+        for hand in hands:
+            hand.pieces.append(piece)
+
+    def _processed(self, cursor: Cursor[_T]) -> bool:
+        hand = self._hands.pop(cursor, None)
+        if hand is None:
+            return False
+        self.processed(hand.size, hand.pieces)
+        return True
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
@@ -369,6 +514,19 @@ class Cursor(Generic[_T]):
         if self._is_closed:
             return []
         return self._cache._read(self, limit)  # noqa: SLF001 - as above
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something was read that was not processed yet."""
+        return self in self._cache._hands  # noqa: SLF001 - as above
+
+    def processed(self) -> bool:
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
+
+        Returns:
+            Whether something was in hand.
+        """
+        return self._cache._processed(self)  # noqa: SLF001 - as above
 
     def close(self) -> None:
         """Leave: the other cursors alone decide what is kept. Closing twice is fine."""

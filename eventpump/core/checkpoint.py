@@ -46,8 +46,13 @@ class CheckpointPolicy:
             raise ConfigurationError("checkpoint_policy.every_seconds", "must be more than 0")
 
     @classmethod
+    def automatic(cls) -> CheckpointPolicy:
+        """After batches, at most every 5 seconds, and before the partition is released: the default of hosts."""
+        return cls(every_seconds=5.0)
+
+    @classmethod
     def manual(cls) -> CheckpointPolicy:
-        """Only `context.checkpoint()` writes."""
+        """Only `context.checkpoint()` writes: for processors that keep events beyond the return of `process_events`."""
         return cls(on_close=False)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 START = 32
 """The credit of a link before any message size is known."""
 
+UNKNOWN_SIZE = 1024
+"""What a message counts for before any was received, where the room of a link is limited; in bytes."""
+
 _SIZES_KEPT = 1024
 """The recent maximum covers at least this many messages, and at most twice as many."""
 
@@ -26,6 +29,8 @@ class CreditWindow:
       allowance is at most what `max_bytes` holds of messages of the size estimated when it was granted, and at most
       `max_events`.
     * Strictly, they are at most the larger of `max_bytes` and one message.
+
+    A `room` below `max_bytes` only lowers what is granted: the bounds hold with it, too.
 
     Credit is replenished when at least half the window can be added, so never message by message.
 
@@ -105,35 +110,59 @@ class CreditWindow:
             self._largest_before, self._largest, self._counted = self._largest, 0, 0
         return size
 
-    def grant(self, events_held: int, bytes_held: int) -> int | None:
+    @property
+    def expected(self) -> int:
+        """The size of the messages that the credit lets come, in bytes, if they are as large as estimated."""
+        return int(self.credit * (self._max_message_size if self._strict else self._estimate or UNKNOWN_SIZE))
+
+    def refused(self, count: int) -> None:
+        """Want as many messages again: they were received, but not kept."""
+        if self.left is not None:
+            self.left += count
+
+    def grant(
+        self,
+        events_held: int,
+        bytes_held: int,
+        room: int | None = None,
+        *,
+        is_alone: bool = True,
+        recalls: bool = False,
+    ) -> int | None:
         """Return the credit to set on the link, or None to leave it unchanged.
 
         Args:
             events_held: Events in the cache.
             bytes_held: Bytes in the cache.
+            room: Bytes that the cache may hold now, if that may be less than `max_bytes`; None if it is not limited.
+            is_alone: Whether an empty cache is granted one message even if `room` has none for it.
+            recalls: Whether credit for which there is no room is taken back.
         """
-        if bytes_held >= self._max_bytes:
+        max_bytes = self._max_bytes if room is None or room > self._max_bytes else room
+        if bytes_held >= max_bytes:
             if not self.credit:
                 return None
-            if not self._strict:
+            if not self._strict and bytes_held >= self._max_bytes:
                 self._ramp = START
             self.credit = 0
             return 0
         each = self._max_message_size if self._strict else self._estimate
+        if room is not None and not each:
+            each = UNKNOWN_SIZE
         wanted = self._max_events - events_held
         window = self._max_events
         if each:
-            wanted = min(wanted, int((self._max_bytes - bytes_held) / each))
-            window = min(window, int(self._max_bytes / each))
+            wanted = min(wanted, int((max_bytes - bytes_held) / each))
+            window = min(window, int(max_bytes / each))
         if not self._strict:
             wanted = min(wanted, self._ramp)
             window = min(window, self._ramp)
-        if not events_held:
+        if not events_held and is_alone:
             wanted = max(wanted, 1)
         if self.left is not None:
             wanted = min(wanted, self.left)
             window = min(window, self.left)
-        if wanted - self.credit < max(1, window // 2):
+        if wanted - self.credit < max(1, window // 2) and not (recalls and wanted < self.credit):
             return None
         self.credit = wanted
         if wanted > self.allowance:

@@ -88,22 +88,40 @@ def _refuse_awaitable(result: object) -> None:
         raise TypeError("the function returned a coroutine: it must be a plain function, and return its result")
 
 
-class Match(Generic[_T]):
+class Piece:
+    """Messages that the same cursors have in hand.
+
+    Attributes:
+        size: Their bytes.
+        position: The position of the first one in the cache.
+        hands: How many cursors have them in hand.
+        readers: The streams that have not read them yet, for which they are still held.
+    """
+
+    __slots__ = ("hands", "position", "size")
+    readers: Sequence[object] = ()
+
+    def __init__(self, size: int, position: int) -> None:
+        self.size = size
+        self.position = position
+        self.hands = 0
+
+
+class Match(Piece, Generic[_T]):
     """An item that belongs to streams, and the cursors that have not read it yet.
 
     Attributes:
         item: The item.
-        size: The bytes of its message.
-        position: Its position in the cache.
         readers: The cursors.
     """
 
-    __slots__ = ("item", "position", "readers", "size")
+    __slots__ = ("item", "readers")
 
     def __init__(self, item: _T, size: int, position: int) -> None:
-        self.item = item
         self.size = size
         self.position = position
+        self.hands = 0
+        self.item = item
         self.readers: list[StreamCursor[_T]] = []
 
 
@@ -402,6 +420,7 @@ class StreamCursor(Generic[_T]):
     __slots__ = (
         "_cache",
         "_counted",
+        "_in_hand",
         "_index",
         "_is_closed",
         "_read_to",
@@ -427,6 +446,7 @@ class StreamCursor(Generic[_T]):
         self._cache = cache
         self._index = index
         self._is_closed = False
+        self._in_hand: tuple[int, list[Match[_T]]] | None = None
         self._counted = position
         self._read_to = position
         self.selection = selection
@@ -493,10 +513,13 @@ class StreamCursor(Generic[_T]):
     def read(self, limit: int) -> list[_T]:
         """Read the next items, at most `limit`; none beyond a gap that was not taken.
 
-        One that is in doubt is read alone, and `doubt` is why. If the function has failed for it, that it is not lost
-        is up to the caller.
+        What was read before counts as processed then. One that is in doubt is read alone, and `doubt` is why. If the
+        function has failed for it, that it is not lost is up to the caller.
         """
         self.doubt = None
+        if self._is_closed:
+            return []
+        self.processed()
         unread = self.unread
         if not unread:
             return []
@@ -515,11 +538,27 @@ class StreamCursor(Generic[_T]):
                     break
                 count += 1
         matches = [unread.popleft() for _ in range(count)]
-        for match in matches:
-            self._cache.left(self, match)
         if matches:
+            self._in_hand = self._cache.taken(self, matches)
             self._read_to = matches[-1].position + 1
         return [match.item for match in matches]
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether something was read that was not processed yet."""
+        return self._in_hand is not None
+
+    def processed(self) -> bool:
+        """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
+
+        Returns:
+            Whether something was in hand.
+        """
+        if self._in_hand is None:
+            return False
+        (size, shared), self._in_hand = self._in_hand, None
+        self._cache.processed(size, shared)
+        return True
 
     def take_missing(self) -> list[tuple[int, int]]:
         """Take the gaps that are next: the first and last number that is missing, each."""
@@ -541,17 +580,15 @@ class StreamCursor(Generic[_T]):
         self.gaps = deque(gaps)
 
     def forget(self) -> None:
-        """Forget all that was to be read: the cache is cleared."""
-        self.unread.clear()
+        """Forget all that was to be read. What is in hand stays there."""
+        while self.unread:
+            self._cache.left(self, self.unread.popleft())
         self.doubts.clear()
         self.gaps.clear()
-        self.alone = self.alone_size = 0
 
     def close(self) -> None:
         """Leave: the other cursors alone decide what is kept. Closing twice is fine."""
         if not self._is_closed:
             self._is_closed = True
-            while self.unread:
-                self._cache.left(self, self.unread.popleft())
             self.forget()
             self._cache.remove_stream(self)

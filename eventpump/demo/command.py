@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, get_args
 
+from eventpump.aio.signals import handling_signals
 from eventpump.demo.view import Scene, Verdict, View, view_of
 from eventpump.errors import ConfigurationError
 from eventpump.options.connection import TransportName, TransportType
@@ -49,6 +54,10 @@ class Play(Protocol):
     def scene(self) -> Scene:
         """The content of the view."""
 
+    @property
+    def announcement(self) -> str:
+        """What is shown first: how long it takes."""
+
     async def play(self, view: View) -> Verdict:
         """Run the demo.
 
@@ -62,12 +71,15 @@ class Play(Protocol):
     async def stop(self) -> None:
         """End all its processes."""
 
+    def kill(self) -> None:
+        """Kill all its processes at once; `stop` is still called."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo.
 
     Returns:
-        0 if every promise was kept, else 1.
+        0 if every promise was kept, else 1; after a signal, 128 and its number.
 
     Raises:
         EventPumpError: It could not be run.
@@ -77,10 +89,26 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"--{name}", f"must lie between {low} and {high}")
     _check_transport(args)
     # Files that Spark's processes write while they end are removed with the rest, or left to the system.
-    with tempfile.TemporaryDirectory(prefix="eventpump-demo-", ignore_cleanup_errors=True) as folder:
+    with (
+        _exiting_on_sigterm(),
+        tempfile.TemporaryDirectory(prefix="eventpump-demo-", ignore_cleanup_errors=True) as folder,
+    ):
         play = _play_of(args, Path(folder))
         view = view_of(play.scene, is_plain=args.plain or not sys.stdout.isatty())
-        return 0 if asyncio.run(_run(play, view)).holds else 1
+        return asyncio.run(_run(play, view))
+
+
+@contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise `SystemExit`, so that what was made is removed, where no loop runs that handles it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_transport(args: argparse.Namespace) -> None:
@@ -105,9 +133,31 @@ def _play_of(args: argparse.Namespace, folder: Path) -> Play:
     return Processing(args, folder)
 
 
-async def _run(play: Play, view: View) -> Verdict:
+async def _run(play: Play, view: View) -> int:
+    """Run a demo to its end, or to a signal: the first ends its processes in order, the second kills them."""
+    caught: list[signal.Signals] = []
+    work = asyncio.create_task(_play(play, view), name="demo")
+
+    def arrived(number: signal.Signals) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            work.cancel()
+        else:
+            play.kill()
+
+    with handling_signals(arrived):
+        try:
+            return 0 if (await work).holds else 1
+        except asyncio.CancelledError:
+            if not caught:
+                raise
+            return 128 + caught[0]
+
+
+async def _play(play: Play, view: View) -> Verdict:
     try:
         with view:
+            view.happened(play.announcement)
             refresh = asyncio.create_task(_refresh(view), name="view")
             try:
                 verdict = await play.play(view)

@@ -72,7 +72,8 @@ class LocalService:
         ports = ["--port", "0", *(["--ws-port", "0"] if is_websocket else [])]
         arguments = [argument for hub, count in hubs.items() for argument in ("--hub", f"{hub}:{count}")]
         process = self._process = await asyncio.create_subprocess_exec(
-            *python("eventpump.cli.main", "emulator", *arguments, *ports, *tls),
+            *python("eventpump.cli.main", "emulator", *arguments, *ports, *tls, "--stop-with-stdin"),
+            stdin=asyncio.subprocess.PIPE,  # it ends with this process, even if this one is killed
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -92,6 +93,11 @@ class LocalService:
             if self._process.returncode is None:
                 self._process.send_signal(signal.SIGTERM)
             await ended(self._process)
+
+    def kill(self) -> None:
+        """Kill it. Does nothing if it does not run."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
 
 @dataclass(slots=True)
@@ -211,6 +217,7 @@ class Fleet:
                     *("--options", json.dumps(self.options)),
                     *("--leases", str(self.folder / "leases.db"), "--records", str(records), "--archive", str(archive)),
                 ),
+                stdin=asyncio.subprocess.PIPE,  # it ends with this process, even if this one is killed
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "EVENTPUMP_CONNECTION_STRING": self.connection_string},
@@ -261,8 +268,17 @@ class Fleet:
 
     async def stop(self) -> None:
         """Stop all processes that are still running."""
-        await self.stop_hosts()
-        await self._service.stop()
+        try:
+            await self.stop_hosts()
+        finally:
+            await self._service.stop()
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        for host in self.hosts:
+            if host.process.returncode is None:
+                host.process.kill()
+        self._service.kill()
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:

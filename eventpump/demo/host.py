@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,15 @@ async def _report(processor: TradeProcessor, host: EventProcessorHost) -> None:
         await asyncio.sleep(STATUS_INTERVAL)
 
 
+def _stop_with_stdin(loop: asyncio.AbstractEventLoop, host: EventProcessorHost) -> None:
+    """Stop the host when the demo has ended, however it ended."""
+    with suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    with suppress(RuntimeError):  # the loop is closed: the host has stopped already
+        loop.call_soon_threadsafe(host.stop)
+
+
 async def _run(args: argparse.Namespace) -> None:
     records, archived = RecordFile(Path(args.records)), RecordFile(Path(args.archive))
     processor = TradeProcessor(records)
@@ -120,6 +131,8 @@ async def _run(args: argparse.Namespace) -> None:
             ARCHIVE, Archive(archived), start="earliest", catch_up="shared", max_batch_size=ARCHIVE_BATCH
         )
         report = asyncio.create_task(_report(processor, host))
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_stop_with_stdin, args=(loop, host), name="stdin", daemon=True).start()
         try:
             await host.run(handle_signals=True)
         finally:

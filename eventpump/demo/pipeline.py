@@ -8,8 +8,9 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from eventpump.demo.fleet import DemoError, LocalService, ended, python
 from eventpump.demo.market import Trade
 from eventpump.demo.view import Board, Column, Row, View
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.hashing import partition_for_key
 
 BARS = "bars"
 """The hub of bars."""
@@ -33,6 +35,8 @@ _MARKET_PACE = 0.2
 """Milliseconds of the market's time from one trade to the next, about."""
 _WINDOWS = 40
 _PATIENCE = 240.0
+_AROUND = 90.0
+"""Seconds that the demo takes besides publishing, at least: Spark starts twice."""
 _STATES = {"starting": "yellow", "running": "green", "killed": "bold red", "ended": "dim"}
 
 
@@ -130,11 +134,31 @@ class PipelineScene:
         self._partitions = [str(each) for each in range(partitions)]
         self._total = total
         self.published = 0
+        self.ends = dict.fromkeys(self._partitions, 0)
+        """The number of trades in each partition."""
+        self._growth: dict[str, deque[tuple[float, int]]] = {each: deque() for each in self._partitions}
+        self._partition_of: dict[str, str] = {}
         self.jobs: list[SparkJob] = []
         self.stored = 0
         """Bars in the hub."""
         self.latest: deque[tuple[str, Bar]] = deque(maxlen=6)
         """Partition and bar."""
+
+    def add(self, bodies: Sequence[bytes]) -> None:
+        """Count published trades, by the partitions of their symbols."""
+        self.published += len(bodies)
+        for body in bodies:
+            symbol = json.loads(body)["symbol"]
+            partition_id = self._partition_of.get(symbol)
+            if partition_id is None:
+                partition_id = str(partition_for_key(symbol, len(self._partitions)))
+                self._partition_of[symbol] = partition_id
+            self.ends[partition_id] += 1
+        now = time.monotonic()
+        for partition_id, end in self.ends.items():
+            growth = self._growth[partition_id]
+            if not growth or growth[-1][1] != end:
+                growth.append((now, end))
 
     def head(self) -> list[tuple[str, str]]:
         return [
@@ -148,16 +172,25 @@ class PipelineScene:
         """What a job said last: one that was just started has nothing to say yet."""
         return next((job.lag for job in reversed(self.jobs) if job.lag), {})
 
+    def behind(self, partition_id: str) -> tuple[int, float]:
+        """Return how many published trades of a partition are in no finished batch, and for how many seconds the oldest
+        of them has been there."""
+        position = self._lag.get(partition_id, (0, 0, 0.0))[0]
+        growth = self._growth[partition_id]
+        while growth and growth[0][1] <= position:
+            growth.popleft()
+        return max(0, self.ends[partition_id] - position), time.monotonic() - growth[0][0] if growth else 0.0
+
     @property
     def _behind(self) -> int:
-        return sum(events for _, events, _ in self._lag.values())
+        return sum(self.behind(each)[0] for each in self._partitions)
 
     def boards(self) -> list[Board]:
-        lag = self._lag
         read: list[Row] = []
         for partition_id in self._partitions:
-            position, events, age = lag.get(partition_id, (0, 0, 0.0))
-            read.append((partition_id, f"{position:,}", f"{events:,}", f"{age:.1f} s"))
+            position = self._lag.get(partition_id, (0, 0, 0.0))[0]
+            count, seconds = self.behind(partition_id)
+            read.append((partition_id, f"{position:,}", f"{count:,}", f"{seconds:.1f} s"))
         jobs: list[Row] = [
             (
                 f"run {job.number}",
@@ -184,9 +217,11 @@ class PipelineScene:
             Board(
                 [
                     Column("Spark", is_number=False),
-                    Column("process"),
+                    Column("process", rank=2),
                     Column("state", is_number=False),
-                    *map(Column, ("batch", "trades/s", "watermark")),
+                    Column("batch"),
+                    Column("trades/s", rank=1),
+                    Column("watermark", width=12),
                 ],
                 jobs,
             ),
@@ -194,9 +229,14 @@ class PipelineScene:
                 [
                     Column("bar", is_number=False),
                     Column("window", width=12),
-                    *map(Column, ("open", "high", "low", "close", "volume", "in")),
+                    Column("open", rank=1),
+                    Column("high", rank=2),
+                    Column("low", rank=2),
+                    *map(Column, ("close", "volume")),
+                    Column("in", width=2, rank=3),
                 ],
                 bars,
+                least=2,
             ),
         ]
 
@@ -250,6 +290,12 @@ class Pipeline:
     def _job(self) -> SparkJob:
         return self.scene.jobs[-1]
 
+    @property
+    def announcement(self) -> str:
+        """How long it takes."""
+        least = max(1, round((self._args.seconds + _AROUND) / 60))
+        return f"this takes {least} to {least + 1} minutes; Ctrl-C ends it"
+
     async def play(self, view: View) -> BarsVerdict:
         """Run the demo.
 
@@ -262,19 +308,20 @@ class Pipeline:
         partitions = self._args.partitions
         await self._service.start({TRADES: partitions, BARS: partitions})
         view.happened(f"a local service with two hubs of {partitions} partitions is up")
+        view.happened("Spark starts, which takes half a minute")
         tasks = [asyncio.create_task(self._watch(str(each)), name=f"bars {each}") for each in range(partitions)]
         try:
             await self._start_job()
             await self._until("Spark runs", lambda: self._job.is_started)
-            view.happened("Spark runs: it reads trades, and publishes a bar per symbol and window")
+            view.happened("Spark runs: trades become a bar per symbol and window")
             revival = asyncio.create_task(self._revive(view), name="revival")
             tasks.append(revival)
             async with EventProducer(self._service.connection_string, TRADES) as producer:
                 async for sent in publish(producer, self._args.seed, self._args.events, self._args.seconds):
                     self._expected.add(sent)
-                    self.scene.published += len(sent)
+                    self.scene.add(sent)
                     self._is_kill_due = self._is_kill_due or self.scene.published >= self._args.events * _KILL_AT
-                view.happened("everything is published; a last trade, later than all windows, closes them")
+                view.happened("everything is published; a late trade closes the windows")
                 await send(producer, [self._closing_trade()])
                 ends = {
                     each: (await producer.get_partition_properties(each)).last_enqueued_sequence_number + 1
@@ -286,7 +333,7 @@ class Pipeline:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        view.happened("Spark has ended; comparing what the trades make with what the hub of bars holds")
+        view.happened("Spark has ended; comparing the bars with the trades")
         stored = {str(each): await self._stored(str(each)) for each in range(partitions)}
         return judge_bars(self.scene.published, self._expected.bars, stored, cut=self._cut, recovery=self._recovery)
 
@@ -301,6 +348,13 @@ class Pipeline:
                     await job.reader
         finally:
             await self._service.stop()
+
+    def kill(self) -> None:
+        """Kill all its processes."""
+        for job in self.scene.jobs:
+            with suppress(ProcessLookupError):
+                job.kill()
+        self._service.kill()
 
     # ------------------------------------------------------------------------------------------------- the job
 
@@ -341,10 +395,7 @@ class Pipeline:
         await self._until("Spark is killed", lambda: killed.is_killed)
         await self._until("the killed Spark has ended", lambda: killed.is_over)
         self._cut = self.scene.stored - self._before_batch, 0
-        view.happened(
-            f"Spark was killed (SIGKILL) in the middle of batch {self._cut_batch}: "
-            f"{self._cut[0]:,} of its bars were in the hub"
-        )
+        view.happened(f"Spark was killed (SIGKILL) in batch {self._cut_batch}: {self._cut[0]:,} of its bars stored")
         await self._start_job()
         await self._until("Spark runs again", lambda: self._job.is_started)
         view.happened("Spark runs again, from its checkpoint and ledger")

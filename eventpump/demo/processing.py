@@ -20,6 +20,8 @@ LEASE_DURATION = 5.0
 _KILL_AT, _JOIN_AT = 0.4, 0.65
 """Parts of the stream after which a host is killed, and another joins."""
 _SETTLE_TIMEOUT = 60.0
+_AROUND = 10.0
+"""Seconds that the demo takes besides publishing: to start its processes, and to verify."""
 
 
 class Processing:
@@ -41,6 +43,11 @@ class Processing:
         self._killed_at: float | None = None
         self._orphans: list[str] = []
         self._is_joined = False
+
+    @property
+    def announcement(self) -> str:
+        """How long it takes."""
+        return f"this takes about {self._args.seconds + _AROUND:.0f} s; Ctrl-C ends it"
 
     async def play(self, view: View) -> Verdict:
         """Run the demo.
@@ -87,7 +94,7 @@ class Processing:
             view.happened(f"everything is {what}")
         self.scene.freeze()
         await fleet.stop_hosts()
-        view.happened("the hosts have stopped; comparing what was published with what each wrote down")
+        view.happened("the hosts have stopped; comparing their records")
         stored = [event for each in everything for event in await self._stored(each)]
         records: dict[str, list[Record]] = {host.name: list(read_records(host.records)) for host in fleet.hosts}
         return judge(
@@ -103,6 +110,10 @@ class Processing:
     async def stop(self) -> None:
         """End all its processes."""
         await self._fleet.stop()
+
+    def kill(self) -> None:
+        """Kill all its processes."""
+        self._fleet.kill()
 
     async def _act(self, sent: list[bytes], view: View) -> None:
         self._published += map(digest, sent)
@@ -121,7 +132,7 @@ class Processing:
         self._killed = victim.name
         victim.kill()
         self._killed_at = victim.killed_at
-        view.happened(f"{victim.name} was killed (SIGKILL); it had partitions {', '.join(self._orphans) or 'none'}")
+        view.happened(f"{victim.name} was killed (SIGKILL); it had {', '.join(self._orphans) or 'no partition'}")
 
     async def _stored(self, partition_id: str) -> list[Event]:
         fleet = self._fleet

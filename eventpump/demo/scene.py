@@ -10,15 +10,18 @@ _STATES = {"running": "green", "killed": "bold red", "stopped": "dim"}
 _PARTITIONS = (
     Column("partition"),
     Column("owner", is_number=False, width=17),
-    Column("epoch", width=5),
-    *map(Column, ("position", "lag", "events/s")),
+    Column("epoch", width=5, rank=4),
+    Column("position"),
+    Column("lag", rank=2),
+    Column("events/s", rank=3),
     Column("archive lag", width=11),
 )
 _HOSTS = (
     Column("host", is_number=False),
-    Column("process"),
+    Column("process", rank=2),
     Column("state", is_number=False),
-    *(Column(name, width=9) for name in ("partitions", "processed", "events/s")),
+    *(Column(name, width=9) for name in ("partitions", "processed")),
+    Column("events/s", width=9, rank=1),
 )
 
 

@@ -22,12 +22,14 @@ class Column:
     """A column of a board.
 
     Args:
-        width: Characters it has at least.
+        width: Characters that it has at least, where there is room.
+        rank: Where the table is too wide, columns of the highest rank are left out first; those of rank 0 never are.
     """
 
     name: str
     is_number: bool = True
     width: int = 8
+    rank: int = 0
 
 
 Row = Sequence[str | tuple[str, str]]
@@ -36,10 +38,15 @@ Row = Sequence[str | tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A table."""
+    """A table.
+
+    Args:
+        least: How many rows are kept where the terminal has few lines.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Row]
+    least: int = 3
 
 
 class Scene(Protocol):
@@ -171,35 +178,117 @@ class LiveView:
         from rich.console import Group
         from rich.text import Text
 
-        head = Text.assemble((self._scene.title, "bold"), f"   {time.monotonic() - self._began:4.0f} s")
+        width, height = self._console.width, self._console.height - 1
+        title = self._scene.title if width >= FULL_WIDTH else self._scene.title.removeprefix("eventpump ")
+        head = Text.assemble((title, "bold"), f"   {time.monotonic() - self._began:.0f} s")
         for (name, value), style in zip(self._scene.head(), ("cyan", "green", "magenta", "yellow"), strict=False):
             head.append(f"   {name} ")
             head.append(value, f"bold {style}")
-        tables = [_table(board) for board in self._scene.boards()]
+        log = [Text.from_markup(line) for line in self._log]
+        heights = [len(self._console.render_lines(line)) for line in log]
+        room = height - len(self._console.render_lines(head))
+        boards = [narrowed(board, width) for board in self._scene.boards()]
+        layout = arranged(boards, room - sum(heights[-STORY:]))
         shown: list[RenderableType] = [head]
-        for table in tables:
-            shown += [Text(), table]
-        # What happened last is at the bottom, as much of it as the terminal has lines for.
-        room = self._console.height - 1 - len(self._console.render_lines(Group(*shown)))
-        log: deque[Text] = deque()
-        for line in reversed(self._log):
-            text = Text.from_markup(line)
-            room -= len(self._console.render_lines(text))
-            if room < 0:
-                break
-            log.appendleft(text)
-        return Group(*shown, *log)
+        for board, rows in zip(boards, layout.rows, strict=True):
+            shown += [Text()] * layout.has_gaps + [_table(shortened(board, rows), has_rule=layout.has_rules)]
+            room -= layout.lines_of(rows)
+        # What happened last is at the bottom, as much of it as there are lines for.
+        first = len(log)
+        while first and heights[first - 1] <= room:
+            first -= 1
+            room -= heights[first]
+        return Group(*shown, *log[first:])
 
 
-def _table(board: Board) -> Table:
+FULL_WIDTH = 80
+"""Characters of a terminal that has room for whole titles."""
+STORY = 4
+"""How many of the last things that happened are shown at least: they are what the demo is about."""
+_BETWEEN = 2
+"""Characters between two columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the tables share the lines of a terminal.
+
+    Args:
+        has_gaps: Whether there is an empty line above each table.
+        has_rules: Whether there is a rule below each table's names.
+        rows: How many rows of each table are shown.
+    """
+
+    has_gaps: bool
+    has_rules: bool
+    rows: Sequence[int]
+
+    def lines_of(self, rows: int) -> int:
+        """Return the lines of a table with so many rows."""
+        return rows + 1 + self.has_rules + self.has_gaps
+
+    @property
+    def lines(self) -> int:
+        """The lines of all tables."""
+        return sum(map(self.lines_of, self.rows))
+
+
+def arranged(boards: Sequence[Board], lines: int) -> Layout:
+    """Return how tables are shown on so many lines: without gaps, rules and, from the last table on, rows, as needed.
+
+    Where even that is too much, the result is the smallest there is.
+    """
+    rows = [len(board.rows) for board in boards]
+    layout = Layout(has_gaps=True, has_rules=True, rows=rows)
+    for has_gaps, has_rules in ((True, True), (False, True), (False, False)):
+        layout = Layout(has_gaps, has_rules, rows)
+        if layout.lines <= lines:
+            return layout
+    excess = layout.lines - lines
+    for index in reversed(range(len(boards))):
+        cut = max(0, min(excess, rows[index] - boards[index].least))
+        rows[index] -= cut
+        excess -= cut
+    return layout
+
+
+def narrowed(board: Board, width: int) -> Board:
+    """Return a table without the columns for which there is no room."""
+    kept = list(range(len(board.columns)))
+
+    def taken() -> int:
+        return sum(_width(board, each) for each in kept) + _BETWEEN * (len(kept) - 1)
+
+    while taken() > width and (dispensable := [each for each in kept if board.columns[each].rank]):
+        kept.remove(max(dispensable, key=lambda each: (board.columns[each].rank, each)))
+    return Board(
+        [board.columns[each] for each in kept], [[row[each] for each in kept] for row in board.rows], board.least
+    )
+
+
+def _width(board: Board, index: int) -> int:
+    cells = [row[index] for row in board.rows]
+    column = board.columns[index]
+    return max(column.width, len(column.name), *(len(cell if isinstance(cell, str) else cell[0]) for cell in cells), 0)
+
+
+def shortened(board: Board, rows: int) -> Board:
+    """Return the first rows of a table, with a mark if there are others."""
+    if rows >= len(board.rows):
+        return board
+    mark = ["…", *[""] * (len(board.columns) - 1)]
+    return Board(board.columns, [*board.rows[: rows - 1], mark], board.least)
+
+
+def _table(board: Board, *, has_rule: bool) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD if has_rule else None, pad_edge=False, show_edge=False, collapse_padding=has_rule)
     for column in board.columns:
         justify = "right" if column.is_number else "left"
-        table.add_column(column.name, justify=justify, min_width=column.width)  # type: ignore[arg-type]  # one of rich's words
+        table.add_column(column.name, justify=justify, min_width=column.width, no_wrap=True)  # type: ignore[arg-type]  # one of rich's words
     for row in board.rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
     return table

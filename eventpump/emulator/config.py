@@ -46,20 +46,34 @@ class HubSpec:
                 _check_name("consumer group", group)
 
 
-def _check_name(field: str, name: str) -> None:
+def _check_name(field: str, name: object) -> None:
+    if not isinstance(name, str):
+        raise ConfigurationError(field, f"a name must be text, not {type(name).__name__}")
     if len(name) > MAX_NAME_LENGTH or not re.fullmatch(_NAME, name):
         raise ConfigurationError(
             field, f"{name[:80]!r} is invalid: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
         )
 
 
-def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
-    """Parse the `hubs` option.
+DEFAULT_PARTITIONS = 4
+"""Partitions of a hub whose name alone is given."""
+
+Hubs = str | HubSpec | Mapping[str, int] | Iterable[HubSpec | str]
+"""The hubs to serve: one or several `HubSpec`s or texts as `parse_hub` reads them, or names and partition counts."""
+
+
+def hub_specs(hubs: object) -> list[HubSpec]:
+    """Parse the `hubs` option, of type `Hubs`.
 
     Raises:
-        ConfigurationError: An invalid name or count, no hub, or a hub twice.
+        ConfigurationError: An invalid name or count, another type, or a hub twice.
     """
-    specs = [HubSpec(name, count) for name, count in hubs.items()] if isinstance(hubs, Mapping) else list(hubs)
+    if isinstance(hubs, Mapping):
+        specs = [HubSpec(name, count) for name, count in hubs.items()]
+    elif isinstance(hubs, Iterable) and not isinstance(hubs, str):
+        specs = [_spec(hub) for hub in hubs]
+    else:
+        specs = [_spec(hubs)]
     seen: set[str] = set()
     for spec in specs:
         if spec.name.lower() in seen:
@@ -68,16 +82,48 @@ def hub_specs(hubs: Mapping[str, int] | Iterable[HubSpec]) -> list[HubSpec]:
     return specs
 
 
-def parse_hub(text: str) -> HubSpec:
-    """Parse `NAME:PARTITIONS` of the command line.
+def _spec(hub: object) -> HubSpec:
+    if isinstance(hub, HubSpec):
+        return hub
+    if isinstance(hub, str):
+        return parse_hub(hub, "hubs", default=DEFAULT_PARTITIONS)
+    raise ConfigurationError(
+        "hubs", f'must be hubs: {{"telemetry": 4}}, "telemetry:4" or HubSpec("telemetry", 4), not {type(hub).__name__}'
+    )
+
+
+def parse_hub(text: str, field: str, *, default: int | None = None) -> HubSpec:
+    """Parse a hub in the form `NAME:PARTITIONS[:GROUP,GROUP,...]`.
+
+    Args:
+        text: Such as "telemetry:4:dashboard,archive". The consumer group $Default exists always.
+        field: What is named in errors.
+        default: The partitions of a hub whose name alone is given; None to refuse that.
 
     Raises:
         ConfigurationError: The text has another form.
     """
-    name, colon, count = text.rpartition(":")
-    if not colon or not count.isascii() or not count.isdigit() or len(count) > 9:
-        raise ConfigurationError("--hub", f"must be NAME:PARTITIONS, such as telemetry:4, not {text[:80]!r}")
-    return HubSpec(name, int(count))
+    name, *rest = text.split(":")
+    count = rest[0] if rest else "" if default is None else str(default)
+    groups = rest[1].split(",") if len(rest) > 1 else []
+    if len(rest) > 2 or not name or not count.isascii() or not count.isdigit() or len(count) > 9 or "" in groups:
+        problem = "must be NAME:PARTITIONS, such as telemetry:4, or NAME:PARTITIONS:GROUP,GROUP, such as"
+        raise ConfigurationError(field, f"{problem} telemetry:4:dashboard,archive, not {text[:80]!r}")
+    return HubSpec(name, int(count), tuple(groups))
+
+
+def config_document(specs: Iterable[HubSpec]) -> dict[str, object]:
+    """Return hubs in the form of the official emulator's `Config.json`."""
+    entities = [
+        {
+            "Name": spec.name,
+            "PartitionCount": str(spec.partitions),
+            "ConsumerGroups": [{"Name": group} for group in spec.consumer_groups],
+        }
+        for spec in specs
+    ]
+    namespace = {"Type": "EventHub", "Name": "emulatorNs1", "Entities": entities}
+    return {"UserConfig": {"NamespaceConfig": [namespace], "LoggingConfig": {"Type": "File"}}}
 
 
 _Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=MAX_NAME_LENGTH)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,7 +16,7 @@ from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
 from eventpump.emulator.capture import CaptureSettings
-from eventpump.emulator.config import HubSpec, hub_specs
+from eventpump.emulator.config import Hubs, hub_specs
 from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.faults import Faults
 from eventpump.emulator.ledger import ProducerRetention
@@ -42,8 +43,9 @@ class Emulator:
     Everything except the constructor is called from its event loop.
 
     Args:
-        hubs: Names and partition counts, or `HubSpec`s, which also have consumer groups. The hubs stored in `data` are
-            served too.
+        hubs: The hubs to serve: a dictionary of names and partition counts; or a text such as "telemetry:4", or
+            "telemetry:4:dashboard,archive" with consumer groups besides $Default; or several of these texts, or
+            `HubSpec`s. A name alone is a hub of 4 partitions. The hubs stored in `data` are served too.
         host: The address to listen on.
         port: The port; 0 selects a free one.
         ws_port: An additional port for AMQP over WebSockets; 0 selects a free one, None disables it.
@@ -77,7 +79,7 @@ class Emulator:
 
     def __init__(
         self,
-        hubs: Mapping[str, int] | Iterable[HubSpec],
+        hubs: Hubs,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -195,6 +197,8 @@ class Emulator:
             yield
         except (OSError, UnicodeError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                reason = f"the address is in use; try {field} 0, which selects a free one"
             raise ConfigurationError(field, f"cannot listen on {self._host}:{port}: {reason}") from None
 
     async def aclose(self) -> None:
@@ -266,6 +270,12 @@ class Emulator:
     def ws_port(self) -> int | None:
         """The port it listens on for WebSockets; None if it does not, or not yet."""
         return self._ws_port
+
+    @property
+    def hubs(self) -> dict[str, int]:
+        """The names and partition counts of the hubs it serves; empty while it does not run."""
+        service = self._service
+        return {} if service is None else {hub.name: len(hub.partitions) for hub in service.hubs}
 
     @property
     def connection_string(self) -> str:

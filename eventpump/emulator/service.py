@@ -149,6 +149,11 @@ class Service:
         """Return the time in milliseconds since the Unix epoch."""
         return int(self.now() * 1000)
 
+    @property
+    def hubs(self) -> list[Hub]:
+        """All hubs, in the order in which they were declared."""
+        return list(self._hubs.values())
+
     def hub(self, name: str) -> Hub | None:
         """Return a hub by name, not case-sensitive, or None."""
         return self._hubs.get(name.lower())

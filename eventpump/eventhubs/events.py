@@ -13,7 +13,14 @@ from typing import Any
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
-from eventpump.amqp.sections import EventFields, encode_data, salvage_annotations, scan_event, scan_key
+from eventpump.amqp.sections import (
+    EventFields,
+    encode_data,
+    prefix_end,
+    salvage_annotations,
+    scan_event,
+    scan_key,
+)
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
@@ -278,7 +285,10 @@ class EventData:
         elif isinstance(body, (bytes, bytearray, memoryview)):
             self._payload = bytes(body)
         else:
-            raise EventError(f"the body must be bytes or text, not {type(body).__name__}; give other types as `value`")
+            raise EventError(
+                f"the body must be bytes or text, not {type(body).__name__}; give an object as "
+                "EventData.json(...), or as `value`, which is in AMQP's own types"
+            )
         if properties:
             self._properties = dict(properties)
         self.standard = standard or None
@@ -288,8 +298,81 @@ class EventData:
         """The body, if the event consists of bytes only; None if it has properties or another body."""
         return self._payload if not self._properties and self.standard is None else None
 
+    @classmethod
+    def json(cls, body: Any, *, properties: Mapping[str, Any] | None = None, **standard: Any) -> EventData:
+        """Return an event with a body in JSON, encoded as UTF-8, whose content type is "application/json".
+
+        Args:
+            body: What `json.dumps` takes.
+            properties: As of the class. Default: none.
+            standard: As of the class.
+
+        Raises:
+            EventError: It has no form in JSON; NaN and infinity have none.
+        """
+        try:
+            text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EventError(f"the body has no form in JSON: {error}") from error
+        return cls(text, properties=properties, **{"content_type": "application/json", **standard})
+
     @property
-    def body(self) -> Data | AmqpSequence | AmqpValue:
+    def body(self) -> bytes:
+        """The body as bytes: those given, or the given text in UTF-8.
+
+        Raises:
+            EventError: It was given as `value` or `sequence`; see `value`.
+        """
+        if self._payload is None:
+            raise EventError(f"the body is not data (it is: {self.body_type}); use `value`")
+        return self._payload
+
+    @property
+    def body_type(self) -> str:
+        """The kind of body: "data", "sequence" or "value"."""
+        if self._payload is not None:
+            return "data"
+        return "sequence" if isinstance(self._body, AmqpSequence) else "value"
+
+    @property
+    def value(self) -> Any:
+        """The body of any kind: bytes, a list, or an AMQP value."""
+        match self._body:
+            case AmqpSequence(lists):
+                return [item for each in lists for item in each]
+            case AmqpValue(value):
+                return value
+        return self._payload
+
+    def body_as_str(self, encoding: str = "utf-8") -> str:
+        """Return the body as text: bytes decoded, or a value that is text.
+
+        Args:
+            encoding: The encoding of bytes. Default: "utf-8".
+
+        Raises:
+            EventError: The body is not text in that encoding.
+        """
+        if self._payload is None and isinstance(self.value, str):
+            return str(self.value)
+        try:
+            return self.body.decode(encoding)
+        except UnicodeDecodeError as error:
+            raise EventError(f"the body is not valid {encoding}; use `body`") from error
+
+    def body_as_json(self, encoding: str = "utf-8") -> Any:
+        """Return the body parsed as JSON.
+
+        Args:
+            encoding: The encoding of bytes. Default: "utf-8".
+
+        Raises:
+            EventError: The body is not JSON in that encoding.
+        """
+        return _parsed_json(self.body_as_str(encoding))
+
+    @property
+    def section(self) -> Data | AmqpSequence | AmqpValue:
         """The body as an AMQP section."""
         if self._payload is not None:
             return Data((self._payload,))
@@ -318,7 +401,7 @@ class EventData:
         """
         if partition_key is None and (data := self.data) is not None:
             return encode_data(data)
-        message = Message(body=self.body)
+        message = Message(body=self.section)
         if self._properties:
             message.application_properties = self._properties
         if self.standard is not None:
@@ -330,7 +413,20 @@ class EventData:
         return _encode(message)
 
     def __repr__(self) -> str:
-        return f"EventData({self.body!r:.80}, properties={len(self._properties or ())})"
+        return f"EventData({self.section!r:.80}, properties={len(self._properties or ())})"
+
+
+def _parsed_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EventError(f"the body is not valid JSON: {error}") from error
+
+
+def no_event(given: object) -> EventError:
+    """Return the error for what is not an event to send."""
+    hint = "; send `event.to_event_data()`" if isinstance(given, ReceivedEvent) else ""
+    return EventError(f"an event to send is an EventData, not {type(given).__name__}{hint}")
 
 
 def copy_of(event: ReceivedEvent) -> EventData:
@@ -436,7 +532,7 @@ class ReceivedEvent:
         }
         if partition_key is not None:
             annotations[PARTITION_KEY] = partition_key
-        message = Message(body=event.body, message_annotations=annotations)
+        message = Message(body=event.section, message_annotations=annotations)
         if event.properties:
             message.application_properties = event.properties
         if event.standard is not None:
@@ -587,10 +683,17 @@ class ReceivedEvent:
         Raises:
             EventError: The body is not JSON in that encoding.
         """
-        try:
-            return json.loads(self.body_as_str(encoding))
-        except (ValueError, RecursionError) as error:
-            raise EventError(f"the body is not valid JSON: {error}") from error
+        return _parsed_json(self.body_as_str(encoding))
+
+    def to_event_data(self) -> EventData:
+        """Return an event to send with the body, the application properties and the standard properties of this one.
+
+        Its partition key is not part of it: give `partition_key=event.partition_key` to `send`.
+
+        Raises:
+            EventError: This one cannot be decoded.
+        """
+        return copy_of(self)
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -664,3 +767,18 @@ class ReceivedEvent:
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"
+
+
+def without_body(raw: bytes) -> bytes:
+    """Return a message with the header and annotations of a received one: its place, without what else it holds.
+
+    Args:
+        raw: The received message, which is returned itself if its place cannot be read then.
+    """
+    try:
+        short = raw[: prefix_end(raw)] + encode_data(b"")
+        if ReceivedEvent(short).offset:
+            return short
+    except (DecodeError, EventError):
+        pass
+    return raw

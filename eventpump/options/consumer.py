@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
@@ -21,20 +21,38 @@ from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPositio
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
 
-StartPosition: TypeAlias = str | int | datetime | EventPosition
-"""Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a time, or a position."""
+StartPosition: TypeAlias = str | int | datetime | timedelta | EventPosition
+"""Where to begin: "earliest" or "latest", a sequence number, a time, a timedelta back from now, an offset ("-1" is the
+start, "@latest" the end), or a position."""
+
+_EXPECTED: Final = (
+    'must be "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta, an offset, or an '
+    "EventPosition"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RelativePosition(EventPosition):
+    """A time that was given by how long ago it is: another one at each start of a program."""
 
 
 def start_position(value: object) -> EventPosition:
     """Return the position that a value given by the user stands for.
 
     Raises:
-        ValueError: The value is of another type.
+        ValueError: It is none.
     """
     match value:
         case EventPosition():
             return value
+        case "earliest":
+            return EventPosition.earliest()
+        case "latest":
+            return EventPosition.latest()
         case str():
+            # An offset is opaque, but never without a digit: this is a word that was meant to be another.
+            if value != LATEST_OFFSET and not any(map(str.isdigit, value)):
+                raise ValueError(f"{_EXPECTED}, not {value[:40]!r}")
             return EventPosition.at_offset(value)
         case bool():
             pass
@@ -42,7 +60,9 @@ def start_position(value: object) -> EventPosition:
             return EventPosition.at_sequence_number(value)
         case datetime():
             return EventPosition.at_enqueued_time(value)
-    raise ValueError("must be an offset, a sequence number, a datetime with a time zone, or an EventPosition")
+        case timedelta():
+            return RelativePosition(enqueued_time=datetime.now(UTC) - abs(value), inclusive=True)
+    raise ValueError(_EXPECTED)
 
 
 def _host_start(value: object) -> EventPosition:
@@ -213,9 +233,9 @@ class ReaderSettings(FeedSettings):
 
     Args:
         partition_id: The partition to read, such as "0".
-        position: Where to begin: an offset ("-1" is the start, "@latest" the end), a sequence number, a datetime with a
-            time zone, or an `EventPosition`. Reading begins after the event at the position, or, if it is inclusive,
-            with it.
+        position: Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back
+            from now, an offset ("-1" and "@latest" are the start and the end too), or an `EventPosition`. Reading
+            begins after the event at the position, or, if it is inclusive, with it.
         end: Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the
             start, each of them included; or an `EventPosition`, included if it is inclusive. None to read forever.
         owner_level: The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects readers with a
@@ -234,19 +254,8 @@ class ReaderSettings(FeedSettings):
     on_data_loss: OnDataLoss | None = None
 
 
-SubscriptionPosition: TypeAlias = StartPosition | timedelta
-"""Where a subscription begins: as a host, or "latest", "earliest", or a timedelta, such as an hour ago."""
-
-
-def _subscription_start(value: object) -> EventPosition:
-    match value:
-        case "latest":
-            return EventPosition.latest()
-        case "earliest":
-            return EventPosition.earliest()
-        case timedelta():
-            return EventPosition.at_enqueued_time(datetime.now(UTC) + value, inclusive=True)
-    return _host_start(value)
+SubscriptionPosition: TypeAlias = StartPosition
+"""Where a subscription begins: as a host."""
 
 
 def sought_position(option: str, value: object, *, inclusive: bool = False) -> EventPosition:
@@ -261,7 +270,7 @@ def sought_position(option: str, value: object, *, inclusive: bool = False) -> E
         ConfigurationError: The value is not a position.
     """
     try:
-        position = _subscription_start(value)
+        position = _host_start(value)
     except ValueError as error:
         raise ConfigurationError(option, str(error)) from None
     if inclusive and not isinstance(value, EventPosition) and position.offset not in {START_OFFSET, LATEST_OFFSET}:
@@ -271,10 +280,10 @@ def sought_position(option: str, value: object, *, inclusive: bool = False) -> E
 
 def _check_subscription_start(value: object) -> Mapping[str, EventPosition] | EventPosition:
     if not isinstance(value, Mapping):
-        return _subscription_start(value)
+        return _host_start(value)
     if not all(isinstance(each, str) for each in value):
         raise ValueError("its keys must be partition ids, which are text")
-    return {each: _subscription_start(position) for each, position in value.items()}
+    return {each: _host_start(position) for each, position in value.items()}
 
 
 def _partition_key(event: ReceivedEvent) -> str | None:
@@ -434,14 +443,18 @@ class HostSettings(FeedSettings):
     """How a host processes a hub.
 
     Args:
-        checkpoint_policy: When checkpoints are written without a call of `context.checkpoint()`.
-        initial_position: Where a partition without a checkpoint begins: an offset ("-1" is the start, "@latest" the
-            end), a sequence number, a datetime with a time zone, or an `EventPosition`; or a mapping of partition ids
-            to these, and partitions that it does not name begin at the start. The first host of a consumer group
-            records it in the lease store, and the record is valid for all later hosts. "@latest" is the end of the
-            partition when it is first opened. A partition that is added to the hub later always begins at its start.
+        checkpoint_policy: When checkpoints are written without a call of `context.checkpoint()`, of events whose
+            `process_events` returned. `CheckpointPolicy.manual()` for a processor that keeps events beyond that.
+        initial_position: Where a partition without a checkpoint begins: "earliest", "latest", a sequence number, a
+            datetime with a time zone, a timedelta back from now, an offset ("-1" and "@latest" are the start and the
+            end too), or an `EventPosition`; or a mapping of partition ids to these, and partitions that it does not
+            name begin at the start. The first host of a consumer group records it in the lease store, and the record is
+            valid for all later hosts. "latest" is the end of the partition when it is first opened. A partition that
+            is added to the hub later always begins at its start.
         owner_id: The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the
             process id and random digits.
+        max_buffered_bytes: The most bytes of events that were received and are not processed yet, over all partitions,
+            and one event more for each receive link. Each partition has its share, and may use what others leave free.
         balancer: Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`,
             `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`).
             Use one kind for all hosts; see `docs/balancing.md`.
@@ -481,9 +494,10 @@ class HostSettings(FeedSettings):
             it returns.
     """
 
-    checkpoint_policy: CheckpointPolicy = CheckpointPolicy.manual()
+    checkpoint_policy: CheckpointPolicy = CheckpointPolicy.automatic()
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()
     owner_id: Name | None = None
+    max_buffered_bytes: int = Field(default=512 * 1024 * 1024, ge=1024)
     balancer: Annotated[PartitionBalancer, PlainValidator(_checked_balancer)] = FairBalancer()
     weight: float = Field(default=1.0, ge=0.001, le=1000)
     max_batch_size: int = Field(default=300, ge=1, le=100_000)
@@ -511,6 +525,13 @@ class HostSettings(FeedSettings):
                     raise ConfigurationError(
                         name, f"events of hub {self.hub} cannot be parked there: they would return"
                     )
+
+    @property
+    def has_relative_start(self) -> bool:
+        """Whether `initial_position` is another one at each start of the program."""
+        configured = self.initial_position
+        positions = [configured] if isinstance(configured, EventPosition) else configured.values()
+        return any(isinstance(each, RelativePosition) for each in positions)
 
     def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
         """Return the partitions that `initial_position` names and the hub does not have."""

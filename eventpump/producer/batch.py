@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable
 
 from eventpump.errors import EventError
-from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
 from eventpump.producer.packing import BatchPacker
@@ -102,10 +102,10 @@ class EventBatch:
                 or published.
         """
         if not isinstance(event, EventData):
-            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
+            raise no_event(event)
         if self.state is not _OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
-        if event.published_sequence_number is not None:
+        if self.is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
         if self.partition_key is None:
             head, rest = pieces_of(event, idempotent=self.is_idempotent, stamped=self.is_stamped)

@@ -24,11 +24,12 @@ from eventpump.errors import (
     EventPumpError,
 )
 from eventpump.eventhubs.envelope import envelope_head
-from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length, partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
+from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
@@ -338,6 +339,38 @@ class HubBufferedProducer:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
 
+    async def get_properties(self) -> HubProperties:
+        """Read about the hub.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_properties()
+
+    async def get_partition_ids(self) -> tuple[str, ...]:
+        """List the hub's partitions.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_partition_ids()
+
+    async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
+        """Read about a partition.
+
+        Raises:
+            ServiceError: As of the transport.
+        """
+        return await self._producer.get_partition_properties(partition_id)
+
+    async def settle(self, partition_id: str) -> None:
+        """Wait until nothing is in doubt on a partition.
+
+        Raises:
+            EventPumpError: The partition has failed.
+        """
+        await self._producer.settle(partition_id)
+
     async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
         """Return how a partition is published to, and with a state store how many events are published there.
 
@@ -351,7 +384,7 @@ class HubBufferedProducer:
     def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
         if not isinstance(event, EventData):
-            raise EventError(f"an event to send is an EventData, not {type(event).__name__}")
+            raise no_event(event)
         if self._is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:

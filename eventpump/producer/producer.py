@@ -8,14 +8,14 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
-from eventpump.errors import ConfigurationError, EventError
-from eventpump.eventhubs.events import EventData
+from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
@@ -24,6 +24,7 @@ from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
 from eventpump.producer.targets import (
     IdempotentTarget,
+    PartitionOptions,
     PartitionPublishingOptions,
     PartitionPublishingProperties,
     PlainTarget,
@@ -61,8 +62,9 @@ class HubProducer:
             producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
-        partition_options: How to publish to single partitions, by partition id; the service decides the rest. For a
-            partition that `state_store` knows, the stored state is used instead.
+        partition_options: How to publish to single partitions: a mapping of partition ids, text or numbers, to
+            `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the
+            stored state is used instead.
         name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
             `state_store`.
         state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
@@ -110,7 +112,7 @@ class HubProducer:
         rng: random.Random | None = None,
         owns_transport: bool = True,
         idempotent: bool = False,
-        partition_options: Mapping[str, PartitionPublishingOptions] | None = None,
+        partition_options: PartitionOptions | None = None,
         name: str | None = None,
         state_store: PublisherStateStore | None = None,
         mode: Literal["exclusive", "replayable"] | None = None,
@@ -132,7 +134,7 @@ class HubProducer:
         self._transport = transport
         self._hub = hub
         self._is_idempotent = idempotent
-        self._options = dict(partition_options or {})
+        self._options = _partition_options(partition_options or {})
         self._states = (
             None if state_store is None else PublisherStates(state_store, name or "", policy, scan_consumer_group or "")
         )
@@ -509,7 +511,29 @@ def _events(given: object) -> list[EventData]:
         if wrong is None:
             return events
         given = wrong
-    raise EventError(f"an event to send is an EventData, not {type(given).__name__}")
+    raise no_event(given)
+
+
+def _partition_options(given: Mapping[Any, object]) -> dict[str, PartitionPublishingOptions]:
+    """Return publishing options by partition id.
+
+    Raises:
+        ConfigurationError: A key is not a partition id, or is given twice; or a value is something else.
+    """
+    found: dict[str, PartitionPublishingOptions] = {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("partition_options", "must map partition ids to PartitionPublishingOptions")
+    for key, options in given.items():
+        partition_id = str(key) if type(key) is int else key
+        if not isinstance(partition_id, str) or not partition_id.isascii() or not partition_id.isdigit():
+            raise ConfigurationError("partition_options", f"its keys must be partition ids such as 0, not {key!r:.80}")
+        if partition_id in found:
+            raise ConfigurationError("partition_options", f"partition {partition_id} is there twice")
+        if not isinstance(options, PartitionPublishingOptions):
+            problem = f"partition {partition_id} must have a PartitionPublishingOptions, not {type(options).__name__}"
+            raise ConfigurationError("partition_options", problem)
+        found[partition_id] = options
+    return found
 
 
 def _policy(

@@ -11,9 +11,9 @@ import contextlib
 import logging
 import operator
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_cancelled
@@ -71,6 +71,10 @@ class PartitionPublishingOptions:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value <= highest):
                 raise ConfigurationError(f"partition_options.{name}", f"must be a number from 0 to {highest}")
+
+
+PartitionOptions: TypeAlias = Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions]
+"""Publishing options by partition id."""
 
 
 @dataclass(frozen=True, slots=True)

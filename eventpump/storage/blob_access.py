@@ -72,6 +72,10 @@ class RefusedError(StoreError):
         self.answer = answer
 
 
+class ForbiddenError(StoreError):
+    """The storage account refused the credential."""
+
+
 class BlobContainer:
     """A container as the stores use it. Every request is tried once, within seconds, and is not logged.
 
@@ -129,9 +133,17 @@ class BlobContainer:
             directory: What the blobs' names begin with.
 
         Raises:
+            ConfigurationError: The account refuses the credential. At the start that is a mistake, and trying again
+                does not mend it; later it may be a new key, or a role that is being changed.
             StoreError: The container can neither be created nor read.
         """
+        try:
+            await self._create(directory)
+        except ForbiddenError as error:
+            problem = f"the storage account refuses it for container {self.name} ({error.reason})"
+            raise ConfigurationError("credential", problem) from None
 
+    async def _create(self, directory: str) -> None:
         async def exists() -> bool:
             try:
                 async for _ in self.client.list_blobs(directory, results_per_page=1, **self.options):
@@ -165,7 +177,8 @@ class BlobContainer:
             answer = _answer_of(error) if isinstance(error, HttpResponseError) else None
             if answer is not None:
                 raise RefusedError(operation, answer, partition_id=partition_id) from None
-            failure = StoreError(operation, _describe(error), partition_id=partition_id)
+            kind = ForbiddenError if getattr(error, "status_code", None) in (401, 403) else StoreError
+            failure = kind(operation, _describe(error), partition_id=partition_id)
             raise failure from (error if _is_clean(error) else None)
 
     async def download(

@@ -1,25 +1,27 @@
-"""Pytest fixtures for users of eventpump.
+"""The fixtures of `async def` tests, which `eventpump.testing.pytest_plugin` adds where pytest-asyncio is loaded.
 
-To be imported by a `conftest.py`: `from eventpump.testing.fixtures import eventpump_emulator`.
-Needs pytest and pytest-asyncio; nothing else of eventpump imports this module.
+A `conftest.py` may import them too. Nothing else of eventpump imports this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
 
-from eventpump.emulator.server import Emulator
+if TYPE_CHECKING:
+    from eventpump.emulator.server import Emulator
 
-EmulatorFactory = Callable[..., Awaitable[Emulator]]
+EmulatorFactory = Callable[..., "Awaitable[Emulator]"]
 
 
 @pytest_asyncio.fixture
 async def eventpump_emulator() -> AsyncIterator[Emulator]:
-    """Run an emulator with one hub, `telemetry`, of four partitions."""
+    """Run an emulator with one hub, `telemetry`, of four partitions, on the test's loop."""
+    from eventpump.emulator.server import Emulator
+
     async with Emulator({"telemetry": 4}) as emulator:
         yield emulator
 
@@ -27,6 +29,8 @@ async def eventpump_emulator() -> AsyncIterator[Emulator]:
 @pytest_asyncio.fixture
 async def eventpump_emulators() -> AsyncIterator[EmulatorFactory]:
     """Return a function that starts an emulator, with the parameters of `Emulator`; all stop with the test."""
+    from eventpump.emulator.server import Emulator
+
     async with AsyncExitStack() as stack:
 
         async def start(*args: Any, **options: Any) -> Emulator:

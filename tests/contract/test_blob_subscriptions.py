@@ -16,6 +16,7 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
 from eventpump import EventProcessor, PartitionContext, ReceivedEvent
 from eventpump.consumer.host import PartitionHost
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -126,7 +127,13 @@ class _Scene:
             self._azurite.connection_string, self._name, transport=_Watched(self.reader)
         )
         self._stack.push_async_callback(client.close)
-        settings = HostSettings(hub=self.hub.name, owner_id=name, max_batch_size=5, renew_interval=1.0)
+        settings = HostSettings(
+            hub=self.hub.name,
+            owner_id=name,
+            max_batch_size=5,
+            renew_interval=1.0,
+            checkpoint_policy=CheckpointPolicy.manual(),
+        )
         host = PartitionHost(
             lambda: FakeTransport(self.hub),
             BlobLeaseStore(client, lease_duration=15),

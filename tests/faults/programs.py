@@ -26,6 +26,7 @@ from eventpump import (
     ServiceError,
     SqliteLeaseStore,
 )
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.emulator.config import HubSpec
 from eventpump.interfaces import ConsumerScope
 from eventpump.options.connection import connection_settings
@@ -59,6 +60,7 @@ HOST: dict[str, Any] = {
     "prefetch_events": 400,
     "max_wait_time": 1.0,
     "startup_timeout": 20.0,
+    "checkpoint_policy": CheckpointPolicy.manual(),  # what is stored is compared with what the processors asked for
 }
 
 

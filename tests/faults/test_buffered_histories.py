@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.message import Data
 from eventpump.core.router import HashRouter
 from eventpump.errors import (
     ClosedError,
@@ -320,8 +319,7 @@ async def _await(use: Awaitable[Any]) -> Any:
 
 
 def name_of(event: EventData) -> str:
-    assert isinstance(event.body, Data)
-    return event.body.parts[0].decode().strip()
+    return event.body.decode().strip()
 
 
 @pytest.mark.timeout(3600)

@@ -424,7 +424,6 @@ _CONFIGS = {
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "COMMAND"),
         (["fly"], "fly"),
         (["--fly"], "COMMAND"),
         (["emulator", "--fly"], "--fly"),

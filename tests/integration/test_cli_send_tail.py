@@ -266,7 +266,8 @@ async def test_send_to_a_dead_service_exits_with_1(tmp_path: Path) -> None:
     async with Emulator({"telemetry": 1}) as emulator:
         pass
     (tmp_path / "lines").write_bytes(b"a\nb\nc")
-    code, out, err = await run("send", "--hub", "telemetry", str(tmp_path / "lines"), emulator=emulator)
+    arguments = ("send", "--hub", "telemetry", "--retry-for", "0", str(tmp_path / "lines"))
+    code, out, err = await run(*arguments, emulator=emulator)
     assert code == 1
     assert out.startswith(b"sent 0 lines")
     assert err.startswith("eventpump: 3 of 3 lines were not sent: ")
@@ -403,6 +404,82 @@ async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator
     assert sorted(first) == sorted(out.splitlines(keepends=True)) == expected
 
 
+async def test_send_and_tail_live_through_an_outage(tmp_path: Path) -> None:
+    """Both wait until the service is back, say so once each, and neither loses a line."""
+    async with Emulator("telemetry:4", data=tmp_path) as emulator:
+        send = started("send", "--hub", "telemetry", emulator=emulator)
+        tail = started("tail", "--hub", "telemetry", "--count", "200", emulator=emulator)
+        async with send as sending, tail as tailing:
+            assert sending.stdin is not None
+            assert sending.stderr is not None
+            assert tailing.stdout is not None
+            assert tailing.stderr is not None
+            sending.stdin.write(b"".join(b"%d\n" % number for number in range(100)))
+            seen = [await tailing.stdout.readline() for _ in range(100)]
+            port = emulator.port
+            await emulator.aclose()
+            sending.stdin.write(b"".join(b"%d\n" % number for number in range(100, 200)))
+            down = [(await each.readline()).decode() for each in (sending.stderr, tailing.stderr)]
+            async with Emulator("telemetry:4", data=tmp_path, port=port):
+                seen += [await tailing.stdout.readline() for _ in range(100)]
+                back = [(await each.readline()).decode() for each in (sending.stderr, tailing.stderr)]
+                sending.stdin.close()
+                assert await sending.stderr.read() == b""
+                assert await tailing.stderr.read() == b""
+                assert (await sending.wait(), await tailing.wait()) == (0, 0)
+    assert {int(line) for line in seen} == set(range(200))
+    assert all(line.startswith("eventpump: the service cannot be reached, trying again: ") for line in down)
+    assert all(line.startswith("eventpump: the service is back after ") for line in back)
+
+
+@pytest.mark.parametrize("command", ["send", "tail"])
+async def test_commands_give_up_on_an_outage_after_the_given_time(command: str) -> None:
+    """The service goes away for longer than --retry-for: one last line, and exit code 1."""
+    async with Emulator("telemetry:1") as emulator:
+        await fill_one(emulator)
+        arguments = (command, "--hub", "telemetry", "--retry-for", "2")
+        async with started(*arguments, emulator=emulator) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if command == "tail":
+                assert await process.stdout.readline() == b"one\n"
+            else:
+                process.stdin.write(b"a\n")
+                while await read_bodies(emulator.connection_string, HUB, "0") != [b"one", b"a"]:
+                    pass
+            await emulator.aclose()
+            if command == "send":
+                process.stdin.write(b"b\n")
+            _, err = await process.communicate()
+    lines = err.decode().splitlines()
+    assert process.returncode == 1
+    assert lines[0].startswith("eventpump: the service cannot be reached, trying again: ")
+    assert lines[-1].endswith(("(tried for 2 s)", "(up to 1 of them may be stored)"))
+    assert len(lines) == 2
+
+
+async def fill_one(emulator: Emulator) -> None:
+    async with EventProducer(emulator.connection_string, "telemetry") as producer:
+        await producer.send(EventData(b"one"))
+
+
+async def test_tail_beside_an_exclusive_reader_names_the_way_out(eventpump_emulator: Emulator) -> None:
+    """A host takes the consumer group: the line that ends `tail` names the option that helps."""
+    await fill(eventpump_emulator, 1)
+    async with started("tail", "--hub", "telemetry", emulator=eventpump_emulator) as process:
+        assert process.stdout is not None
+        for _ in range(4):
+            await process.stdout.readline()
+        exclusive = PartitionReader(eventpump_emulator.connection_string, HUB, partition_id="1", owner_level=3)
+        async with exclusive as reader:
+            await reader.read()
+            _, err = await process.communicate()
+    assert process.returncode == 2
+    assert err.startswith(b"eventpump: --consumer-group: $Default is read by an exclusive reader")
+    assert b"--consumer-group NAME" in err
+    assert err.count(b"\n") == 1
+
+
 # ------------------------------------------------------------------------------------------------- bad input
 
 
@@ -429,6 +506,8 @@ async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator
         (("tail", "--hub", "telemetry", "--consumer-group", "nobody"), "nobody"),
         (("tail", "--hub", "telemetry", "--from", "yesterday"), "--from"),
         (("tail", "--hub", "telemetry", "--count", "0"), "--count"),
+        (("tail", "--hub", "telemetry", "--retry-for", "soon"), "--retry-for"),
+        (("send", "--hub", "telemetry", "--retry-for", "-1"), "--retry-for"),
         (("tail", "--connection-string", "{wrong}", "--hub", "telemetry"), "Unauthorized"),
     ],
 )

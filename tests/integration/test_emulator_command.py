@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import signal
 import socket
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import trustme
+
+from eventpump.emulator.config import HubSpec, load_config
 
 _COMMAND = """
 import argparse, sys
@@ -77,6 +80,53 @@ async def test_emulator_serves_tls_and_the_official_config_file(tmp_path: Path) 
     assert process.returncode == 0
 
 
+async def test_emulator_on_a_terminal_says_what_to_do_next() -> None:
+    """After the connection string a person sees what to type; a program that reads a pipe gets none of it."""
+    ours, theirs = pty.openpty()
+    shown = bytearray()
+    is_complete = asyncio.Event()
+
+    def read() -> None:
+        shown.extend(os.read(ours, 65536))
+        if b"eventpump tail --hub telemetry" in shown:
+            is_complete.set()
+
+    asyncio.get_running_loop().add_reader(ours, read)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "eventpump", "emulator", "--hub", "telemetry:4:dashboard", "--port", "0",
+            stdout=theirs, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            await is_complete.wait()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+    finally:
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+        os.close(theirs)
+    assert (process.returncode, err) == (0, b"")
+    assert shown.startswith(b"Endpoint=sb://127.0.0.1:")
+    assert b"Serves telemetry (4 partitions) on 127.0.0.1:" in shown
+    assert b"Ctrl-C stops it" in shown
+    assert b"export EVENTPUMP_CONNECTION_STRING='Endpoint=sb://127.0.0.1:" in shown
+    assert b"eventpump send --hub telemetry\r\n" in shown
+
+
+async def test_emulator_prints_a_config_file(tmp_path: Path) -> None:
+    """The printed file declares the hubs of the command line, or a sample; nothing is served."""
+    for arguments, expected in (
+        (["--hub", "a:2:x,y"], [HubSpec("a", 2, ("x", "y"))]),
+        ([], [HubSpec("telemetry", 4, ("dashboard", "archive"))]),
+    ):
+        process = await launch(*arguments, "--print-config")
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        (tmp_path / "Config.json").write_bytes(out)
+        assert load_config(tmp_path / "Config.json") == expected
+
+
 async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
     """A reader that went away is no traceback: one line, exit code 2."""
     reading, writing = os.pipe()
@@ -101,7 +151,7 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
         (("--hub", "a:1", "--port", "x"), "--port"),
         (("--hub", "a:1", "--port", "65536"), "--port"),
         (("--hub", "a:1", "--port", "0", "--ws-port", "x"), "--ws-port"),
-        (("--hub", "a:1", "--port", "0", "--ws-port", "{taken}"), "ws_port"),
+        (("--hub", "a:1", "--port", "0", "--ws-port", "{taken}"), "--ws-port 0"),
         (("--hub", "a:1", "--host", "no.such.host.invalid"), "cannot listen on"),
         (("--config", "{tmp}/nothing.json"), "cannot be read"),
         (("--config", "{tmp}/broken.json"), "not JSON"),
@@ -115,7 +165,8 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
         (("--hub", "a:1", "--key", "secret\ntext"), "key"),
         (("--hub", "a:1", "--key", " secret"), "key"),
         (("--hub", "a:1", "--retention-bytes", "-1"), "--retention-bytes"),
-        (("--hub", "a:1", "--port", "{taken}"), "in use"),
+        (("--hub", "a:1", "--port", "{taken}"), "the address is in use; try --port 0"),
+        (("--hub", "a:1:b:c"), "telemetry:4:dashboard,archive"),
     ],
 )
 async def test_emulator_with_bad_input_exits_with_2_and_one_line(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import re
+import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
+import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
+from eventpump import BufferedProducer, EventData
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
 from tests.ways import need_uamqp
@@ -127,3 +135,101 @@ def test_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, car
     assert found["lost"] == found["shared epochs"] == "0"
     assert "was killed (SIGKILL)" in result.stdout
     assert float(found["time to take over"]) > 0
+
+
+def test_the_example_of_exactly_once_brings_its_own_service() -> None:
+    """It counts each event once, and the total is that of what was published."""
+    result = _run("examples/exactly_once.py", "--count", "2000", without=["EVENTPUMP_CONNECTION_STRING"])
+    assert result.returncode == 0, result.stderr
+    (published,) = re.findall(r"^published: total (\d+)$", result.stdout, re.M)
+    assert f"2000 readings, total {published}" in result.stdout
+
+
+async def test_the_example_of_exactly_once_counts_once_over_kills_and_moves(
+    eventpump_emulator: Emulator, tmp_path: Path
+) -> None:
+    """Processes that share its folder join, move partitions and are killed while events come; the sums stay exact."""
+    connection_string, count, rng = eventpump_emulator.connection_string, 4000, random.Random(14)
+    arguments = ["--connection-string", connection_string, "--folder", str(tmp_path), "--lease-duration", "2"]
+    command = [sys.executable, "examples/exactly_once.py", *arguments, "--count", str(count)]
+    total = 0
+    running: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    try:
+        async with BufferedProducer(connection_string, "telemetry") as producer:
+            for part in range(4):
+                newest = start()
+                for number in range(count // 4):
+                    value = rng.randrange(100)
+                    body = json.dumps({"sensor": f"sensor-{number % 7}", "value": value})
+                    await producer.send(EventData(body), partition_key=f"sensor-{number % 7}")
+                    total += value
+                await producer.flush()
+                assert newest.stdout is not None
+                await asyncio.to_thread(newest.stdout.readline)  # it has counted for a second, or is waiting for leases
+                if part:
+                    killed = running.pop(rng.randrange(len(running)))
+                    killed.kill()
+                    killed.communicate()
+        for process in running:
+            output, _ = await asyncio.to_thread(process.communicate, timeout=_LIMIT)
+            assert f"{count} readings, total {total}\n" in output
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path) -> None:
+    """An owner whose epoch is older than the stored one changes nothing, whatever it counts; nor does a repeat."""
+    sums = cast(Any, runpy.run_path(str(ROOT / "examples/exactly_once.py")))["Sums"](tmp_path / "sums.db")
+    reading = {"sensor": "a", "value": 5}
+    sums.count("0", 3, [(0, reading), (1, reading)])
+    sums.count("0", 3, [(1, reading), (2, reading)])
+    assert sums.result() == (3, 15)
+    sums.count("0", 4, [])
+    with pytest.raises(Exception, match="epoch 3 is older than 4"):
+        sums.count("0", 3, [(3, reading)])
+    assert sums.result() == (3, 15)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """However it is ended, its service and its hosts end too; unless it is killed, its files go with it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "eventpump", "demo", "--plain", "--seconds", "600"),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    children: list[psutil.Process] = []
+    try:
+        async with asyncio.timeout(_LIMIT):
+            lines = [(await process.stdout.readline()).decode()]
+            while "three hosts share the partitions" not in lines[-1]:
+                lines.append((await process.stdout.readline()).decode())
+                assert lines[-1], "".join(lines)
+            assert "this takes about 610 s; Ctrl-C ends it" in lines[0]
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len(children) == 4
+            process.send_signal(number)
+            _, err = await process.communicate()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=60)
+        assert alive == []
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    if number is not signal.SIGKILL:
+        assert (process.returncode, err) == (128 + number, b"")
+        assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""README's blocks of Python, run as they stand against the emulator, but for the connection string."""
+"""What the programs of README and of some pages do, beyond that they run (`test_pages.py`)."""
 
 from __future__ import annotations
 
@@ -6,81 +6,98 @@ import ast
 import asyncio
 import inspect
 import os
-import re
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import eventpump
 from eventpump import (
     EventData,
     EventProcessor,
-    EventProcessorHost,
     EventProducer,
-    MemoryLeaseStore,
     PartitionContext,
     PartitionReader,
     ReceivedEvent,
 )
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.pages import ROOT, python_blocks
 
 __all__ = ["eventpump_emulator"]
 
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 HUB = "telemetry"
 _LIMIT = 60.0
 
 
-def _block(holding: str) -> str:
-    """Return the one block of Python that holds a text."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
-    (found,) = (block for block in blocks if holding in block)
-    return str(found)
+def _block(path: Path, holding: str) -> str:
+    """Return the one block of Python of a page that holds a text."""
+    (found,) = (block for block in python_blocks(path) if holding in block)
+    return found
 
 
-async def _run(block: str, names: Mapping[str, object]) -> dict[str, Any]:
-    """Run a block in which `await` may stand outside of functions.
+def _environment(emulator: Emulator) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "EVENTPUMP_CONNECTION_STRING": emulator.connection_string,
+    }
+
+
+async def _run_program(program: str, emulator: Emulator, folder: Path) -> str:
+    """Run a program that ends by itself.
 
     Returns:
-        Its names.
+        What it printed.
     """
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=_environment(emulator),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+async def _run(block: str, names: Mapping[str, object]) -> None:
+    """Run a block in which `await` may stand outside of functions."""
     known: dict[str, Any] = {name: getattr(eventpump, name) for name in eventpump.__all__} | dict(names)
-    code = compile(block, str(README), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    async with asyncio.timeout(_LIMIT):
-        result = eval(code, known)
-        if inspect.iscoroutine(result):
-            await result
-    return known
+    code = compile(block, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, known)
+    if inspect.iscoroutine(result):
+        await result
 
 
-async def _stored(connection_string: str, partition_id: str) -> list[bytes]:
-    reader = PartitionReader(connection_string, HUB, partition_id=partition_id, end="@latest")
+async def _stored(emulator: Emulator, partition_id: str) -> list[str]:
+    reader = PartitionReader(emulator.connection_string, HUB, partition_id=partition_id, end="@latest")
     async with reader, asyncio.timeout(_LIMIT):
-        return [event.body async for event in reader]
+        return [event.body_as_str() async for event in reader]
 
 
 async def test_readme_consumer_prints_and_continues_after_a_restart(
     eventpump_emulator: Emulator, tmp_path: Path
 ) -> None:
     """It prints what was sent, ends on SIGTERM, and started again goes on after what it had processed."""
-    connection_string = eventpump_emulator.connection_string
     program = tmp_path / "consume.py"
-    block = _block("class Printer")
-    assert "Endpoint=sb://..." in block
-    program.write_text(block.replace("Endpoint=sb://...", connection_string), encoding="utf-8")
-    async with EventProducer(connection_string, HUB) as producer, asyncio.timeout(_LIMIT):
+    program.write_text(_block(README, "class Printer"), encoding="utf-8")
+    async with EventProducer(eventpump_emulator.connection_string, HUB) as producer, asyncio.timeout(_LIMIT):
         for text in ("one", "two"):
             await producer.send(EventData(text), partition_id="0")
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 program,
                 cwd=tmp_path,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=_environment(eventpump_emulator),
                 stdout=asyncio.subprocess.PIPE,
             )
             try:
@@ -94,8 +111,30 @@ async def test_readme_consumer_prints_and_continues_after_a_restart(
                     process.kill()
 
 
-async def test_the_block_that_subscribes(eventpump_emulator: Emulator) -> None:
-    """Both of its subscriptions get what is published afterwards."""
+async def test_readme_producers_store_what_they_send(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+    """What each of them sends is stored once, and the reader of the same page can print all of it."""
+    output = await _run_program(_block(README, "BufferedProducer("), eventpump_emulator, tmp_path)
+    partition = output.rpartition(" ")[2].strip()
+    stored = [await _stored(eventpump_emulator, str(number)) for number in range(4)]
+    everything = sorted(body for bodies in stored for body in bodies)
+    assert everything == sorted(["one", "two", "stored once, whatever is lost on the way", '{"celsius": 21.5}'])
+    assert '{"celsius": 21.5}' in stored[int(partition)]
+
+
+async def test_publisher_of_the_guide_publishes_each_order_once(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+    """Run again, also with more orders, it publishes those that are new, each once and in order."""
+    guide = ROOT / "docs/howto/publish-exactly-once.md"
+    program = _block(guide, 'mode="replayable"')
+    for count in (250, 250, 430):
+        await _run_program(program.replace("range(1000)", f"range({count})"), eventpump_emulator, tmp_path)
+        assert await _stored(eventpump_emulator, "0") == [f"order {number}" for number in range(count)]
+
+
+async def test_block_of_the_page_on_subscriptions(
+    eventpump_emulator: Emulator, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Both of its subscriptions get what is published afterwards, and one of them what was published before."""
+    monkeypatch.chdir(tmp_path)
     connection_string = eventpump_emulator.connection_string
     got: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
 
@@ -104,52 +143,16 @@ async def test_the_block_that_subscribes(eventpump_emulator: Emulator) -> None:
             for event in events:
                 got.put_nowait((context.subscription, event.body))
 
-    async with (
-        EventProcessorHost(connection_string, HUB, lease_store=MemoryLeaseStore()) as host,
-        EventProducer(connection_string, HUB) as producer,
-        asyncio.timeout(_LIMIT),
-    ):
+    names = {"connection_string": connection_string, "Alerts": Telling, "Archive": Telling}
+    async with EventProducer(connection_string, HUB) as producer, asyncio.timeout(_LIMIT):
         await producer.send([EventData(b"before")], partition_id="0")
-        await _run(_block("host.subscribe"), {"host": host, "Alerts": Telling, "Archive": Telling})
-        await producer.send([EventData(b"after")], partition_id="0")
-        running = asyncio.create_task(host.run())
-        found = sorted([await got.get() for _ in range(3)])
-        host.stop()
-        await running
-    assert found == [("alerts", b"after"), ("archive", b"after"), ("archive", b"before")]
-
-
-async def test_readme_reader_prints_a_partition_and_ends(
-    eventpump_emulator: Emulator, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It prints what a partition holds, and ends."""
-    async with EventProducer(eventpump_emulator.connection_string, HUB) as producer:
-        await producer.send(EventData(b'{"celsius": 21}'), partition_id="0")
-    await _run(_block("PartitionReader("), {"connection_string": eventpump_emulator.connection_string})
-    assert "{'celsius': 21}" in capsys.readouterr().out
-
-
-async def test_readme_producers_store_what_they_send(eventpump_emulator: Emulator) -> None:
-    """What they send is stored."""
-    connection_string = eventpump_emulator.connection_string
-    names = {"connection_string": connection_string, "report": lambda *failure: pytest.fail(repr(failure))}
-    # Filled to what the service takes, the batch would be of 1 MiB.
-    await _run(_block("batch.try_add").replace("create_batch(", "create_batch(max_size_in_bytes=1000, "), names)
-    await _run(_block("BufferedProducer("), names)
-    sent = [body for number in range(4) for body in await _stored(connection_string, str(number))]
-    assert sent.count(b"three") > 10
-    assert sorted(body for body in sent if body != b"three") == [b"21.5", b"one", b"two"]
-
-
-async def test_readme_idempotent_producer_publishes_each_order_once(
-    eventpump_emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Run again with more orders, it publishes those that are new, and each once."""
-    monkeypatch.chdir(tmp_path)
-    connection_string = eventpump_emulator.connection_string
-    orders: list[str] = []
-    for more in (["a", "b"], [], ["c"]):
-        orders += more
-        known = await _run(_block('mode="replayable"'), {"connection_string": connection_string, "orders": orders})
-        assert known["known"].events_published == len(orders) - len(more)
-    assert await _stored(connection_string, "0") == [b"a", b"b", b"c"]
+        page = ROOT / "docs/subscriptions.md"
+        running = asyncio.create_task(_run(_block(page, 'host.subscribe("alerts"'), names))
+        try:
+            found = [await got.get()]  # the archive's: by then both have subscribed
+            await producer.send([EventData(b"after")], partition_id="0")
+            found += [await got.get() for _ in range(2)]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    assert sorted(found) == [("alerts", b"after"), ("archive", b"after"), ("archive", b"before")]

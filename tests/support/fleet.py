@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import HostSettings
@@ -155,15 +156,19 @@ class Fleet:
         if error is None:
             left = [task for task in asyncio.all_tasks() - self._before if not task.done()]
             assert not left, f"tasks outlived their hosts: {left}"
+            for name, host in self.hosts.items():
+                assert (host.buffered_bytes, host._budget.links) == (0, 0), f"{name} counts what it does not hold"
 
-    def host(self, name: str = "a", processor: object = None, **options: Any) -> PartitionHost:
+    def host(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
         """Make a host, not running yet."""
         open_sender = options.pop("open_sender", None)
         memory = MemoryLeaseStore(self.leases, lease_duration=self._lease_duration)
         store = self.stores[name] = FlakyLeaseStore(memory)
         transport = self.transports[name] = FakeTransport(self.hub)
         reports = self.reports[name] = []
-        settings = HostSettings(**{"hub": self.hub.name, "owner_id": name, **options})
+        # Most tests say themselves when a checkpoint is written.
+        defaults = {"hub": self.hub.name, "owner_id": name, "checkpoint_policy": CheckpointPolicy.manual()}
+        settings = HostSettings(**{**defaults, **options})
         host = self.hosts[name] = PartitionHost(
             lambda: transport,
             store,
@@ -175,7 +180,7 @@ class Fleet:
         )
         return host
 
-    async def start(self, name: str = "a", processor: object = None, **options: Any) -> PartitionHost:
+    async def start(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
         """Make a host and let it run."""
         host = self.host(name, processor, **options)
         self.runs[name] = asyncio.create_task(host.run(), name=f"host {name}")

@@ -7,6 +7,7 @@ LONGEST = (
     "test_house.py",  # mypy without its cache, as in a clean checkout
     *(f"spark/{name}.py" for name in ("test_sink", "test_source_queries", "test_demo", "test_source_readers")),
     *(f"spark/{name}.py" for name in ("test_sink_faults", "test_sink_encode", "test_java", "test_example")),
+    "test_site.py",  # builds the documentation, which imports Spark
     "integration/test_programs.py",  # the demo, three times eight seconds of publishing and a takeover
     "integration/test_cli_send_tail.py",  # sixty processes, each a second of imports
     "integration/test_producer_programs.py",  # the same, and killed on the way

@@ -17,6 +17,9 @@ Checker = Callable[[Path, Path], set[tuple[str, int]]]
 PROGRAM = Path(__file__).with_name("user_program.py")
 
 MISTAKES = """\
+from collections.abc import Sequence
+
+from eventpump import PartitionContext, ReceivedEvent
 from eventpump import BufferedProducer, EventProcessor, EventProcessorHost, EventProducer, MemoryLeases
 from eventpump import MemoryLeaseStore, PartitionReader, RetryOptions
 
@@ -35,7 +38,17 @@ EventProducer("Endpoint=...", transport=store)  # wrong
 BufferedProducer("Endpoint=...", max_batch_events="100")  # wrong
 PartitionReader("Endpoint=...", partition_id="0", on_data_loss="ignore")  # wrong
 PartitionReader("Endpoint=...", partition_id="0", position=1.5)  # wrong
+async def of_one(context: PartitionContext) -> None: ...
+
+
+def of_two(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None: ...
+
+
 EventProcessorHost("Endpoint=...", processor=Alerts, lease_store=None)  # wrong
+EventProcessorHost("Endpoint=...", processor=of_one, lease_store=store)  # wrong
+EventProcessorHost("Endpoint=...", processor=of_two, lease_store=store)  # wrong
+EventProcessorHost("Endpoint=...", processor=dict, lease_store=store)  # wrong
+EventProcessorHost("Endpoint=...", processor="Alerts", lease_store=store)  # wrong
 EventProcessorHost("Endpoint=...", processor=Alerts, lease_store=store, hooks=[len])  # wrong
 EventProcessorHost("Endpoint=...", processor=Alerts, lease_store=store, handler_retry=RetryOptions(), hook=[])  # wrong
 """

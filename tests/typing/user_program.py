@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import assert_type
 
 from eventpump import (
@@ -65,6 +67,39 @@ class Alerts(EventProcessor):
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         assert reason is not CloseReason.FAILED
+
+
+async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    """Processes events without a class."""
+    await context.checkpoint(events[-1])
+
+
+def make_alerts(threshold: float) -> Alerts:
+    """A function that is given with its argument."""
+    assert threshold > 0
+    return Alerts()
+
+
+async def run_functions(connection_string: str) -> None:
+    """Coroutine functions and factories as processors, and every form of a position."""
+    store = MemoryLeaseStore(MemoryLeases())
+    host = EventProcessorHost(connection_string, processor=process, lease_store=store)
+    await host.subscribe("second", process, start="earliest", catch_up="shared")
+    await host.subscribe(
+        "third", partial(make_alerts, 1.5), start={"0": 17, "1": timedelta(hours=-1)}, catch_up="shared"
+    )
+    await host.subscribe("fourth", lambda: Alerts(), start=datetime(2024, 1, 1, tzinfo=UTC), catch_up="shared")
+    await host.run(until=asyncio.sleep(60))
+    EventProcessorHost(connection_string, processor=process, lease_store=store, initial_position=timedelta(hours=-1))
+    EventProcessorHost(
+        connection_string,
+        processor=process,
+        lease_store=store,
+        checkpoint_policy=CheckpointPolicy.manual(),
+        initial_position={"0": "latest", "1": "earliest", "2": "@latest", "3": EventPosition.at_offset("512")},
+    )
+    async with PartitionReader(connection_string, partition_id="0", position="earliest", end="latest") as reader:
+        assert_type(await reader.read_all(), list[ReceivedEvent])
 
 
 class OddRouter:

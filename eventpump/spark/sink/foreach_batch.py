@@ -175,7 +175,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 class SinkOptions(ConnectionOptions, total=False):
-    """Keyword arguments of :func:`foreach_batch_producer`; see :class:`SinkSettings`."""
+    """Keyword arguments of :func:`foreach_batch_producer`; see `sink.foreach_batch.SinkSettings`."""
 
     order_by: str | Sequence[str]
     stamp: bool
@@ -397,11 +397,11 @@ def foreach_batch_producer(
         connection_string: As shown in the Azure portal; alternatively set `fully_qualified_namespace` and `credential`,
             which is "module:callable".
         hub: The hub's name; optional if the connection string has an `EntityPath`.
-        staging: See :class:`SinkSettings`; True selects a directory next to the ledger's records, if `ledger` is a
-            directory that executors can write to as well.
+        staging: See `sink.foreach_batch.SinkSettings`; True selects a directory next to the ledger's records, if
+            `ledger` is a directory that executors can write to as well.
         on_receipt: Called with the published rows of each batch, where the batches are published: in the driver, or
             with Connect on the server. It is called again if a batch is repeated.
-        options: See :class:`SinkOptions`; units and defaults are in :class:`SinkSettings` and
+        options: See `sink.foreach_batch.SinkOptions`; units and defaults are in `sink.foreach_batch.SinkSettings` and
             :class:`eventpump.spark.connection.SparkConnection`.
 
     Raises:

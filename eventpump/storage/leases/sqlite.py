@@ -618,7 +618,7 @@ class _Worker:
         try:
             await self._thread.open()
         except sqlite3.Error as error:
-            raise StoreError("open", str(error)) from error
+            raise StoreError("open", f"{self._path}: {error}") from error
 
     async def read(
         self, operation: str, partition_id: str | None, query: str, parameters: tuple[object, ...]

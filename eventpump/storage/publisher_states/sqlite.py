@@ -129,7 +129,7 @@ class SqlitePublisherStateStore:
         try:
             return await work
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise StoreError(operation, str(error), partition_id=partition_id) from error
+            raise StoreError(operation, f"{self._path}: {error}", partition_id=partition_id) from error
 
     def _connect(self) -> sqlite3.Connection:
         # A state lost with the power would let its application publish everything again, under a new id.

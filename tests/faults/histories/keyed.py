@@ -113,7 +113,7 @@ class KeyedLedger(Ledger):
     def claim(self, call: Call, last: int) -> None:
         """Record nothing: a checkpoint is of what is processed, whoever asks for it."""
 
-    def passed_over(self, partition_id: str, number: int) -> None:
+    def was_passed_over(self, partition_id: str, number: int) -> None:
         """Record that an event was skipped or parked."""
         self._shores[self.making, partition_id].processed.add(number)
 
@@ -186,7 +186,7 @@ class KeyedHistory(ConsumerHistory):
             assert isinstance(self.ledger, KeyedLedger)
             assert report.partition_id is not None
             assert report.sequence_number is not None
-            self.ledger.passed_over(report.partition_id, report.sequence_number)
+            self.ledger.was_passed_over(report.partition_id, report.sequence_number)
 
     async def pause(self) -> None:
         if self._living:

@@ -126,6 +126,10 @@ class Ledger:
         """Return whether the event with a number is to be delivered: any is, unless a part of them is asked for."""
         return True
 
+    def passed_over(self, place: Place) -> set[int]:
+        """Return the events of a place that were skipped or parked, perhaps without having been delivered."""
+        return set()
+
     # --------------------------------------------------------------------------------------------- the fleet
 
     def started(self, partition_id: str) -> None:
@@ -190,6 +194,7 @@ class Ledger:
         shore = self._shores[call.place]
         missing = {number for number in range(first, until) if number not in call.numbers and number >= shore.truncated}
         missing -= shore.reported
+        missing -= self.passed_over(call.place)
         if any(map(self.is_for, missing)):
             self._world.violate(
                 f"partition {call.place[1]}: {named_call(call)} came without {_short(missing)} before it"

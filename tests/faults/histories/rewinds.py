@@ -89,6 +89,7 @@ class _Rewound(Ledger):
         self.generations: defaultdict[Place, int] = defaultdict(int)
         """How many seeks were stored."""
         self.replays: list[_Replay] = []
+        self._passed_over: defaultdict[Place, set[int]] = defaultdict(set)
         self._began_in: dict[Call, int] = {}
         self._next: dict[tuple[Place, int], int] = {}
         """By place and epoch: the event that a seek named, until it is delivered."""
@@ -152,9 +153,13 @@ class _Rewound(Ledger):
         if self._is_of_now(call):
             super().claim(call, last)
 
+    def passed_over(self, place: Place) -> set[int]:
+        return self._passed_over[place]
+
     def passed(self, host: str, partition_id: str, number: int) -> None:
         """Record that an event was skipped or parked."""
         self._processed(host, partition_id, (number,))
+        self._passed_over[self.making, partition_id].add(number)
         self._shores[self.making, partition_id].processed.add(number)
 
     def _is_of_now(self, call: Call) -> bool:

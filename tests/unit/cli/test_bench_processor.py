@@ -126,7 +126,7 @@ def test_a_body_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[
         (["nothing.at.all:Counting"], "cannot be imported: ModuleNotFoundError"),
         ([f"{_HERE}:Nothing"], "cannot be imported: AttributeError"),
         ([_HERE], 'must be "module:name"'),
-        ([f"{_HERE}:_HERE"], "must be an EventProcessor"),
+        ([f"{_HERE}:_HERE"], "a subclass of it, or a function that returns one"),
         ([f"{_HERE}:Counting", "--events", "2"], "at least the number of partitions"),
         ([f"{_HERE}:Counting", "--events", "many"], "--events"),
         ([f"{_HERE}:Counting", "--size", "9-5"], "--size"),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any, cast
 
 from eventpump.consumer.opening import PartitionOpening
-from eventpump.errors import AuthenticationError, EventPumpError
+from eventpump.errors import AuthenticationError, ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.options.consumer import HostSettings
-from eventpump.reports import StoreFailed
+from eventpump.reports import LinkFailed, LinkRestored, PumpStarted, StoreFailed
+from tests.support.fleet import Fleet
 
 
 class _FaultyStore:
@@ -55,3 +57,21 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
     checkpoint = Checkpoint("0", "100", 7)
     await opening.store(checkpoint, is_reset=False)
     assert [type(error).__name__ for error in reported] == ["StoreError", "AuthenticationError", "StoreError"]
+
+
+async def test_restored_link_is_reported_once_at_the_level_of_its_failure() -> None:
+    """Who sees in the log that a link failed sees there too that it is back; the first attach is not such a case."""
+    async with Fleet() as fleet:
+        await fleet.start("a")
+        await fleet.until(lambda: bool(fleet.told("a", PumpStarted, "0")), 60)
+        assert fleet.told("a", LinkRestored) == []
+        fleet.hub.refuse(ConnectionLostError("cannot connect"), times=math.inf)
+        fleet.hub.lose_connections()
+        await fleet.until(lambda: len(fleet.told("a", LinkFailed, "0")) > 1, 60)
+        assert fleet.told("a", LinkRestored) == []
+        fleet.hub.accept()
+        await fleet.until(lambda: bool(fleet.told("a", LinkRestored, "0")), 60)
+        fleet.hub.publish("0", count=5)
+        await asyncio.sleep(60)
+        assert len(fleet.told("a", LinkRestored, "0")) == 1
+        assert LinkRestored.level == LinkFailed.level

@@ -175,7 +175,8 @@ async def test_positions_of_every_kind() -> None:
     [
         (101, None, "beyond the end"),
         (EventPosition.at_offset("fake:100", inclusive=True), None, "invalid"),
-        ("nonsense", None, "invalid"),
+        ("nonsense", None, 'must be "earliest"'),
+        ("nonsense 7", None, "invalid"),
         (3.5, None, "position"),
         (9, ["0", "7"], "no partition 7"),
         (9, "0", "several"),

@@ -452,16 +452,20 @@ async def test_a_replay_that_the_close_ends_leaves_the_checkpoint() -> None:
         await asyncio.sleep(5)
         await host.drain("part")
         going.clear()
-        replaying = asyncio.create_task(host.replay("part", from_=0, to=10))
-        await asyncio.sleep(5)
-        fleet.hub.publish("0", count=100)
+        host.pause("part")
         await asyncio.sleep(1)
+        fleet.hub.publish("0", count=10)
+        replaying = asyncio.create_task(host.replay("part", from_=0, to=10))
+        await asyncio.sleep(1)
+        # Its link brings the matches of the range, and one that is new.
+        host.resume("part")
+        await asyncio.sleep(5)
         closing = asyncio.create_task(host.aclose())
         await asyncio.sleep(1)
         going.set()
         await closing
         assert await replaying == ()
-        assert _stored(fleet, "part") in (None, 17)
+        assert _stored(fleet, "part") == 17
 
 
 async def test_seek_goes_on_with_the_matches_from_there() -> None:
@@ -755,3 +759,24 @@ async def test_drain_ends_when_events_come_later_that_do_not_match() -> None:
         assert not draining.done()
         async with asyncio.timeout(200):
             assert await draining == ("0",)
+
+
+async def test_a_link_that_is_opened_again_does_not_go_back_for_what_did_not_match() -> None:
+    """Another one needs the past: the link begins there, and not at the last event that an idle stream took."""
+    calls = list[int]()
+
+    def counted(event: ReceivedEvent) -> bool:
+        calls.append(event.sequence_number)
+        return False
+
+    async with _fleet() as fleet:
+        host = fleet.host("a", NO_PROCESSOR)
+        await host.subscribe("idle", _recording(Record()), filter=counted)
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        fleet.hub.publish("0", count=200)
+        await asyncio.sleep(5)
+        got = Record()
+        await host.subscribe("past", _recording(got), start=149, catch_up="shared")
+        await asyncio.sleep(5)
+        assert got.numbers("0") == list(range(150, 200))
+        assert calls == [*range(200), *range(150, 200)]

@@ -58,6 +58,10 @@ def _result(item: Item, result: object) -> Any:
     return result
 
 
+def _size(item: Item) -> int:
+    return len(f"{item.number} {item.letter} {item.manner}")
+
+
 def _another_key(item: Item) -> Any:
     return item.letter.upper()
 
@@ -129,6 +133,10 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         self.plain: dict[int, tuple[Cursor[Item], int]] = {}
         self.streams: dict[int, Reader] = {}
         self.count = 0
+        self.hands: dict[int, list[Item]] = {}
+        """What each cursor has read last and not processed, of closed ones, too."""
+        self.left: dict[int, Cursor[Item] | StreamCursor[Item]] = {}
+        """Closed cursors that may have something in hand."""
         self.kept_from = 0
         """The index of the first item that is held for all: of those before, only what streams have not read."""
 
@@ -198,6 +206,7 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         found = cursor.read(limit)
         assert [each.number for each in found] == [each.number for each in self.items[place : place + limit]]
         self.plain[key] = cursor, place + len(found)
+        self.hands[key] = found
         self._check_shared(found)
         self._forget()
 
@@ -205,7 +214,8 @@ class StreamsAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data(), limit=st.integers(1, 60))
     def read_stream(self, data: st.DataObject, limit: int) -> None:
         """Read what matches."""
-        reader = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        key = data.draw(st.sampled_from(sorted(self.streams)))
+        reader = self.streams[key]
         cursor = reader.cursor
         assert cursor.available == len(reader.expected)
         cursor.take_missing()
@@ -220,16 +230,18 @@ class StreamsAgainstModel(RuleBasedStateMachine):
             with pytest.raises((OddError, TypeError)):
                 cursor.selection.matches(found[0])
         del reader.expected[: len(found)]
+        self.hands[key] = found
         self._check_shared(found)
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
     def read_to_the_end(self, data: st.DataObject) -> None:
         """Read all that matches, whatever fails: then the stream has come to the end, which a checkpoint may cover."""
-        reader = self.streams[data.draw(st.sampled_from(sorted(self.streams)))]
+        key = data.draw(st.sampled_from(sorted(self.streams)))
+        reader = self.streams[key]
         cursor = reader.cursor
         while cursor.take_missing() or cursor.available:
-            found = cursor.read(100)
+            found = self.hands[key] = cursor.read(100)
             del reader.expected[: len(found)]
         assert reader.expected == []
         readable = [each.number for each in self.items if each.manner != "unreadable"]
@@ -244,7 +256,9 @@ class StreamsAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def close_stream(self, data: st.DataObject) -> None:
         """Close a stream: what only it needed is free."""
-        reader = self.streams.pop(data.draw(st.sampled_from(sorted(self.streams))))
+        key = data.draw(st.sampled_from(sorted(self.streams)))
+        reader = self.streams.pop(key)
+        self.left[key] = reader.cursor
         held, before = reader.cursor.held, (self.cache.count, self.cache.size)
         is_last = not self.streams and not self.plain
         reader.cursor.close()
@@ -259,7 +273,9 @@ class StreamsAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def close_plain(self, data: st.DataObject) -> None:
         """Close a plain cursor."""
-        cursor, _ = self.plain.pop(data.draw(st.sampled_from(sorted(self.plain))))
+        key = data.draw(st.sampled_from(sorted(self.plain)))
+        cursor, _ = self.plain.pop(key)
+        self.left[key] = cursor
         held, before = cursor.held, (self.cache.count, self.cache.size)
         is_last = not self.plain and not self.streams
         cursor.close()
@@ -267,10 +283,19 @@ class StreamsAgainstModel(RuleBasedStateMachine):
             assert (self.cache.count, self.cache.size) == (before[0] - held[0], before[1] - held[1])
         self._forget()
 
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data())
+    def process(self, data: st.DataObject) -> None:
+        """Process what a cursor has in hand. One that was closed can do it once, too."""
+        key = data.draw(st.sampled_from(sorted(self.hands)))
+        cursor = self.left.pop(key, None) or (self.streams[key].cursor if key in self.streams else self.plain[key][0])
+        found = bool(self.hands.pop(key))
+        assert [cursor.has_in_hand, cursor.processed(), cursor.processed()] == [found, found, False]
+
     @precondition(lambda self: self.plain or self.streams)
     @rule()
     def clear(self) -> None:
-        """Drop everything, as when the link is closed."""
+        """Drop everything, as when the link is closed. What is in hand stays there."""
         self.cache.clear()
         self.kept_from = len(self.items)
         self.plain = {key: (cursor, len(self.items)) for key, (cursor, _) in self.plain.items()}
@@ -293,17 +318,27 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         elif self.streams:
             self.kept_from = len(self.items)
 
+    def _held(self) -> list[Item]:
+        behind = self.items[: self.kept_from]
+        unread = {item.number for each in self.streams.values() for item in each.expected}
+        return [item for item in behind if item.number in unread] + self.items[self.kept_from :]
+
     @invariant()
     def only_what_is_needed_is_held(self) -> None:
         """Of what is before the slowest plain cursor, only items are held that a stream has not read."""
-        behind = self.items[: self.kept_from]
-        unread = {item.number for each in self.streams.values() for item in each.expected}
-        held = [item for item in behind if item.number in unread] + self.items[self.kept_from :]
-        raw = [f"{item.number} {item.letter} {item.manner}" for item in held]
+        held = self._held()
         assert self.cache.count == len(held)
-        assert self.cache.size == sum(map(len, raw))
+        assert self.cache.size == sum(map(_size, held))
         assert self.cache.end == len(self.items)
         assert self.cache.start == (self.kept_from if self.plain or self.streams else self.cache.start)
+
+    @invariant()
+    def what_is_in_hand_is_counted_once(self) -> None:
+        """Whatever cursor has it, and however many; and not what is held for another one."""
+        in_hand = {item.number: _size(item) for hand in self.hands.values() for item in hand}
+        for item in self._held():
+            in_hand.pop(item.number, None)
+        assert self.cache.in_hand == sum(in_hand.values())
 
     @invariant()
     def pressure_counts_what_only_one_needs(self) -> None:

@@ -1,16 +1,22 @@
-"""The demo fits a terminal of 80 columns and 24 lines."""
+"""The demos fit small terminals, and what happens is always among what they show."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from eventpump.demo.bars import Bar
 from eventpump.demo.fleet import Fleet, HostProcess
+from eventpump.demo.pipeline import PipelineScene, SparkJob
 from eventpump.demo.scene import FleetScene
-from eventpump.demo.view import LiveView
+from eventpump.demo.view import LiveView, Scene
+from eventpump.eventhubs.hashing import partition_for_key
 
 HEIGHT, WIDTH = 24, 80
 
@@ -43,10 +49,10 @@ def make_scene(folder: Any, killed: int | None = None) -> FleetScene:
     return scene
 
 
-def drawn(scene: FleetScene, happened: Sequence[str]) -> list[str]:
+def drawn(scene: Scene, happened: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> list[str]:
     """Return the lines that a terminal of that size shows."""
     console = pytest.importorskip("rich.console").Console(
-        width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True
+        width=width, height=height, record=True, file=io.StringIO(), force_terminal=True
     )
     view = LiveView(scene)
     view._console = console
@@ -76,3 +82,47 @@ def test_the_lag_of_the_archive_is_that_of_running_hosts(tmp_path: Any) -> None:
     """What a killed host said last does not count."""
     assert make_scene(tmp_path).archive_lag == 8 * 234_567
     assert "archive behind 1,407,402" in make_scene(tmp_path, killed=1).line()
+
+
+def make_pipeline() -> PipelineScene:
+    """Make what is seen late in the demo of Spark, with large figures."""
+    scene = PipelineScene(8, 50_000_000)
+    for number, state in ((1, "killed"), (2, "running")):
+        job = SparkJob(number, cast("Any", _Process()), Path("job.log"))
+        job.is_started, job.is_killed = True, state == "killed"
+        job.finished, job.rate, job.watermark = 1_234, 123_456.0, "2024-05-06T07:08:09.123Z"
+        job.lag = {str(each): (1_234_567, 0, 0.0) for each in range(8)}
+        scene.jobs.append(job)
+    bar = Bar("AVGO", 1_700_000_000_000, 1166.67, 1167.09, 1166.65, 1166.72, 1_218_365, 12, 1)
+    scene.latest.extend([("5", bar)] * 6)
+    return scene
+
+
+@pytest.mark.parametrize(("width", "height"), [(100, 30), (80, 24), (60, 20), (60, 16)])
+@pytest.mark.parametrize("make", [lambda: make_scene(Path(), 1), make_pipeline], ids=["hosts", "spark"])
+def test_the_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: int, height: int) -> None:
+    """The last lines of what happened are there, each column is whole, and nothing lies outside."""
+    lines = drawn(make(), [f"  {index}.0 s  something happened" for index in range(6)], width, height)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    told = [line for line in lines if line.endswith("something happened")]
+    assert told == lines[-len(told) :]
+    assert len(told) >= (4 if height >= 20 else 3)
+    # A cell that was cut has this mark at its end; the mark of rows that are left out stands alone.
+    assert not any(re.search(r"\S…", line) for line in lines)
+
+
+def test_the_live_table_of_spark_counts_what_is_published_and_not_read() -> None:
+    """Behind are the trades that are in no finished batch, also while Spark has not looked at them."""
+    scene = make_pipeline()
+    symbol = next(name for name in map(str, range(100)) if partition_for_key(name, 8) == 3)
+    bodies = [json.dumps({"symbol": symbol}).encode()] * 10
+    scene.jobs[-1].lag = {}
+    scene.jobs[0].lag = {"3": (4, 0, 0.0)}
+    scene.add(bodies)
+    assert scene.published == 10
+    assert scene.behind("3")[0] == 6
+    assert scene.behind("2") == (0, 0.0)
+    assert ("behind", "6") in scene.head()
+    scene.jobs[-1].lag = {"3": (10, 0, 0.0)}
+    assert scene.behind("3") == (0, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.emulator.config import HubSpec, hub_specs, load_config, parse_hub
+from eventpump.emulator.config import HubSpec, config_document, hub_specs, load_config, parse_hub
 from eventpump.errors import ConfigurationError
 
 
@@ -62,16 +62,53 @@ def test_config_that_is_missing_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "nothing.json")
 
 
-def test_hub_option_is_split_at_its_last_colon() -> None:
-    """NAME:PARTITIONS is read from its last colon."""
-    assert parse_hub("telemetry:4") == HubSpec("telemetry", 4)
+def test_hub_option_names_partitions_and_consumer_groups() -> None:
+    """NAME:PARTITIONS, and consumer groups after a further colon."""
+    assert parse_hub("telemetry:4", "--hub") == HubSpec("telemetry", 4)
+    assert parse_hub("telemetry:4:one,two", "--hub") == HubSpec("telemetry", 4, ("one", "two"))
+    assert parse_hub("telemetry", "--hub", default=2) == HubSpec("telemetry", 2)
 
 
-@pytest.mark.parametrize("text", ["telemetry", "telemetry:", ":4", "telemetry:four", "telemetry:0", "a b:1", "x:99999"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("telemetry", "telemetry:", ":4", "telemetry:four", "telemetry:0", "a b:1", "x:99999"),
+        *("a:4:", "a:4:b,", "a:4:b:c", "a:b:4", "a:4:$x", "a::b"),
+    ],
+)
 def test_hub_option_of_another_form_is_refused(text: str) -> None:
     """Anything else is a configuration error."""
     with pytest.raises(ConfigurationError):
-        parse_hub(text)
+        parse_hub(text, "--hub")
+
+
+@pytest.mark.parametrize(
+    ("hubs", "expected"),
+    [
+        ({"a": 1, "b": 2}, [HubSpec("a", 1), HubSpec("b", 2)]),
+        ("a:3", [HubSpec("a", 3)]),
+        ("a", [HubSpec("a", 4)]),
+        (["a", "b:1:x"], [HubSpec("a", 4), HubSpec("b", 1, ("x",))]),
+        (HubSpec("a", 3), [HubSpec("a", 3)]),
+        ((HubSpec("a", 3), "b:2"), [HubSpec("a", 3), HubSpec("b", 2)]),
+    ],
+)
+def test_hubs_may_be_given_in_every_form(hubs: object, expected: list[HubSpec]) -> None:
+    """A text, a spec, several of them, or a dictionary; a name alone is a hub of four partitions."""
+    assert hub_specs(hubs) == expected
+
+
+@pytest.mark.parametrize("hubs", [4, None, [4], [("a", 1)], {"a": "1"}, b"a:1", {1: 2}, "a b"])
+def test_hubs_of_another_type_are_refused(hubs: object) -> None:
+    """Never an AttributeError."""
+    with pytest.raises(ConfigurationError, match="hub"):
+        hub_specs(hubs)
+
+
+def test_printed_config_is_read_again(tmp_path: Path) -> None:
+    """What is written in the official form declares the same hubs."""
+    specs = [HubSpec("a", 1), HubSpec("b", 32, ("x", "y"))]
+    assert load_config(write(tmp_path, config_document(specs))) == specs
 
 
 def test_hub_declared_twice_is_refused() -> None:

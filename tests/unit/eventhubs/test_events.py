@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 import uuid
 from datetime import UTC, timedelta
 from typing import Any
@@ -454,7 +455,7 @@ def test_reading_body_and_properties_changes_no_sent_byte() -> None:
     """Reading an event leaves its bytes as they are."""
     event = EventData(b"body")
     before = event.encode()
-    assert (event.body, event.properties) == (Data((b"body",)), {})
+    assert (event.body, event.section, event.properties) == (b"body", Data((b"body",)), {})
     assert event.encode() == before == EventData(bytearray(b"body")).encode() == EventData("body").encode()
 
 
@@ -466,3 +467,60 @@ def test_sequence_number_beyond_a_long_raises(number: ULong, damage: bytes) -> N
     event = ReceivedEvent(Message(AmqpValue(1), message_annotations=annotations).encode() + damage)
     with pytest.raises(EventError):
         _ = event.sequence_number
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "value"),
+    [
+        (EventData(b"\x00\xff"), "data", b"\x00\xff"),
+        (EventData("grüße"), "data", "grüße".encode()),
+        (EventData(bytearray(b"x"), properties={"a": 1}), "data", b"x"),
+        (EventData(), "data", b""),
+        (EventData(value={"a": [1, 2]}), "value", {"a": [1, 2]}),
+        (EventData(value="text"), "value", "text"),
+        (EventData(sequence=[1, "two"]), "sequence", [1, "two"]),
+    ],
+    ids=repr,
+)
+def test_event_gives_back_what_it_was_given(event: EventData, kind: str, value: Any) -> None:
+    """Before it is sent as after it is received."""
+    received = ReceivedEvent(event.encode())
+    for each in (event, received.to_event_data()):
+        assert (each.body_type, each.value) == (kind, value)
+        if kind == "data":
+            assert each.body == value
+        else:
+            with pytest.raises(EventError, match="use `value`"):
+                _ = each.body
+    assert received.value == value
+    assert EventData("grüße").body_as_str() == "grüße" == EventData(value="grüße").body_as_str()
+    assert EventData("grüße".encode("latin-1")).body_as_str("latin-1") == "grüße"
+    with pytest.raises(EventError, match="utf-8"):
+        EventData(b"\xff").body_as_str()
+
+
+def test_event_in_json_is_text_with_its_content_type() -> None:
+    """What json.loads makes of it is what was given; what has no form in JSON is refused."""
+    event = EventData.json({"unit": "°C", "value": [1, 2.5, None]}, properties={"a": 1}, message_id="m")
+    assert event.body == '{"unit":"°C","value":[1,2.5,null]}'.encode()
+    received = ReceivedEvent(event.encode())
+    assert event.body_as_json() == json.loads(received.value) == {"unit": "°C", "value": [1, 2.5, None]}
+    assert (received.content_type, received.message_id, received.properties) == ("application/json", "m", {"a": 1})
+    assert EventData.json(None, content_type="text/json").standard == {"content_type": "text/json"}
+    loop: list[Any] = []
+    loop.append(loop)
+    for wrong in (float("nan"), object(), b"x", loop):
+        with pytest.raises(EventError, match="no form in JSON"):
+            EventData.json(wrong)
+    with pytest.raises(EventError, match=r"EventData\.json"):
+        EventData({"a": 1})  # type: ignore[arg-type]  # what it refuses
+    with pytest.raises(EventError, match="not valid JSON"):
+        EventData(b"{").body_as_json()
+
+
+def test_received_event_is_sent_on_by_its_copy() -> None:
+    """Body, application properties and standard properties are those received."""
+    event = EventData(b"body", properties={"a": 1}, correlation_id="c", subject="s")
+    received = ReceivedEvent(event.encode("key"))
+    assert received.to_event_data().encode() == event.encode()
+    assert received.partition_key == "key"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.message import Data
 from eventpump.core.claim import PublisherState, StoredPublisherState
 from eventpump.errors import (
     ClosedError,
@@ -161,9 +160,7 @@ def event(body: object) -> EventData:
 
 
 def text(given: EventData) -> str:
-    body = given.body
-    assert isinstance(body, Data)
-    return body.parts[0].decode()
+    return given.body.decode()
 
 
 def tasks_named(name: str) -> list[asyncio.Task[Any]]:

@@ -1,0 +1,238 @@
+"""The site: `python -m sphinx -W -n docs build/site` (extra `docs`).
+
+The pages are plain Markdown, which can be read in the repository too. Directives are added: `public-names`
+documents names from their docstrings, `option-table` lists the options of a class, and `command-help` shows the
+command's help; `docs/api.py` fills them in.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.parsers.rst.states import Inliner
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+FOLDER: Final = Path(__file__).parent
+ROOT: Final = FOLDER.parent
+sys.path.insert(0, str(ROOT))
+
+import eventpump  # noqa: E402  # sphinx imports this file by its path: the checkout is not on the path before
+from docs import api  # noqa: E402
+from eventpump.reports import HostReport  # noqa: E402
+
+_PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_SOURCE: Final = _PROJECT.get("urls", {}).get("Source", "").rstrip("/")
+"""Where the repository can be read; empty while it has no public address."""
+
+project = "eventpump"
+author = "the contributors to eventpump"
+release = version = _PROJECT["version"]
+project_copyright = author
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["diagrams", "pictures"]
+html_theme = "furo"
+html_title = f"eventpump {release}"
+html_static_path = ["_static", "pictures"]
+html_css_files = ["site.css"]
+html_show_sphinx = html_copy_source = False
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+suppress_warnings = ["myst.header"]  # a changelog of headings alone, and pages that are included, skip levels
+
+default_role = "public"
+add_module_names = False
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "inherited-members": "BaseException,Protocol,BaseModel,Generic,dict,tuple"}
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+# No inventories of other projects are loaded, so that the site is built without a network: what is not eventpump's is
+# not a link. Every name of eventpump has to be documented.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(typing|collections|asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*"),
+    (r"py:.*", r"(pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
+    (r"py:.*", r"[a-z_]+"),  # built-in types, and parameters
+    (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
+    (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
+    (r"py:.*", r"(SparkSession|Query\w+Event|ContainerClient|list\[.*)"),
+    (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
+    # Reached through public objects, not to be named by programs.
+    (r"py:.*", r"eventpump\.(amqp|eventhubs|options|producer|sources)\..*"),
+]
+
+PROJECT_PAGES: Final = {
+    "project/changelog": ROOT / "CHANGELOG.md",
+    "project/contributing": ROOT / "CONTRIBUTING.md",
+    "project/security": ROOT / "SECURITY.md",
+    "project/benchmarks": ROOT / "benchmarks/README.md",
+}
+"""Pages of the site that are files outside of docs/."""
+
+_LINK: Final = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_PICTURE: Final = re.compile(r'\b(src|srcset)="([^"]+)"')
+"""A picture in HTML, which Sphinx does not look at: those of docs/pictures are copied as static files."""
+
+
+def _page_of(path: Path) -> str | None:
+    """Return the name of the page that shows a file; None if none does."""
+    for name, file in PROJECT_PAGES.items():
+        if file == path:
+            return name
+    if path.is_relative_to(FOLDER) and path.suffix == ".md":
+        return path.relative_to(FOLDER).with_suffix("").as_posix()
+    return None
+
+
+def _rebased(text: str, file: Path, name: str) -> str:
+    """Return a page with its links as they must be on the site.
+
+    A link to a file that is a page of the site leads there, and any other link to a file of the repository leads to the
+    repository, or, while that has no address, is shown as text.
+
+    Args:
+        text: The page.
+        file: Where the text is: its links are relative to the folder of this file.
+        name: The name of the page.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        start, target, anchor, end = found[1], found[2], found[3] or "", found[4]
+        path = (file.parent / target).resolve()
+        if ":" in target or not path.is_relative_to(ROOT):
+            return found[0]
+        page = _page_of(path)
+        if page is not None:
+            return f"{start}{os.path.relpath(FOLDER / page, (FOLDER / name).parent)}.md{anchor}{end}"
+        if path.is_relative_to(FOLDER):
+            return f"{start}{os.path.relpath(path, (FOLDER / name).parent)}{end}"
+        return f"{start}{_SOURCE or 'repository:'}/{path.relative_to(ROOT).as_posix()}{end}"
+
+    def picture(found: re.Match[str]) -> str:
+        path = (file.parent / found[2]).resolve()
+        if path.parent != FOLDER / "pictures":
+            return found[0]
+        return f'{found[1]}="{os.path.relpath(FOLDER / "_static" / path.name, (FOLDER / name).parent)}"'
+
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
+    parts[::2] = [_PICTURE.sub(picture, _LINK.sub(link, part)) for part in parts[::2]]
+    text = "".join(parts)
+    return re.sub(r"\[([^\]]+)\]\(repository:[^)]*\)", r"\1", text)
+
+
+def _read(app: Sphinx, name: str, content: list[str]) -> None:
+    """Replace the stubs of project pages, and rebase links. An event handler of Sphinx."""
+    file = PROJECT_PAGES.get(name, FOLDER / f"{name}.md")
+    if name in PROJECT_PAGES:
+        app.env.note_dependency(file)
+        content[0] = file.read_text(encoding="utf-8")
+    content[0] = _rebased(content[0], file, name)
+
+
+_COLON: Final = "\ue000"
+"""Stands for a colon while napoleon reads a docstring."""
+
+
+def _hide_colons(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
+    """Keep napoleon from taking "The address: host and port" of a property for a type and a text. An event handler."""
+    if what in ("property", "attribute", "data"):
+        lines[:] = [line.replace(":", _COLON) for line in lines]
+
+
+def _show_colons(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
+    """Undo `_hide_colons`. An event handler."""
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
+
+
+def _public_role(
+    role: str, rawtext: str, text: str, lineno: int, inliner: Inliner, options: Any = None, content: Any = None
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """Show `text` in a docstring as code, and as a link if it begins with a public name."""
+    text = text.replace("\x00", "")
+    code = nodes.literal(rawtext, text, classes=["py"])
+    name = re.match(r"[A-Za-z_]+", text)
+    if name is None or name[0] not in eventpump.__all__:
+        return [code], []
+    reference = addnodes.pending_xref("", code, refdomain="py", reftype="obj", reftarget=f"eventpump.{name[0]}")
+    reference["refdoc"] = inliner.document.settings.env.docname
+    return [reference], []
+
+
+class PublicNames(SphinxDirective):
+    """Document names from their docstrings.
+
+    ::
+
+        ```{public-names} errors
+        ```
+
+    The argument is a subject of `docs/api.py`, or the name of a module. With `names`, only these of the module.
+    """
+
+    required_arguments = 1
+    option_spec: ClassVar[Any] = {"names": directives.unchanged}
+
+    def run(self) -> list[nodes.Node]:
+        (what,) = self.arguments
+        found = api.of_subject(what) if what in api.subjects() else api.of_module(what)
+        wanted = self.options.get("names", "").split()
+        lines = [line for each in found if not wanted or each.name in wanted for line in self._lines(each)]
+        return self.parse_text_to_nodes("\n".join(["````{eval-rst}", *lines, "````"]))
+
+    def _lines(self, each: api.Documented) -> Iterator[str]:
+        yield f".. py:currentmodule:: {each.module}"
+        yield ""
+        yield f".. {each.directive}:: {each.name}"
+        if each.name in api.WITHOUT_MEMBERS:
+            yield from ("   :no-members:", "   :no-inherited-members:")
+        if each.directive == "autodata":
+            yield "   :no-value:"
+        if each.directive == "autoclass" and issubclass(each.made, HostReport) and each.made is not HostReport:
+            yield "   :exclude-members: describe"
+        yield ""
+
+
+class OptionTable(SphinxDirective):
+    """List the options of a public class, with their defaults and meanings."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        return [
+            nodes.container("", *self.parse_text_to_nodes(api.option_table(self.arguments[0])), classes=["options"])
+        ]
+
+
+class CommandHelp(SphinxDirective):
+    """Show the help of the command and of its subcommands."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes(api.command_help(), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Add what this file defines. Called by Sphinx."""
+    app.add_directive("public-names", PublicNames)
+    app.add_directive("option-table", OptionTable)
+    app.add_directive("command-help", CommandHelp)
+    app.add_role("public", _public_role)
+    app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _hide_colons, priority=400)
+    app.connect("autodoc-process-docstring", _show_colons, priority=600)  # napoleon is between, at 500
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

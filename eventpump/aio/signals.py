@@ -1,0 +1,41 @@
+"""SIGINT and SIGTERM for code on an event loop, on every platform."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call a function on the running loop for each SIGINT and SIGTERM; afterwards they are handled as before.
+
+    Outside of the main thread, which alone can handle signals, nothing is changed.
+
+    Args:
+        arrived: Called with the signal. Must not raise.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        try:
+            loop.add_signal_handler(number, arrived, number)
+        except NotImplementedError:  # on Windows, where the loop wakes up for signals by itself
+            signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(arrived, signal.Signals(caught)))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+            if handler is not None:  # of code that is not Python's
+                signal.signal(number, handler)

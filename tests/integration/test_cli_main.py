@@ -1,0 +1,50 @@
+"""The command itself: without arguments, as a module, and interrupted while it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import eventpump
+
+_INTERRUPTED = """
+import os, signal, sys
+from eventpump.cli.main import main
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+main(["emulator", "--hub", "a:1", "--port", "0"])
+"""
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_command_alone_prints_its_usage() -> None:
+    """On stderr, with the exit code of a usage error; `python -m eventpump` is the command."""
+    result = _run("-m", "eventpump")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("usage: eventpump ")
+    assert all(f"\n    {command} " in result.stderr for command in ("demo", "emulator", "info", "send", "tail"))
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    """The command and the module say the same."""
+    assert eventpump.__version__ == metadata.version("eventpump")
+    assert _run("-m", "eventpump", "--version").stdout == f"eventpump {eventpump.__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["eventpump.cli.emulator", "eventpump.clients", "pydantic"])
+def test_interrupt_while_modules_are_imported_is_no_traceback(module: str) -> None:
+    """Ctrl-C in the first moments ends the command with the code of an interrupt, and nothing else."""
+    result = _run("-c", _INTERRUPTED.format(module=module))
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

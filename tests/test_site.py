@@ -1,0 +1,59 @@
+"""The site of the documentation: built without a warning, with links that lead somewhere, and all public names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import eventpump
+from docs.api import modules_of, of_module, subjects
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.timeout(600)  # half a minute of CPU time, which is minutes on a busy machine
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as CONTRIBUTING.md says; a warning, such as a reference that leads nowhere, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "-n", "-q", "--keep-going", "docs", str(folder)]
+    # What Sphinx logs are the pages themselves, with the emulator's documented key in them: no place to look for leaks.
+    environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_LEAK_LOGS"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_links_of_the_site_lead_to_pages_files_and_anchors(site: Path) -> None:
+    """Every link within the site leads to a page or file that was built, and to an anchor that the page has."""
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    anchors = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    assert len(pages) > 20
+    wrong = []
+    for path, text in pages.items():
+        for target in set(re.findall(r'<[^<>]*\b(?:href|src)="([^"]+)"', text)):
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not file.exists() or (parts.fragment and file in pages and unquote(parts.fragment) not in anchors[file]):
+                wrong.append(f"{path.relative_to(site)}: {target}")
+    assert wrong == []
+
+
+def test_the_site_has_every_public_name(site: Path) -> None:
+    """Each name of `eventpump`, `eventpump.spark` and `eventpump.testing` has an entry."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    entries = set(re.findall(r'\bid="(eventpump\.[\w.]+)"', text))
+    modules = ["eventpump.spark", *modules_of("eventpump.testing")]
+    expected = {f"eventpump.{name}" for name in eventpump.__all__}
+    expected |= {f"{module}.{each.name}" for module in modules for each in of_module(module)}
+    assert expected - entries == set()
+    assert sorted(name for names in subjects().values() for name in names) == sorted(eventpump.__all__)

@@ -1,0 +1,49 @@
+"""Handlers of signals on a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from eventpump.aio.signals import SIGNALS, handling_signals
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("has_handlers", [True, False], ids=["unix", "windows"])
+async def test_signals_are_handed_over_and_then_handled_as_before(
+    has_handlers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each SIGINT and SIGTERM arrives on the loop, also where loops have no handlers of signals."""
+    loop = asyncio.get_running_loop()
+    if not has_handlers:
+
+        def refuse(*_: object) -> None:
+            raise NotImplementedError
+
+        monkeypatch.setattr(loop, "add_signal_handler", refuse)
+        monkeypatch.setattr(loop, "remove_signal_handler", refuse)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    with handling_signals(arrived.put_nowait):
+        for number in (*SIGNALS, *SIGNALS):
+            os.kill(os.getpid(), number)
+            assert await arrived.get() is number
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.real_time
+async def test_another_thread_handles_no_signals() -> None:
+    """Outside of the main thread nothing is changed, and nothing is raised."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+
+    async def work() -> None:
+        with handling_signals(lambda _: None):
+            assert [signal.getsignal(number) for number in SIGNALS] == before
+
+    thread = threading.Thread(target=asyncio.run, args=(work(),))
+    thread.start()
+    await asyncio.to_thread(thread.join)
