@@ -720,7 +720,7 @@ async def test_subscription_to_a_part_of_the_events_is_refused() -> None:
         assert await fleet.stores["a"].list_subscriptions() == []
         await host.subscribe("part", lambda: KeyedProcessor(_nothing), failure_policy="skip", **parts[0])
         with pytest.raises(ConfigurationError, match="leave out keys and filter"):
-            await host.run()
+            await asyncio.wait_for(host.run(), 100)
 
 
 async def test_bad_options_are_refused() -> None:
