@@ -130,7 +130,8 @@ class _Rewound(Ledger):
             if reached is None:
                 del self._reached[place, epoch]
             else:
-                self._reached[place, epoch] = max(reached, call.numbers[-1] if first <= reached else -1)
+                # One that follows on what was delivered may be no replay yet: the next batch, which began before it.
+                self._reached[place, epoch] = max(reached, call.numbers[-1] if first <= reached + 1 else -1)
         else:
             wanted = self._next.get((place, epoch))
             while wanted is not None and (not self.is_for(wanted) or wanted in self._passed_over[place]):
