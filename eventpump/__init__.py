@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ReaderOptions,
         make_transport,
     )
+    from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
     from eventpump.core.balancer import LeasePlan
@@ -229,6 +230,7 @@ __all__ = [
     "HubDirectory",
     "HubProperties",
     "InvalidClientStateError",
+    "KeyedProcessor",
     "LastEnqueued",
     "LeaseLost",
     "LeasePlan",
@@ -342,6 +344,7 @@ _MODULES: Final = {
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
     ),
+    "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",
     "core.balancer": "LeasePlan",

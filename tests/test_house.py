@@ -25,21 +25,21 @@ ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost Delive
 EventBatch EventData EventError EventHubSource EventParked EventPosition EventProcessor EventProcessorHost EventProducer
 EventPumpError EventSender EventSkipped EventSource EventTooLargeError FairBalancer FeedOptions FleetView
 GeneratorSource GreedyBalancer HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
-InvalidClientStateError LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore LeaseTaken
-LinkDetachedError LinkFailed LinkRestored LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss LossKind
-MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential OnError
-OnSuccess OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed PartitionLease
-PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter
-PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed ProcessorFailedError
-ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError PublishOutcomeUnknownError
-PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted PumpState QuotaExceededError
-RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery RequestRefusedError
-RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink SendLinkOpener SendLinkSpec
-SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError
-SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition StaticAssignment StickyRouter
-StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription SubscriptionOptions SubscriptionRecord
-SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
-connection_settings make_transport
+InvalidClientStateError KeyedProcessor LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore
+LeaseTaken LinkDetachedError LinkFailed LinkRestored LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss
+LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential
+OnError OnSuccess OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed
+PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
+PartitionRouter PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed
+ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
+PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
+PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery
+RequestRefusedError RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink
+SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
+SharedSignature SourceEndedError SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition
+StaticAssignment StickyRouter StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription
+SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport
+TransportName TransportType UnexpectedFailure connection_settings make_transport
 """
 
 _COVERED_BY = {
@@ -64,12 +64,15 @@ _COVERED_BY = {
     "consumer/delivery.py": "unit/consumer/test_host.py unit/consumer/test_manager.py",
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/failing.py": "unit/consumer/test_parking.py unit/consumer/test_escapes.py",
+    "consumer/dispatch.py": "unit/consumer/test_host.py unit/consumer/test_parking.py unit/consumer/test_rewind.py",
+    "consumer/keyed_dispatch.py": "unit/consumer/test_keyed.py",
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/test_handler_timeout.py",
     "consumer/reading.py": "unit/consumer/test_starts.py unit/consumer/test_begun_anew.py",
     "consumer/requests.py": "unit/consumer/test_rewind.py",
     "consumer/startup.py": "unit/consumer/test_refusals.py unit/consumer/test_host.py",
     "consumer/tenure.py": "unit/consumer/test_escapes.py unit/consumer/test_manager.py",
+    "consumer/workers.py": "unit/consumer/test_keyed.py unit/consumer/test_host.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",

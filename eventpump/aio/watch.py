@@ -18,9 +18,10 @@ class Watched(Awaitable[_T]):
         threshold: Seconds; shorter steps are not reported.
         blocked: Called with the duration of a longer step, in seconds.
         stepped: Called with the duration of every step longer than `NOTED_STEP`, in seconds.
+        waits: Called after every step but the last: the work waits. None for nothing.
     """
 
-    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_work")
+    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "is_closing")
 
     def __init__(
         self,
@@ -29,12 +30,16 @@ class Watched(Awaitable[_T]):
         threshold: float,
         blocked: Callable[[float], None],
         stepped: Callable[[float], None],
+        waits: Callable[[], None] | None = None,
     ) -> None:
         self._work = work
         self._clock = clock
         self._threshold = threshold
         self._blocked = blocked
         self._stepped = stepped
+        self._waits = waits
+        self.is_closing = False
+        """Whether it is being closed: the `GeneratorExit` in the work is not the work's own."""
 
     def __await__(self) -> Generator[Any, Any, _T]:
         steps = self._work.__await__()
@@ -58,9 +63,12 @@ class Watched(Awaitable[_T]):
                     if took > threshold:
                         self._blocked(took)
             error = None
+            if self._waits is not None:
+                self._waits()
             try:
                 yield waits_for
             except GeneratorExit:
+                self.is_closing = True
                 steps.close()
                 raise
             except BaseException as thrown:

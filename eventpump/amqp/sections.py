@@ -277,7 +277,7 @@ _LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank
 
 @dataclass(frozen=True, slots=True)
 class EventFields:
-    """The names of the annotations that `scan_event` reads, and nothing else of Event Hubs.
+    """The names of the annotations that `scan_event` and `scan_key` read, and nothing else of Event Hubs.
 
     Attributes:
         layouts: How the events scanned before were laid out, by how they begin; kept by `scan_event`.
@@ -286,6 +286,7 @@ class EventFields:
     sequence_number: bytes
     offset: bytes
     enqueued_time: bytes
+    partition_key: bytes = b""
     layouts: dict[bytes, tuple[_Layout, ...]] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -305,6 +306,7 @@ class _Layout(NamedTuple):
         end: Where the annotations end; where `is_plain`, where the body begins.
         sequence: The index of the value among what `unpack` gives; likewise the other two.
         is_plain: Whether a large data section follows the annotations.
+        key: The index of the partition key; 0 where there is none, -1 where only the general decoder can read it.
     """
 
     unpack: Callable[[bytes], tuple[Any, ...]]
@@ -314,9 +316,10 @@ class _Layout(NamedTuple):
     offset: int
     enqueued: int
     is_plain: bool
+    key: int
 
 
-_NO_LAYOUT = _Layout(lambda _: (), (b"",), 0, 0, 0, 0, False)
+_NO_LAYOUT = _Layout(lambda _: (), (b"",), 0, 0, 0, 0, False, -1)
 """Fits nothing: stands for a message that could not be described."""
 _MAX_LAYOUTS = 256
 _MAX_ALIKE = 4
@@ -336,7 +339,7 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
         key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]
-        for unpack, constants, end, sequence_at, offset_at, time_at, is_plain in names.layouts.get(key, ()):
+        for unpack, constants, end, sequence_at, offset_at, time_at, is_plain, _ in names.layouts.get(key, ()):
             found = unpack(raw)
             if found[::2] == constants:
                 if is_plain and end + found[-1] == len(raw):
@@ -348,6 +351,30 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
     scan = _walk_event(raw, names)
     _learn_layout(raw, key, names)
     return scan
+
+
+def scan_key(raw: bytes, names: EventFields) -> tuple[Scan, str | None] | None:
+    """Read what `scan_event` reads, and the partition key, of a message whose layout `scan_event` has found before.
+
+    Returns:
+        That, with None for the key of a message that has none; None where only the general decoder can tell.
+    """
+    try:
+        key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]
+        for unpack, constants, end, sequence_at, offset_at, time_at, is_plain, key_at in names.layouts.get(key, ()):
+            found = unpack(raw)
+            if found[::2] == constants:
+                if key_at < 0:
+                    return None
+                if is_plain and end + found[-1] == len(raw):
+                    scan: Scan = found[sequence_at], found[offset_at].decode(), found[time_at], raw[end:]
+                else:
+                    rest = end - 8 if is_plain else end
+                    scan = _walk_event(raw, names, rest, found[sequence_at], found[offset_at].decode(), found[time_at])
+                return scan, found[key_at].decode() if key_at else None
+    except (IndexError, UnicodeDecodeError, struct.error, DecodeError):
+        pass
+    return None
 
 
 def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
@@ -366,6 +393,7 @@ def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
     item, end = pos, pos - 1 + raw[pos - 2]
     kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
     places: dict[bytes, int] = {}
+    key = 0
     constants: list[bytes] = []
     form, since = ">", 0
     while item < end:
@@ -385,6 +413,8 @@ def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
         if code is None:
             return None
         places[name] = 2 * len(constants) + 1
+        if name == names.partition_key:
+            key = places[name] if kind == 0xA1 and not key else -1
         constants.append(raw[since:value])
         form += f"{value - since}s{width if code == 's' else ''}{code}"
         item = since = value + width
@@ -396,7 +426,8 @@ def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
         form += "4sI"
         end += 8
     sequence, offset, enqueued = (places[name] for name in kinds)
-    return _Layout(struct.Struct(form).unpack_from, tuple(constants), end, sequence, offset, enqueued, is_plain)
+    unpack = struct.Struct(form).unpack_from
+    return _Layout(unpack, tuple(constants), end, sequence, offset, enqueued, is_plain, key)
 
 
 def _walk_event(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventpump.cli.streams import complain, say, whole_number
 from eventpump.clients import EventProcessorHost
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext, ProcessorSource
 from eventpump.errors import ConfigurationError, EventPumpError, ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
@@ -202,6 +203,9 @@ class _Metered(EventProcessor):
     """Passes every call on to a user's processor."""
 
     def __init__(self, inner: EventProcessor, meter: _Meter) -> None:
+        if isinstance(inner, KeyedProcessor):
+            problem = "must not be a KeyedProcessor: what is measured is calls with whole batches, one after the other"
+            raise ConfigurationError("processor", problem)
         self._inner = inner
         self._meter = meter
 

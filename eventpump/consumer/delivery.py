@@ -1,13 +1,15 @@
-"""Delivers a partition's events: takes batches from the cache, and calls the processor until each is processed."""
+"""Delivers a partition's events: takes batches from the cache, and passes them on to what calls the processor."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
 
-from eventpump.aio.tasks import resolve
+from eventpump.consumer.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.handler import HandlerRunner, PumpEndedError
+from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.keyed_dispatch import KeyedDispatch
 from eventpump.consumer.opening import HubRecreatedError, loss_error
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
@@ -15,7 +17,6 @@ from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.requests import Requests
 from eventpump.consumer.rewind import Rewinding
 from eventpump.consumer.tenure import Tenure
-from eventpump.core.failures import FailureStep
 from eventpump.core.starts import retained_from
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import DataLost
@@ -47,20 +48,19 @@ class Delivery:
         self._tenure = tenure
         self._life = tenure.life
         self._settings = tenure.subscription.settings
-        self._turns = tenure.around.turns
         self._runner = runner
         self._context = context
         self._requests = requests
         self._failing = failing
-        self._failures = failing.failures
         self._reading = reading
         self._rewinding = rewinding
-        self._held_back: asyncio.Future[None] | None = None
+        self._dispatch: Dispatch | None = None
 
     async def run(self, partition: OpenPartition) -> None:
         """Deliver batches until the pump ends."""
         settings = self._settings
         life, requests, limit = self._life, self._requests, settings.max_batch_size
+        dispatch = self._dispatch = self._make_dispatch(partition)
         while life.reason is None:
             feed = partition.feed
             if life.is_suspended:
@@ -68,10 +68,10 @@ class Delivery:
                 await self._tenure.ending.wait()
                 return
             if requests.is_due:
-                partition = await self._rewinding.obey(partition, self._deliver)
+                partition = await self._rewinding.obey(partition, dispatch)
                 continue
-            if feed.selection is not None and not await self._passes_missing(partition):
-                partition = await self._reading.restart(partition)
+            if feed.selection is not None and not await self._passes_missing(partition, dispatch):
+                partition = await self._restart(partition, dispatch)
                 continue
             events = partition.take(limit)
             if events:
@@ -80,11 +80,11 @@ class Delivery:
                     # All before it is processed, or need not be.
                     self._requests.processed(events[0].sequence_number)
                 follows = feed.selection is not None or partition.continuity.follows(events)
-                if not follows and not await self._may_pass_gap(partition, events):
-                    partition = await self._reading.restart(partition)
+                if not follows and not await self._may_pass_gap(partition, dispatch, events):
+                    partition = await self._restart(partition, dispatch)
                     continue
-                while events := await self._deliver(partition, events):
-                    before, partition = partition, await self._rewinding.obey(partition, self._deliver)
+                while events := await dispatch.deliver(partition, events):
+                    before, partition = partition, await self._rewinding.obey(partition, dispatch)
                     if partition is not before:
                         break
                 if feed.available:
@@ -96,21 +96,36 @@ class Delivery:
                         feed.error if self._reading.was_attached else partition.explained(feed.error)
                     )
                     return
-                partition = await self._reading.restart(partition)
+                partition = await self._restart(partition, dispatch)
             elif not await self._news_of(partition) and self._tenure.may_deliver():
                 self._reading.waited(feed)
                 if requests.drains:
-                    await self._drain_past_lost(partition)
+                    await self._drain_past_lost(partition, dispatch)
                 if settings.call_when_idle:
-                    await self._deliver(partition, ())
+                    await dispatch.deliver(partition, ())
 
-    async def _passes_missing(self, partition: OpenPartition) -> bool:
+    def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
+        processor = partition.processor
+        parts = self._tenure, self._runner, self._context, self._requests, self._failing
+        return KeyedDispatch(*parts, processor) if isinstance(processor, KeyedProcessor) else SerialDispatch(*parts)
+
+    def wake(self) -> None:
+        """Look again at what is asked of the pump."""
+        if self._dispatch is not None:
+            self._dispatch.wake()
+
+    def record(self) -> None:
+        """Let the tracker know all that is processed by now."""
+        if self._dispatch is not None:
+            self._dispatch.record()
+
+    async def _passes_missing(self, partition: OpenPartition, dispatch: Dispatch) -> bool:
         """Look for missing numbers before the next event of a stream. Return whether to deliver it."""
         if not partition.continuity.misses(partition.feed.take_missing()):
             return True
         # No checkpoint passes what may be lost before that is handled.
         partition.in_hand += 1
-        if not await self._may_pass_gap(partition, ()):
+        if not await self._may_pass_gap(partition, dispatch, ()):
             return False
         partition.in_hand -= 1
         return True
@@ -126,11 +141,32 @@ class Delivery:
         return feed.wait(self._settings.max_wait_time)
 
     def stop(self) -> None:
-        """End a wait for other handlers: the pump ends."""
-        if self._held_back is not None:
-            resolve(self._held_back, None)
+        """Begin no further call of the processor: the pump ends."""
+        if self._dispatch is not None:
+            self._dispatch.stop()
 
-    async def _may_pass_gap(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> bool:
+    async def aclose(self) -> None:
+        """Wait until no call of `process_events` runs any more. `stop` was called before.
+
+        Raises:
+            CancelledError: The pump was abandoned.
+        """
+        while self._dispatch is not None:
+            try:
+                await self._dispatch.drop()
+                return
+            except asyncio.CancelledError:
+                await self._runner.take_cancellation_back()
+
+    async def _restart(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
+        """Find the start position again, once everything that was received is processed, and read from there."""
+        await dispatch.settle(heeds_requests=False)
+        await dispatch.drop()
+        return await self._reading.restart(partition)
+
+    async def _may_pass_gap(
+        self, partition: OpenPartition, dispatch: Dispatch, events: tuple[ReceivedEvent, ...]
+    ) -> bool:
         """Find out whether missing numbers are lost, and apply `on_data_loss`. Return whether to deliver the batch."""
         try:
             loss = await partition.continuity.find_loss(events)
@@ -141,6 +177,10 @@ class Delivery:
             return True
         action = loss.action(self._settings.on_data_loss)
         if action == "latest":
+            # What was received before the gap is not to be passed over with it.
+            if not await dispatch.settle(heeds_requests=False):
+                await self._tenure.ending.wait()
+                raise PumpEndedError
             await self._reading.skip_to_end(loss)
             return False
         self._tenure.report(DataLost, loss, action)
@@ -149,122 +189,10 @@ class Delivery:
             return False
         return True
 
-    async def _deliver(
-        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
-    ) -> tuple[ReceivedEvent, ...]:
-        """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
-
-        Args:
-            partition: Where it came from.
-            events: The batch.
-            is_narrowed: Whether it is a single event of a batch that failed.
-
-        Returns:
-            The events of it that are to be delivered again, once the requests are carried out; else none.
-        """
-        tracker, processor, context = partition.tracker, partition.processor, self._context
-        ledger = self._turns.ledger
-        # An event whose place cannot be read is covered by the checkpoint of a later one.
-        last = next(filter(has_place, reversed(events)), None)
-        is_replay = partition.replayed.is_running
-        while self._tenure.may_deliver():
-            if ledger.is_watching and await self._hold_back():
-                continue
-            step, operation, belongs = None, "process_events", True
-            try:
-                if partition.doubts and events and events[0] in partition.doubts:
-                    operation = "filter"
-                    belongs = await self._belongs(partition, events[0])
-                    operation = "process_events"
-                if belongs:
-                    if last is not None:
-                        context.last_delivered = last
-                        if not is_replay:
-                            tracker.events_delivered(last, is_again=is_narrowed)
-                    await self._runner.run_batch(processor.process_events, context, events)
-            except Exception as error:
-                if not is_replay:
-                    tracker.events_failed()
-                step = await self._failing.failed(operation, error, len(events))
-                if step is not FailureStep.NARROW and (
-                    step is FailureStep.RETRY or not await self._failing.pass_over(step, events, error)
-                ):
-                    if self._requests.is_due and not self._life.is_ending:
-                        return events
-                    continue
-            if step is FailureStep.NARROW:
-                return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
-            if self._failures.in_a_row:
-                self._failures.settled()
-            if partition.doubts and events:
-                partition.doubts.pop(events[0], None)
-            if not is_replay:
-                partition.processed(last, len(events))
-                if last is not None and self._requests.drains:
-                    self._requests.processed(last.sequence_number + 1)
-            return ()
-        return ()
-
-    async def _belongs(self, partition: OpenPartition, event: ReceivedEvent) -> bool:
-        """Find out whether an event belongs to the stream, for which the function failed when it was received.
-
-        Raises:
-            Exception: It has failed, then or now.
-        """
-        selection = partition.feed.selection
-        assert selection is not None
-        found = False
-
-        async def ask() -> None:
-            nonlocal found
-            if (error := partition.doubts[event]) is not None:
-                # The failure that there was already counts as one like any other.
-                partition.doubts[event] = None
-                raise error
-            found = selection.matches(event)
-
-        await self._runner.run("filter", ask)
-        del partition.doubts[event]
-        return found
-
-    async def _deliver_singly(
-        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]
-    ) -> tuple[ReceivedEvent, ...]:
-        """Deliver the events of a batch that failed one by one; as `_deliver`."""
-        self._failures.narrowed()
-        for number, event in enumerate(events):
-            if not self._tenure.may_deliver():
-                break
-            if self._requests.interrupts_batch() or await self._deliver(partition, (event,), is_narrowed=True):
-                self._failures.settled()
-                self._failures.widened()
-                # Those before it are processed, skipped or parked, and are not delivered again.
-                return events[number:]
-            # Handlers that never suspend must not block the event loop.
-            await asyncio.sleep(0)
-        self._failures.widened()
-        return ()
-
-    async def _hold_back(self) -> bool:
-        """Wait while handlers compute and the store needs the loop. Return False, without a wait, if that is not so.
-
-        The wait ends early if the pump ends.
-        """
-        turns = self._turns
-        waiter = self._held_back = turns.hold()
-        if waiter is None:
-            return False
-        try:
-            await waiter
-        finally:
-            self._held_back = None
-            turns.release(waiter)
-        return True
-
-    async def _drain_past_lost(self, partition: OpenPartition) -> None:
+    async def _drain_past_lost(self, partition: OpenPartition, dispatch: Dispatch) -> None:
         """End the waits for events that the hub has dropped: nothing follows that would show it."""
         facts = await self._reading.facts()
         # Where reading goes on may lie beyond that: after a loss it may have been the end.
         kept = max(retained_from(facts), partition.next_number(facts))
-        if not partition.feed.available:
+        if not partition.feed.available and not dispatch.in_hand:
             self._requests.processed(kept)

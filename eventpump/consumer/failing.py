@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from eventpump.aio.tasks import wait_for_event
+from collections.abc import Awaitable, Callable
+
 from eventpump.consumer.handler import HandlerRunner
 from eventpump.consumer.partition import has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.requests import Requests
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
@@ -23,36 +23,44 @@ class FailureHandling:
         tenure: The pump's lease and state.
         runner: Runs the user's code.
         context: What the processor is called with.
-        requests: What is asked of the pump: a request ends the wait before another attempt.
 
     Attributes:
         processor: The processor, once it is made.
-        failures: The failures of the events in hand.
+        failures: The failures of the events in hand, where those are one batch.
     """
 
-    def __init__(self, tenure: Tenure, runner: HandlerRunner, context: PartitionContext, requests: Requests) -> None:
+    def __init__(self, tenure: Tenure, runner: HandlerRunner, context: PartitionContext) -> None:
         self._tenure = tenure
         self._around = tenure.around
-        self._settings = settings = tenure.subscription.settings
+        self._settings = tenure.subscription.settings
         self._runner = runner
         self._context = context
-        self._requests = requests
         self.processor: EventProcessor | None = None
-        self.failures = ProcessorFailures(
+        self.failures = self.new_failures()
+
+    def new_failures(self) -> ProcessorFailures:
+        """Return a count of failures, for events that are delivered beside others."""
+        settings = self._settings
+        return ProcessorFailures(
             failure_step(settings.failure_policy), failure_step(settings.on_retries_exhausted), settings.handler_retry
         )
 
-    async def failed(self, operation: str, error: Exception, events: int | None) -> FailureStep:
-        """Apply the failure policy: return what follows, after the delay if that is another attempt.
+    async def failed(
+        self, failures: ProcessorFailures, operation: str, error: Exception, events: int | None
+    ) -> tuple[FailureStep, float | None]:
+        """Apply the failure policy: report the failure, and call `process_error`.
 
         If the policy is to stop, the pump ends.
 
         Args:
+            failures: The failures of the events in hand.
             operation: The method that raised.
             error: What it raised.
             events: The number of events that were to be processed; None if it was a method that is called without any.
+
+        Returns:
+            What follows, and the seconds to wait before it; None for no wait.
         """
-        failures = self.failures
         step = failures.failed(events, self._around.clock.time())
         delay = None
         if step is FailureStep.RETRY and not self._tenure.life.is_ending:
@@ -64,22 +72,28 @@ class FailureHandling:
             # First: a process_error that hangs must not keep the host from stopping.
             self._tenure.fail(failure)
         await self.call_process_error(error)
-        if delay is not None:
-            # Not `retrying`: the policy decides whether an attempt follows, and `process_error` is called before it.
-            # A seek away from a batch that fails must not wait for its next attempt.
-            await wait_for_event(self._tenure.ending if events is None else self._requests.news, delay)
-        return step
+        return step, delay
 
-    async def pass_over(self, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception) -> bool:
+    async def pass_over(
+        self,
+        failures: ProcessorFailures,
+        step: FailureStep,
+        events: tuple[ReceivedEvent, ...],
+        error: Exception,
+        *,
+        wait: Callable[[float], Awaitable[bool]],
+    ) -> bool:
         """Skip an event, or park it.
 
         Args:
+            failures: Its failures.
             step: What to do.
             events: The event; none if the processor failed at an idle call.
             error: What it failed with.
+            wait: Waits for seconds before it is tried again to park it; returns False if that is not to be.
 
         Returns:
-            False if the pump ends before that is done, or is asked to read elsewhere.
+            False if the pump ends before that is done, or it is not to be tried again.
         """
         if not self._tenure.may_deliver():
             return False
@@ -87,7 +101,7 @@ class FailureHandling:
             return True
         (event,) = events
         number = event.sequence_number if has_place(event) else None
-        failures, settings = self.failures, self._settings
+        settings = self._settings
         if step is FailureStep.SKIP:
             self._tenure.report(EventSkipped, number, error, failures.attempts)
             return True
@@ -106,8 +120,7 @@ class FailureHandling:
                     ProcessorFailed, "park", failure, backoff.failures, None if self._tenure.life.is_ending else delay
                 )
                 await self.call_process_error(failure)
-                await wait_for_event(self._requests.news, delay)
-                if self._requests.is_due:
+                if not await wait(delay):
                     return False
                 continue
             hub = park.to if isinstance(park.to, str) else getattr(park.to, "hub", None)

@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeVar
 
 from eventpump.aio.watch import Watched
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
+
+_T = TypeVar("_T")
 
 _RUNNING_BATCH: ContextVar[object | None] = ContextVar("eventpump_running_batch", default=None)
 """Identifies the call of `process_events` that the current code belongs to; tasks and threads it starts inherit it."""
@@ -25,8 +27,8 @@ class PumpEndedError(BaseException):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
-    """One running call of a method of the processor.
+class Call:
+    """A call of a method of the processor, or one after the other in the same task.
 
     Attributes:
         operation: The name of the method.
@@ -46,7 +48,7 @@ class _Call:
 
 
 class HandlerRunner:
-    """Runs the methods of a partition's processor, one at a time, in the task that calls `run`.
+    """Runs the methods of a partition's processor, each in the task that calls `run`; several tasks may do so.
 
     Args:
         partition_id: The partition.
@@ -77,7 +79,8 @@ class HandlerRunner:
         # What only this process measures goes by the loop's clock: it costs less to read than the one that leases go
         # by, and stands still while the machine is suspended, as timers and handlers do.
         self._loop = asyncio.get_running_loop()
-        self._call: _Call | None = None
+        # In their order, which the order in which they are cancelled follows.
+        self._calls: dict[Call, None] = {}
         self._batch: object | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
         self._deadlines: list[asyncio.TimerHandle] = []
@@ -86,8 +89,8 @@ class HandlerRunner:
 
     @property
     def operation(self) -> str | None:
-        """The method of the processor that runs now."""
-        return None if self._call is None else self._call.operation
+        """A method of the processor that runs now: of several the one that began first."""
+        return next((call.operation for call in self._calls), None)
 
     @property
     def is_in_batch(self) -> bool:
@@ -117,7 +120,7 @@ class HandlerRunner:
         """
         self._clear_deadlines()
         later = self._loop.call_later
-        self._deadlines = [later(handler_in, self._cancel_handler), later(close_in, self._cancel)]
+        self._deadlines = [later(handler_in, self._cancel_handlers), later(close_in, self._cancel_all)]
 
     def stop(self) -> None:
         """Cancel all timers. No call follows."""
@@ -147,22 +150,19 @@ class HandlerRunner:
                 `RuntimeError`, so that the failure policy applies to it.
             KeyboardInterrupt, SystemExit: As raised.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        now = self._loop.time
-        began = now()
-        call = self._call = _Call(operation, task, began, began + self._timeout)
-        if self._slow_timer is None:
-            self._set_slow_timer(call)
+        call = self.call(operation)
+        self.began(call)
         raised: BaseException | None = None
-        # A new object for each try: what an earlier try left running is not part of this one.
-        self._batch = object() if is_batch else None
-        outer = _RUNNING_BATCH.set(self._batch) if is_batch else None
+        outer = None
+        if is_batch:
+            # A new object for each try: what an earlier try left running is not part of this one.
+            self._batch = object()
+            outer = _RUNNING_BATCH.set(self._batch)
         try:
             work = method(*args)
             if not isinstance(work, CoroutineType | Awaitable):
                 raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
-            await Watched(work, now, self._blocked_after, self._blocked, self._stepped)
+            await self.watched(work)
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
             raise
@@ -172,16 +172,55 @@ class HandlerRunner:
             if outer is not None:
                 _RUNNING_BATCH.reset(outer)
                 self._batch = None
-        self._call = None
-        if call.is_late or task.cancelling():
+        self.ended(call)
+        if call.is_late or call.task.cancelling():
             await self.take_cancellation_back()
         if raised is None:
             return
         try:
-            raise self._error_of(call, raised)
+            raise self.error_of(call, raised)
         finally:
             # The traceback refers to this frame: a reference back to the error would be a cycle.
             raised = None
+
+    # ------------------------------------------------------------- for a task that makes many short calls by itself
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a call is slow."""
+        return self._timeout
+
+    def call(self, operation: str) -> Call:
+        """Return a call of the current task that has not begun.
+
+        Args:
+            operation: The name of the method.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        return Call(operation, task, 0.0, 0.0)
+
+    def began(self, call: Call) -> None:
+        """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow."""
+        call.began = self._loop.time()
+        call.slow_at = call.began + self._timeout
+        call.is_late = call.is_timed_out = False
+        self._calls[call] = None
+        if self._slow_timer is None:
+            self._set_slow_timer(call.slow_at)
+
+    def ended(self, call: Call) -> None:
+        """Watch a call no longer: its task does not run user code now."""
+        self._calls.pop(call, None)
+
+    def watched(self, work: Awaitable[_T], waits: Callable[[], None] | None = None) -> Watched[_T]:
+        """Return something to await that does some work, and measures its steps.
+
+        Args:
+            work: The work.
+            waits: Called whenever the work begins to wait.
+        """
+        return Watched(work, self._loop.time, self._blocked_after, self._blocked, self._stepped, waits)
 
     async def take_cancellation_back(self) -> None:
         """Remove every request to cancel the current task: it was meant for code that has ended.
@@ -202,8 +241,8 @@ class HandlerRunner:
             if self._is_abandoned:
                 raise
 
-    def _error_of(self, call: _Call, raised: BaseException) -> BaseException:
-        """Return the error to raise for what a call raised."""
+    def error_of(self, call: Call, raised: BaseException) -> BaseException:
+        """Return the error to raise for what a call raised, once a cancellation is taken back."""
         operation = call.operation
         if isinstance(raised, asyncio.CancelledError):
             if call.is_late:
@@ -222,35 +261,38 @@ class HandlerRunner:
         for timer in self._deadlines:
             timer.cancel()
 
-    def _cancel_handler(self) -> None:
-        if self.operation != "close":
-            self._cancel()
+    def _cancel_handlers(self) -> None:
+        for call in list(self._calls):
+            if call.operation != "close":
+                self._cancel(call)
 
-    def _cancel(self) -> None:
+    def _cancel_all(self) -> None:
+        for call in list(self._calls):
+            self._cancel(call)
+
+    def _cancel(self, call: Call) -> None:
         """Cancel the user's code and nothing else: the task waits inside that code now."""
-        if self._call is not None:
-            self._call.is_late = True
-            self._call.task.cancel(f"partition {self._partition_id} is given up")
+        call.is_late = True
+        call.task.cancel(f"partition {self._partition_id} is given up")
 
-    def _set_slow_timer(self, call: _Call) -> None:
-        # Calls that return in time do not touch the timer: it checks at its time which call runs, and since when.
-        self._slow_timer = self._loop.call_at(call.slow_at, self._call_may_be_slow)
+    def _set_slow_timer(self, at: float) -> None:
+        # Calls that return in time do not touch the timer: it checks at its time which calls run, and since when.
+        self._slow_timer = self._loop.call_at(at, self._call_may_be_slow)
 
     def _call_may_be_slow(self) -> None:
         self._slow_timer = None
-        call = self._call
-        if call is None:
-            return
         now = self._loop.time()
-        if now >= call.slow_at:
-            took = now - call.began
-            # The same call is reported again when it has taken twice as long.
-            call.slow_at = now + took
-            self._report(HandlerSlow, call.operation, took, self._cancels_slow)
-            if self._cancels_slow:
-                call.is_timed_out = True
-                call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")
-        self._set_slow_timer(call)
+        for call in list(self._calls):
+            if now >= call.slow_at:
+                took = now - call.began
+                # The same call is reported again when it has taken twice as long.
+                call.slow_at = now + took
+                self._report(HandlerSlow, call.operation, took, self._cancels_slow)
+                if self._cancels_slow:
+                    call.is_timed_out = True
+                    call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")
+        if self._calls:
+            self._set_slow_timer(min(call.slow_at for call in self._calls))
 
     def _blocked(self, duration: float) -> None:
         now = self._loop.time()

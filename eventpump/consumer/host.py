@@ -92,6 +92,8 @@ class PartitionHost:
         self._leases = leases
         self._settings = settings
         self._source = None if processor is None else ProcessorSource.of(processor)
+        if self._source is not None:
+            self._source.check(settings)
         self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
         self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock

@@ -12,7 +12,7 @@ from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.sharing import MemberFeed
-from eventpump.core.checkpoint import CheckpointTracker
+from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges
 from eventpump.core.silence import lag
@@ -138,7 +138,7 @@ class OpenPartition:
             self.doubts[events[0]] = doubt
         return events
 
-    def processed(self, last: ReceivedEvent | None, count: int) -> None:
+    def processed(self, last: Positioned | None, count: int) -> None:
         """Record that events in hand were processed, or passed over, and write the checkpoint that is due.
 
         Args:

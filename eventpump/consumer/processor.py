@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from eventpump.core.pump_state import CloseReason as CloseReason
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.options.consumer import SubscriptionPosition, sought_position
+from eventpump.options.consumer import HostSettings, SubscriptionPosition, sought_position
 
 if TYPE_CHECKING:
     from eventpump.interfaces import ConsumerScope
@@ -40,6 +40,15 @@ class EventProcessor(ABC):
     processed stays below half of the lease duration, or each turn of the loop below a sixtieth of it. `LoopBlocked`
     reports a standstill of a tenth of the lease duration; several shorter ones are not reported.
     """
+
+    @classmethod  # noqa: B027 - any can, unless its class refuses some
+    def check_settings(cls, settings: HostSettings, *, is_selective: bool = False) -> None:
+        """Raise `ConfigurationError` if a processor of this class cannot work with the options of its subscription.
+
+        Args:
+            settings: The options.
+            is_selective: Whether the subscription takes a part of the events, by `keys` or `filter`.
+        """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
         """Prepare for a partition. If it raises, the failure policy applies."""
@@ -292,9 +301,21 @@ class ProcessorSource:
 
     Args:
         make: Returns the processor.
+        kind: The class of the processors, where it is known before one is made.
     """
 
     make: Callable[[], EventProcessor]
+    kind: type[EventProcessor] | None = None
+
+    def check(self, settings: HostSettings, *, is_selective: bool = False) -> None:
+        """Raise `ConfigurationError` if it is known that its processors cannot work with some options.
+
+        Args:
+            settings: The options.
+            is_selective: Whether the subscription takes a part of the events.
+        """
+        if self.kind is not None:
+            self.kind.check_settings(settings, is_selective=is_selective)
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:
@@ -304,7 +325,7 @@ class ProcessorSource:
             ConfigurationError: The argument is none.
         """
         if isinstance(processor, EventProcessor):
-            return cls(lambda: processor)
+            return cls(lambda: processor, type(processor))
         if isinstance(processor, type):
             if not issubclass(processor, EventProcessor):
                 raise ConfigurationError("processor", f"{processor.__name__} is not a subclass of EventProcessor")
@@ -334,7 +355,7 @@ class ProcessorSource:
                 raise ConfigurationError("processor", problem)
             return made
 
-        return cls(make)
+        return cls(make, factory if isinstance(factory, type) else None)
 
 
 _EXPECTED: Final = (

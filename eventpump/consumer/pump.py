@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.delivery import Delivery
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
@@ -31,8 +32,8 @@ from eventpump.reports import ProcessorFailed, PumpClosed, PumpOverdue
 class PartitionPump:
     """Pumps one partition under one lease. `run` does the work; the manager reports changes of the lease to it.
 
-    The user's code runs in the task of `run`, and nothing else of the pump waits for that code to return: the feed,
-    the checkpoint writer and the deadlines are independent of it.
+    The user's code runs in the task of `run`, or in workers (`KeyedProcessor`), and nothing else of the pump waits for
+    that code to return: the feed, the checkpoint writer and the deadlines are independent of it.
 
     Args:
         around: What all pumps of a host share.
@@ -86,7 +87,7 @@ class PartitionPump:
             newest=lambda: None if self._partition is None else self._partition.feed.newest,
             lag=lambda: self._reading.lag(lambda: self.context.last_sequence_number),
         )
-        failing = self._failing = FailureHandling(tenure, runner, context, requests)
+        failing = self._failing = FailureHandling(tenure, runner, context)
         reading = self._reading = PartitionReading(
             tenure,
             shared,
@@ -225,7 +226,7 @@ class PartitionPump:
     def pause(self, *, is_paused: bool) -> None:
         """Deliver nothing after the running batch, or deliver again."""
         self._requests.pause(is_paused=is_paused)
-        self._reading.wake()
+        self._wake()
 
     def seek(self, place: Checkpoint) -> asyncio.Future[bool]:
         """Go on after a checkpoint, once the running batch has ended.
@@ -235,7 +236,7 @@ class PartitionPump:
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._requests.seek(Seek(place, done))
-        self._reading.wake()
+        self._wake()
         return done
 
     def replay(self, after: Checkpoint, through: int) -> asyncio.Future[bool]:
@@ -250,7 +251,7 @@ class PartitionPump:
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._requests.replay(Replay(after, through, done))
-        self._reading.wake()
+        self._wake()
         return done
 
     def drain(self, facts: PartitionProperties) -> asyncio.Future[bool]:
@@ -264,7 +265,7 @@ class PartitionPump:
         """
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._requests.drain(Drain(facts, done))
-        self._reading.wake()
+        self._wake()
         return done
 
     async def place_of(self, position: EventPosition) -> Checkpoint:
@@ -275,6 +276,11 @@ class PartitionPump:
             EventPumpError: The service failed, or the partition is given up.
         """
         return await self._reading.place_of(position)
+
+    def _wake(self) -> None:
+        """Look at what is asked for."""
+        self._reading.wake()
+        self._delivery.wake()
 
     def abandon(self) -> None:
         """Let the next cancellation of the pump's task end it at once, without calling the processor."""
@@ -320,7 +326,9 @@ class PartitionPump:
             except ConfigurationError:
                 raise
             except Exception as error:
-                await self._failing.failed("open", error, None)
+                _, delay = await self._failing.failed(self._failing.failures, "open", error, None)
+                if delay is not None:
+                    await wait_for_event(self._tenure.ending, delay)
                 continue
             self._life.opened()
             self._failing.failures.settled()
@@ -330,7 +338,10 @@ class PartitionPump:
 
     def _made(self) -> EventProcessor:
         try:
-            return self._subscription.source.make()
+            processor = self._subscription.source.make()
+            subscription = self._subscription
+            type(processor).check_settings(subscription.settings, is_selective=subscription.selection is not None)
+            return processor
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -341,6 +352,7 @@ class PartitionPump:
         life = self._life
         if not life.is_ending:
             self.stop(CloseReason.FAILED)
+        await self._delivery.aclose()
         was_opened = life.drained()
         assert life.reason is not None
         self._reading.closing()
@@ -395,10 +407,11 @@ class PartitionPump:
             raise OwnershipLostError(self.partition_id)
         if not self._tenure.is_lease_valid():
             raise OwnershipLostError(self.partition_id)
+        self._delivery.record()
         return self._reading.checkpoint(event, is_in_batch=self._runner.is_in_batch)
 
     def _seek_by_processor(self, position: EventPosition) -> None:
         if self._life.is_ending or self.context.ownership_lost.is_set():
             raise OwnershipLostError(self.partition_id)
         self._requests.seek(Seek(position))
-        self._reading.wake()
+        self._wake()

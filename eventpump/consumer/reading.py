@@ -12,6 +12,7 @@ from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.handler import PumpEndedError
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.opening import (
     BEYOND_END_PAUSE,
     Beginning,
@@ -136,7 +137,12 @@ class PartitionReading:
             raise PumpEndedError from error
         self._tenure.check_ending()
         partition_id, around = self._partition_id, self._around
-        tracker = CheckpointTracker(partition_id, self._settings.checkpoint_policy, beginning.checkpoint)
+        tracker = CheckpointTracker(
+            partition_id,
+            self._settings.checkpoint_policy,
+            beginning.checkpoint,
+            is_in_order=not isinstance(processor, KeyedProcessor),
+        )
         writer = CheckpointWriter(
             around.store,
             tracker,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.dispatch import Dispatch
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.partition import OpenPartition, has_place
@@ -17,11 +16,8 @@ from eventpump.consumer.sharing import MemberFeed
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition
 from eventpump.reports import DataLost, RangeReplayed, ServiceFailed
-
-Deliver: TypeAlias = Callable[[OpenPartition, tuple[ReceivedEvent, ...]], Awaitable[tuple[ReceivedEvent, ...]]]
-"""Delivers a batch, and returns the events of it that are to be delivered again; see `Delivery`."""
 
 
 class Rewinding:
@@ -41,12 +37,12 @@ class Rewinding:
         self._reading = reading
         self._failing = failing
 
-    async def obey(self, partition: OpenPartition, deliver: Deliver) -> OpenPartition:
+    async def obey(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
         """Carry out what is asked for, and wait while the pump is paused.
 
         Args:
             partition: What is being read.
-            deliver: Delivers a batch of a replay.
+            dispatch: Calls the processor.
 
         Returns:
             What is being read then: another object after a seek.
@@ -55,9 +51,9 @@ class Rewinding:
         while self._tenure.goes_on():
             match requests.take():
                 case Seek() as seek:
-                    partition = await self._seek(partition, seek)
+                    partition = await self._seek(partition, seek, dispatch)
                 case Replay() as replay:
-                    await self._replay(partition, replay, deliver)
+                    await self._replay(partition, replay, dispatch)
                 case None if requests.is_paused:
                     await self._stay_paused(partition)
                 case None:
@@ -66,8 +62,15 @@ class Rewinding:
             requests.processed(partition.next_number(requests.drains[-1].facts))
         return partition
 
-    async def _seek(self, partition: OpenPartition, seek: Seek) -> OpenPartition:
+    async def _seek(self, partition: OpenPartition, seek: Seek, dispatch: Dispatch) -> OpenPartition:
         """Store where to go on, and go on there. Return what is being read then."""
+        dispatch.hold(is_held=True)
+        try:
+            return await self._seek_while_held(partition, seek, dispatch)
+        finally:
+            dispatch.hold(is_held=False)
+
+    async def _seek_while_held(self, partition: OpenPartition, seek: Seek, dispatch: Dispatch) -> OpenPartition:
         place = seek.place
         try:
             if isinstance(place, EventPosition):
@@ -80,6 +83,7 @@ class Rewinding:
             return partition
         # The failures of a batch that is left are not those of another one.
         self._failing.failures.settled()
+        await dispatch.drop()
         try:
             return await self._reading.restart(partition, Seek(place, seek.done))
         finally:
@@ -96,10 +100,12 @@ class Rewinding:
             await requests.news.wait()
         self._reading.rejoin(partition, place)
 
-    async def _replay(self, partition: OpenPartition, replay: Replay, deliver: Deliver) -> None:
+    async def _replay(self, partition: OpenPartition, replay: Replay, dispatch: Dispatch) -> None:
         """Deliver a range, and go on as before."""
         first, through, is_done = replay.after.sequence_number + 1, replay.through, False
         try:
+            if not await self._settled(partition, dispatch):
+                return
             place = await self._reading.leave(partition)
             hub = place.hub_created_at
             beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
@@ -108,7 +114,8 @@ class Rewinding:
             try:
                 self._reading.rejoin(partition, beginning)
                 continuity = self._reading.continuity_from(beginning)
-                is_done = await self._deliver_range(partition, continuity, through, deliver)
+                is_done = await self._deliver_range(partition, continuity, through, dispatch)
+                await dispatch.drop()
             finally:
                 partition.replayed.end(through + 1 if place.expected is None else place.expected)
         finally:
@@ -121,7 +128,7 @@ class Rewinding:
             partition.is_replaying = False
 
     async def _deliver_range(
-        self, partition: OpenPartition, continuity: ContinuityCheck, through: int, deliver: Deliver
+        self, partition: OpenPartition, continuity: ContinuityCheck, through: int, dispatch: Dispatch
     ) -> bool:
         """Deliver the events of a replay. Return whether all of them were processed."""
         limit = self._settings.max_batch_size
@@ -148,21 +155,21 @@ class Rewinding:
                     if placed[-1].sequence_number > through:
                         partition.doubts.pop(placed[-1], None)
                     events = tuple(event for event in placed if event.sequence_number <= through)
-                while events and (events := await deliver(partition, events)):
+                while events and (events := await dispatch.deliver(partition, events)):
                     if not await self._replays_on(partition):
                         return False
                 if is_last:
-                    return self._tenure.goes_on()
+                    return await self._settled(partition, dispatch)
                 if feed.available:
                     await asyncio.sleep(0)
             elif (passed := feed.passed) is not None and passed.sequence_number >= through:
-                return True
+                return await self._settled(partition, dispatch)
             elif feed.error is not None:
                 return False
             elif not await self._news_of(feed):
                 self._reading.waited(feed)
                 if retained_from(await self._reading.facts()) > through and not feed.available:
-                    return True
+                    return await self._settled(partition, dispatch)
         return False
 
     async def _news_of(self, feed: MemberFeed) -> bool:
@@ -170,6 +177,13 @@ class Rewinding:
         # The end of the range may be an event that does not belong to the stream.
         feed.wake_after(1)
         return await feed.wait(self._settings.max_wait_time)
+
+    async def _settled(self, partition: OpenPartition, dispatch: Dispatch) -> bool:
+        """Wait until everything in hand is processed. Return False if the pump ends, or is to seek, first."""
+        while not await dispatch.settle(heeds_requests=True):
+            if not await self._replays_on(partition):
+                return False
+        return True
 
     async def _replays_on(self, partition: OpenPartition) -> bool:
         """Wait while the pump is paused. Return whether a replay is to continue."""

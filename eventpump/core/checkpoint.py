@@ -64,6 +64,8 @@ class CheckpointTracker:
 
     Args:
         stored: The stored checkpoint at the start.
+        is_in_order: Whether batches are processed one after the other, so that a request for an event that was
+            delivered states that all before it are processed. Otherwise only what is handled may be requested.
     """
 
     __slots__ = (
@@ -71,6 +73,7 @@ class CheckpointTracker:
         "_delivered_count",
         "_handled",
         "_in_flight",
+        "_is_in_order",
         "_partition_id",
         "_policy",
         "_running",
@@ -80,9 +83,17 @@ class CheckpointTracker:
         "stored",
     )
 
-    def __init__(self, partition_id: str, policy: CheckpointPolicy, stored: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        partition_id: str,
+        policy: CheckpointPolicy,
+        stored: Checkpoint | None = None,
+        *,
+        is_in_order: bool = True,
+    ) -> None:
         self._partition_id = partition_id
         self._policy = policy
+        self._is_in_order = is_in_order
         self._delivered: Positioned | None = None
         self._running: Positioned | None = None
         self._handled: Positioned | None = None
@@ -189,7 +200,7 @@ class CheckpointTracker:
             The checkpoint to wait for; None if it or a later one is stored, or nothing was handled.
 
         Raises:
-            ConfigurationError: The event was not delivered yet.
+            ConfigurationError: The event was not delivered yet, or not everything up to it is known to be handled.
         """
         if event is None:
             event = self._running if is_in_batch and self._running is not None else self._handled
@@ -200,6 +211,12 @@ class CheckpointTracker:
             return None
         if self._delivered is None or event.sequence_number > self._delivered.sequence_number:
             raise ConfigurationError("event", f"sequence number {event.sequence_number} was not delivered here yet")
+        if not self._is_in_order and (self._handled is None or event.sequence_number > self._handled.sequence_number):
+            raise ConfigurationError(
+                "event",
+                f"not every event up to sequence number {event.sequence_number} is processed: with a KeyedProcessor, "
+                "call checkpoint() without an event, which stores the end of what is processed",
+            )
         self._want(checkpoint)
         return checkpoint
 

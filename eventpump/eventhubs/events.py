@@ -13,7 +13,14 @@ from typing import Any
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
-from eventpump.amqp.sections import EventFields, encode_data, prefix_end, salvage_annotations, scan_event
+from eventpump.amqp.sections import (
+    EventFields,
+    encode_data,
+    prefix_end,
+    salvage_annotations,
+    scan_event,
+    scan_key,
+)
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
@@ -27,7 +34,7 @@ from eventpump.eventhubs.names import (
     SEQUENCE_NUMBER,
 )
 
-_FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode())
+_FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode(), PARTITION_KEY.encode())
 
 
 @lru_cache(maxsize=1024)
@@ -708,8 +715,17 @@ class ReceivedEvent:
     @property
     def partition_key(self) -> str | None:
         """The partition key that the event was sent with; None if there was none."""
-        key = (self._decoded().message_annotations or {}).get(PARTITION_KEY)
-        return None if key is None else str(key)
+        if self._message is None:
+            if (found := scan_key(self._raw, _FIELDS)) is not None:
+                (sequence, offset, enqueued, body), key = found
+                if self._offset is None and sequence is not None and offset is not None and enqueued is not None:
+                    self._sequence_number, self._enqueued, self._body, self._offset = sequence, enqueued, body, offset
+                return key
+            if self._offset is None:
+                with suppress(EventError):  # the general decoder raises it
+                    self._scan()  # the next message of that layout is read faster
+        named = (self._decoded().message_annotations or {}).get(PARTITION_KEY)
+        return None if named is None else str(named)
 
     def _standard(self, name: str) -> Any:
         properties = self._decoded().properties

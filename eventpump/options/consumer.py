@@ -201,6 +201,33 @@ def _unless_none(check: Callable[[object], object]) -> Callable[[object], object
     return lambda value: None if value is None else check(value)
 
 
+class KeyedSettings(SettingsModel):
+    """How the events of a partition are processed at the same time, but in order per key.
+
+    Args:
+        concurrency: The most calls of the handler at a time, per partition.
+        max_batch_per_key: The most events of a key that the handler is called with at once.
+        max_events_in_flight: The most events that are taken from the cache and not processed yet, per partition; at
+            least `concurrency`.
+        max_bytes_in_flight: The most bytes of them. A single larger event is processed alone.
+        max_ahead: The most events that are taken above the first one that is not processed, per partition; at least
+            `concurrency`. A key that is retried or parked holds up no other one until there are so many.
+    """
+
+    concurrency: int = Field(default=32, ge=1, le=100_000)
+    max_batch_per_key: int = Field(default=1, ge=1, le=100_000)
+    max_events_in_flight: int = Field(default=1000, ge=1, le=1_000_000)
+    max_bytes_in_flight: int = Field(default=8 * 1024 * 1024, ge=1)
+    max_ahead: int = Field(default=10_000, ge=1, le=10_000_000)
+
+    def model_post_init(self, context: object, /) -> None:
+        """Refuse bounds with which the concurrency cannot be reached."""
+        for name in ("max_events_in_flight", "max_ahead"):
+            if getattr(self, name) < self.concurrency:
+                problem = f"must be at least concurrency, {self.concurrency}: fewer calls could run than that"
+                raise ConfigurationError(name, problem)
+
+
 class ReaderSettings(FeedSettings):
     """What a reader reads.
 

@@ -104,6 +104,14 @@ def test_the_example_of_sources_needs_no_service() -> None:
     assert "{'sensor-0': 100, 'sensor-1': 100, 'sensor-2': 100}" in results[0].stdout
 
 
+def test_the_example_of_keys_applies_every_order_once_and_in_order() -> None:
+    """It runs by itself: several at a time, what cannot be applied is parked, and every balance is right."""
+    result = _run("examples/keyed.py", "--count", "1000", without=["EVENTPUMP_CONNECTION_STRING"])
+    assert result.returncode == 0, result.stderr
+    assert "applied 998 orders and parked 2" in result.stdout
+    assert "199 of 199 balances are as published" in result.stdout
+
+
 def test_example_test_passes() -> None:
     """The example of a user's own test is one that passes."""
     result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")

@@ -90,6 +90,7 @@ class _Rewound(Ledger):
         """How many seeks were stored."""
         self.replays: list[_Replay] = []
         self._passed_over: defaultdict[Place, set[int]] = defaultdict(set)
+        """Since the last call: of a stream also events that were in doubt, and are in no call."""
         self._began_in: dict[Call, int] = {}
         self._next: dict[tuple[Place, int], int] = {}
         """By place and epoch: the event that a seek named, until it is delivered."""
@@ -129,15 +130,17 @@ class _Rewound(Ledger):
             if reached is None:
                 del self._reached[place, epoch]
             else:
-                self._reached[place, epoch] = max(reached, call.numbers[-1] if first <= reached else -1)
+                # One that follows on what was delivered may be no replay yet: the next batch, which began before it.
+                self._reached[place, epoch] = max(reached, call.numbers[-1] if first <= reached + 1 else -1)
         else:
             wanted = self._next.get((place, epoch))
-            while wanted is not None and not self.is_for(wanted):
+            while wanted is not None and (not self.is_for(wanted) or wanted in self._passed_over[place]):
                 wanted += 1
             if wanted is not None and first != wanted:
                 self._world.violate(f"partition {partition_id}: {first} is delivered, and the seek was to {wanted}")
             self._next.pop((place, epoch), None)
             call = super().begin(host, partition_id, epoch, events)
+            self._passed_over[place].clear()
         self._began_in[call] = self.generations[call.place]
         return call
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eventpump.amqp import sections as module
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import Data, Header, Message, Properties
-from eventpump.amqp.sections import EventFields, Scan, scan_event
+from eventpump.amqp.sections import EventFields, Scan, scan_event, scan_key
 from eventpump.amqp.types import Symbol, Timestamp
 
 SEQUENCE, OFFSET, ENQUEUED, KEY = map(
@@ -21,7 +21,7 @@ SEQUENCE, OFFSET, ENQUEUED, KEY = map(
 
 def make_fields() -> EventFields:
     """Make the names, with nothing remembered."""
-    return EventFields(SEQUENCE.encode(), OFFSET.encode(), ENQUEUED.encode())
+    return EventFields(SEQUENCE.encode(), OFFSET.encode(), ENQUEUED.encode(), KEY.encode())
 
 
 def outcome(raw: bytes, fields: EventFields) -> Scan | str:
@@ -65,6 +65,37 @@ def test_scan_with_memory_equals_scan_without(events: list[bytes], data: st.Data
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
     for raw in (bytes(damaged), cut):
         assert outcome(raw, remembering) == outcome(raw, make_fields())
+
+
+@given(st.lists(messages(), min_size=1, max_size=8), st.data())
+def test_scan_of_a_key_equals_the_general_decoder(events: list[bytes], data: st.DataObject) -> None:
+    """Whatever was scanned before, a key that is read fast is that of the general decoder, and so is the rest."""
+    fields = make_fields()
+    for raw in events:
+        outcome(raw, fields)
+    damaged = bytearray(data.draw(st.sampled_from(events)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        damaged[data.draw(st.integers(0, min(len(damaged), 140) - 1))] = data.draw(st.integers(0, 255))
+    for raw in (*events, bytes(damaged)):
+        found = scan_key(raw, fields)
+        if found is not None:
+            assert found[0] == outcome(raw, make_fields())
+            try:
+                annotations = Message.decode(raw).message_annotations
+            except DecodeError:
+                continue  # its sections are in order, and what is in one of them is not
+            assert found[1] == (annotations or {}).get(KEY)
+
+
+@pytest.mark.parametrize("key", [None, "k", "a longer key"])
+def test_scan_of_a_key_of_a_known_layout_needs_no_walk(key: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second event of a layout gives its key, and what `scan_event` reads, in one step."""
+    fields = make_fields()
+    assert scan_key(event(1, key=key), fields) is None
+    scan_event(event(1, key=key), fields)
+    monkeypatch.setattr(module, "_walk_event", None)
+    found = scan_key(event(2, key=None if key is None else key[::-1]), fields)
+    assert found == ((1002, "4294967296", 1_700_000_000_002, b"b" * 300), None if key is None else key[::-1])
 
 
 def event(number: int, offset: str = "4294967296", body: bytes = b"b" * 300, key: str | None = None) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from eventpump.cli.main import main
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.eventhubs.events import ReceivedEvent
 
@@ -43,6 +44,15 @@ class Failing(EventProcessor):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         if events[0].sequence_number:
             raise ValueError("no good")
+
+
+async def handle(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    """Do nothing."""
+
+
+def keyed() -> KeyedProcessor:
+    """Return a processor that is called per key."""
+    return KeyedProcessor(handle)
 
 
 def body(partition_id: str, number: int, rng: random.Random) -> str:
@@ -97,6 +107,12 @@ def test_a_processor_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFix
     assert (captured.out, captured.err) == ("", text)
 
 
+def test_a_keyed_processor_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its handler is never called with a batch, which has several keys."""
+    assert _run(f"{_HERE}:keyed", "--events", "400") == 2
+    assert "must not be a KeyedProcessor" in capsys.readouterr().err
+
+
 def test_a_body_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """It would fail again and again; fewer events than that are fine."""
     assert _run(f"{_HERE}:Counting", "--body", f"{_HERE}:body", "--events", "400", "--batch", "50") == 2
@@ -110,7 +126,7 @@ def test_a_body_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[
         (["nothing.at.all:Counting"], "cannot be imported: ModuleNotFoundError"),
         ([f"{_HERE}:Nothing"], "cannot be imported: AttributeError"),
         ([_HERE], 'must be "module:name"'),
-        ([f"{_HERE}:_HERE"], "must be an EventProcessor"),
+        ([f"{_HERE}:_HERE"], "a subclass of it, or a function that returns one"),
         ([f"{_HERE}:Counting", "--events", "2"], "at least the number of partitions"),
         ([f"{_HERE}:Counting", "--events", "many"], "--events"),
         ([f"{_HERE}:Counting", "--size", "9-5"], "--size"),

@@ -177,7 +177,7 @@ async def test_reader_with_an_owner_level_excludes_others() -> None:
         ({"partition_id": "77"}, RequestRefusedError),
         ({"consumer_group": "nobody"}, EntityNotFoundError),
         ({"hub": "another"}, EntityNotFoundError),
-        ({"position": "no offset"}, RequestRefusedError),
+        ({"position": EventPosition.at_offset("no offset")}, RequestRefusedError),
     ],
 )
 async def test_read_of_a_wrong_hub_group_partition_or_position_raises(
@@ -195,6 +195,7 @@ async def test_read_of_a_wrong_hub_group_partition_or_position_raises(
         {"end": "12345"},
         {"end": EventPosition.at_offset("12345")},
         {"position": ""},
+        {"position": "no offset"},
         {"owner_level": -1},
         {"end": 2.5},
         {"on_data_loss": ""},

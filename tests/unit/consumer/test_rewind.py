@@ -647,6 +647,30 @@ async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> 
         assert changes == {"alerts": [paused, shared], "default": [paused, LinkState.WAITING, shared]}
 
 
+async def test_a_pause_holds_back_the_rest_of_a_batch_delivered_one_by_one() -> None:
+    """The event in hand ends; those after it are delivered after the resume, once and in order."""
+    singles: list[int] = []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if len(events) > 1:
+            raise ValueError("one of them")
+        await asyncio.sleep(10)
+        singles.append(events[0].sequence_number)
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=5)
+        host = await fleet.start("a", _recording(fleet.record, handle), failure_policy="skip")
+        await asyncio.sleep(25)
+        host.pause("default")
+        await asyncio.sleep(100)
+        paused_after = list(singles)
+        host.resume("default")
+        await asyncio.sleep(100)
+        assert paused_after == list(range(len(paused_after)))
+        assert 1 <= len(paused_after) <= 3
+        assert singles == list(range(5))
+
+
 async def test_a_paused_subscription_can_be_sought_and_then_resumed() -> None:
     """The seek is stored at once; a replay and a drain wait for the resume; a batch that failed comes again."""
     fails = True

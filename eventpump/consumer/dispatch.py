@@ -1,0 +1,238 @@
+"""Passes batches on to a processor: the interface, and the way in which one batch follows the other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from eventpump.aio.tasks import resolve, wait_for_event
+from eventpump.consumer.failing import FailureHandling
+from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.partition import OpenPartition, has_place
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.requests import Requests
+from eventpump.consumer.tenure import Tenure
+from eventpump.core.failures import FailureStep
+from eventpump.eventhubs.events import ReceivedEvent
+
+
+class Dispatch(Protocol):
+    """Calls the processor of one pump with the events of its partition."""
+
+    @property
+    def in_hand(self) -> int:
+        """Events that were accepted, and are neither processed nor passed over."""
+
+    async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
+        """Accept a batch. It need not be processed when this returns.
+
+        Args:
+            partition: Where it came from.
+            events: The batch; none for a call while the partition is idle.
+
+        Returns:
+            The events of it that were not accepted because of requests: deliver them again once those are carried out.
+        """
+
+    async def settle(self, *, heeds_requests: bool) -> bool:
+        """Wait until everything that was accepted is processed or passed over.
+
+        Args:
+            heeds_requests: Whether a pause or a seek ends the wait.
+
+        Returns:
+            Whether it is; not if the pump ends or has lost its link, or because of requests.
+        """
+
+    def hold(self, *, is_held: bool) -> None:
+        """Begin no call from now on, or begin calls again."""
+
+    async def drop(self) -> None:
+        """Wait until no call runs, and forget what was accepted and is not processed."""
+
+    def record(self) -> None:
+        """Let the tracker know all that is processed by now."""
+
+    def wake(self) -> None:
+        """Look again at what is asked of the pump."""
+
+    def stop(self) -> None:
+        """Begin no further call: the pump ends."""
+
+
+class SerialDispatch:
+    """Calls `process_events` in the pump's task, with one batch until it is processed or passed over.
+
+    Args:
+        tenure: The pump's lease and state.
+        runner: Runs the user's code.
+        context: What the processor is called with.
+        requests: What is asked of the pump.
+        failing: Handles the failures of the processor.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        runner: HandlerRunner,
+        context: PartitionContext,
+        requests: Requests,
+        failing: FailureHandling,
+    ) -> None:
+        self._tenure = tenure
+        self._life = tenure.life
+        self._turns = tenure.around.turns
+        self._runner = runner
+        self._context = context
+        self._requests = requests
+        self._failing = failing
+        self._failures = failing.failures
+        self._held_back: asyncio.Future[None] | None = None
+
+    @property
+    def in_hand(self) -> int:
+        """None: a batch is processed when `deliver` returns."""
+        return 0
+
+    async def deliver(
+        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
+    ) -> tuple[ReceivedEvent, ...]:
+        """Deliver a batch until it is processed or passed over, or the pump must not deliver any more.
+
+        Args:
+            partition: Where it came from.
+            events: The batch.
+            is_narrowed: Whether it is a single event of a batch that failed.
+
+        Returns:
+            The events of it that are to be delivered again, once the requests are carried out; else none.
+        """
+        tracker, processor, context = partition.tracker, partition.processor, self._context
+        ledger = self._turns.ledger
+        # An event whose place cannot be read is covered by the checkpoint of a later one.
+        last = next(filter(has_place, reversed(events)), None)
+        is_replay = partition.replayed.is_running
+        while self._tenure.may_deliver():
+            if ledger.is_watching and await self._hold_back():
+                continue
+            step, operation, belongs = None, "process_events", True
+            try:
+                if partition.doubts and events and events[0] in partition.doubts:
+                    operation = "filter"
+                    belongs = await self._belongs(partition, events[0])
+                    operation = "process_events"
+                if belongs:
+                    if last is not None:
+                        context.last_delivered = last
+                        if not is_replay:
+                            tracker.events_delivered(last, is_again=is_narrowed)
+                    await self._runner.run_batch(processor.process_events, context, events)
+            except Exception as error:
+                if not is_replay:
+                    tracker.events_failed()
+                step, delay = await self._failing.failed(self._failures, operation, error, len(events))
+                if delay is not None:
+                    # Not `retrying`: the policy decides whether an attempt follows. A seek away from a batch that fails
+                    # must not wait for its next attempt.
+                    await wait_for_event(self._requests.news, delay)
+                if step is not FailureStep.NARROW and (
+                    step is FailureStep.RETRY
+                    or not await self._failing.pass_over(self._failures, step, events, error, wait=self._wait)
+                ):
+                    if self._requests.is_due and not self._life.is_ending:
+                        return events
+                    continue
+            if step is FailureStep.NARROW:
+                return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
+            if self._failures.in_a_row:
+                self._failures.settled()
+            if partition.doubts and events:
+                partition.doubts.pop(events[0], None)
+            if not is_replay:
+                partition.processed(last, len(events))
+                if last is not None and self._requests.drains:
+                    self._requests.processed(last.sequence_number + 1)
+            return ()
+        return ()
+
+    async def _belongs(self, partition: OpenPartition, event: ReceivedEvent) -> bool:
+        """Find out whether an event belongs to the stream, for which the function failed when it was received.
+
+        Raises:
+            Exception: It has failed, then or now.
+        """
+        selection = partition.feed.selection
+        assert selection is not None
+        found = False
+
+        async def ask() -> None:
+            nonlocal found
+            if (error := partition.doubts[event]) is not None:
+                # The failure that there was already counts as one like any other.
+                partition.doubts[event] = None
+                raise error
+            found = selection.matches(event)
+
+        await self._runner.run("filter", ask)
+        del partition.doubts[event]
+        return found
+
+    async def _deliver_singly(
+        self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]
+    ) -> tuple[ReceivedEvent, ...]:
+        """Deliver the events of a batch that failed one by one; as `deliver`."""
+        self._failures.narrowed()
+        for number, event in enumerate(events):
+            if not self._tenure.may_deliver():
+                break
+            if self._requests.interrupts_batch() or await self.deliver(partition, (event,), is_narrowed=True):
+                self._failures.settled()
+                self._failures.widened()
+                # Those before it are processed, skipped or parked, and are not delivered again.
+                return events[number:]
+            # Handlers that never suspend must not block the event loop.
+            await asyncio.sleep(0)
+        self._failures.widened()
+        return ()
+
+    async def _hold_back(self) -> bool:
+        """Wait while handlers compute and the store needs the loop. Return False, without a wait, if that is not so.
+
+        The wait ends early if the pump ends.
+        """
+        turns = self._turns
+        waiter = self._held_back = turns.hold()
+        if waiter is None:
+            return False
+        try:
+            await waiter
+        finally:
+            self._held_back = None
+            turns.release(waiter)
+        return True
+
+    async def settle(self, *, heeds_requests: bool) -> bool:
+        """Return at once: nothing is in hand."""
+        return self._tenure.goes_on()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Do nothing: the pump itself begins all calls."""
+
+    async def drop(self) -> None:
+        """Do nothing: nothing is in hand."""
+
+    def record(self) -> None:
+        """Do nothing: `deliver` has done so."""
+
+    def wake(self) -> None:
+        """Do nothing: requests are looked at between two batches."""
+
+    def stop(self) -> None:
+        """End a wait for other handlers: the pump ends."""
+        if self._held_back is not None:
+            resolve(self._held_back, None)
+
+    async def _wait(self, delay: float) -> bool:
+        """Wait before another attempt, in seconds, or until something is asked for. Return whether it may follow."""
+        await wait_for_event(self._requests.news, delay)
+        return not self._requests.is_due

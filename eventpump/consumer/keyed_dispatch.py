@@ -1,0 +1,339 @@
+"""Passes the events of a partition on to a `KeyedProcessor`, several keys at a time, and tracks the watermark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from eventpump.aio.tasks import resolve, wait_for_event
+from eventpump.consumer.failing import FailureHandling
+from eventpump.consumer.handler import HandlerRunner, as_exception
+from eventpump.consumer.keyed import KeyedProcessor, bounds_of
+from eventpump.consumer.partition import OpenPartition, has_place
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.requests import Requests
+from eventpump.consumer.tenure import Tenure
+from eventpump.consumer.workers import Entry, KeyedWorkers
+from eventpump.core.failures import FailureStep, ProcessorFailures
+from eventpump.core.keyed import KeyedQueue
+from eventpump.core.turns import NOTED_STEP
+from eventpump.eventhubs.events import ReceivedEvent
+
+
+class KeyedDispatch:
+    """Accepts events without waiting for their end, and has workers call the processor.
+
+    Everything that is accepted belongs to one queue. It is finished, or dropped as a whole, before events of another
+    place in the partition are accepted: so the watermark is always one of what is being read.
+
+    Args:
+        tenure: The pump's lease and state.
+        runner: Runs the user's code.
+        context: What the processor is called with.
+        requests: What is asked of the pump.
+        failing: Handles the failures of the processor.
+        processor: The processor.
+    """
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        runner: HandlerRunner,
+        context: PartitionContext,
+        requests: Requests,
+        failing: FailureHandling,
+        processor: KeyedProcessor,
+    ) -> None:
+        self._tenure = tenure
+        self._turns = tenure.around.turns
+        self._loop = asyncio.get_running_loop()
+        self._runner = runner
+        self._context = context
+        self._requests = requests
+        self._failing = failing
+        self._processor = processor
+        self._partition: OpenPartition | None = None
+        self._bounds = bounds_of(processor.settings)
+        self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(self._bounds)
+        self._recorded = 0
+        self._seen = 0
+        self._dropped = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._held_back: asyncio.Future[None] | None = None
+        self._is_held = False
+        self._heeds_requests = True
+        self._workers = KeyedWorkers(
+            processor.settings.concurrency,
+            runner=runner,
+            tasks=tenure.tasks,
+            handle=partial(processor.first_call, context),
+            may_start=self._may_start,
+            recover=self._recover,
+            waits=self._progressed,
+            ended=self._worker_ended,
+            failed=self._worker_failed,
+        )
+
+    @property
+    def in_hand(self) -> int:
+        """Events that were accepted, and are neither processed nor passed over."""
+        return self._queue.events
+
+    async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
+        """Accept a batch, as there is room for it; see `Dispatch`."""
+        self._partition = partition
+        accepted = 0
+        while self._tenure.may_deliver():
+            accepted = self._accept(partition, events, accepted)
+            self._workers.look(self._queue)
+            if accepted == len(events):
+                break
+            if self._requests.is_due:
+                return events[accepted:]
+            await self._change()
+        return ()
+
+    def _accept(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], first: int) -> int:
+        """Accept the events from an index on for which there is room. Return the index of the next one."""
+        began = self._loop.time()
+        queue, key_of = self._queue, self._processor.key
+        number, left = first, queue.room_in_bytes
+        for event in events[first : first + queue.room]:
+            size = len(event.raw)
+            left -= size
+            if left < 0 and queue.events:
+                break
+            number += 1
+            try:
+                queue.add(event, key_of(event), size)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                # An event whose key is not known is processed beside all others: its call fails with this error.
+                self._workers.unkeyed[queue.add(event, None, size)] = as_exception("key", error)
+        self._seen = queue.events
+        if number > first:
+            last = next(filter(has_place, reversed(events[first:number])), None)
+            if last is not None:
+                self._context.last_delivered = last
+                if not partition.replayed.is_running:
+                    partition.tracker.events_delivered(last)
+        took = self._loop.time() - began
+        if took > NOTED_STEP:
+            self._turns.stepped(took)
+        return number
+
+    async def settle(self, *, heeds_requests: bool) -> bool:
+        """Wait until everything that was accepted is finished; see `Dispatch`."""
+        requests = self._requests
+        self._heeds_requests = heeds_requests
+        try:
+            while self._queue.events:
+                if not self._tenure.goes_on() or (heeds_requests and (requests.is_paused or requests.has_seek())):
+                    return False
+                self._workers.look(self._queue)
+                await self._change()
+        finally:
+            self._heeds_requests = True
+        self.record()
+        return self._tenure.goes_on()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Begin no call from now on, or begin calls again."""
+        self._is_held = is_held
+        self.wake()
+
+    async def drop(self) -> None:
+        """Wait until no call runs, and forget what was accepted and is not finished."""
+        self._dropped.set()
+        self._changed()
+        while self._workers.active:
+            await self._change()
+        self.record()
+        self._queue = KeyedQueue(self._bounds)
+        self._recorded = self._seen = 0
+        self._workers.unkeyed.clear()
+        if not self._tenure.life.is_ending:
+            self._dropped = asyncio.Event()
+
+    def record(self) -> None:
+        """Let the tracker know the watermark."""
+        partition, watermark = self._partition, self._queue.watermark
+        count = watermark.count - self._recorded
+        if not count or partition is None:
+            return
+        self._recorded = watermark.count
+        last = watermark.position
+        if not partition.replayed.is_running:
+            partition.processed(last, count)
+            if last is not None and self._requests.drains:
+                self._requests.processed(last.sequence_number + 1)
+
+    def wake(self) -> None:
+        """Look again at what is asked of the pump."""
+        self._workers.check_again()
+        self._changed()
+        self._workers.look(self._queue)
+
+    def stop(self) -> None:
+        """Begin no further call: the pump ends."""
+        self._workers.check_again()
+        self._dropped.set()
+        if self._held_back is not None:
+            resolve(self._held_back, None)
+        self._changed()
+
+    # ------------------------------------------------------------------------------------------ called by the workers
+
+    def _may_start(self) -> bool:
+        """Return whether a call may begin now. If not, something wakes the workers later."""
+        requests = self._requests
+        if self._is_held or self._dropped.is_set():
+            return False
+        if self._heeds_requests and (requests.is_paused or requests.has_seek()):
+            return False
+        if self._turns.ledger.is_watching and self._is_held_back():
+            return False
+        return self._tenure.may_deliver()
+
+    def _is_held_back(self) -> bool:
+        """Return whether handlers compute and the store needs the loop. The workers are woken when that is over."""
+        if self._held_back is None:
+            waiter = self._turns.hold()
+            if waiter is None:
+                return False
+            self._held_back = waiter
+            waiter.add_done_callback(self._held_no_more)
+        return True
+
+    def _held_no_more(self, waiter: asyncio.Future[None]) -> None:
+        self._turns.release(waiter)
+        self._held_back = None
+        self.wake()
+
+    def _worker_failed(self, error: Exception) -> None:
+        if not self._tenure.life.is_ending:
+            self._tenure.fail(error)
+
+    def _worker_ended(self) -> None:
+        self.record()
+        self._changed()
+
+    def _progressed(self) -> None:
+        # Not without a reason: a worker that waits for a change would end its own wait.
+        if self._queue.events != self._seen:
+            self._seen = self._queue.events
+            self.record()
+            self._changed()
+
+    def _changed(self) -> None:
+        """Let what waits look again."""
+        waiters = self._waiters
+        if waiters:
+            self._waiters = []
+            for waiter in waiters:
+                resolve(waiter, None)
+
+    async def _change(self) -> None:
+        """Wait until something has changed that what waits may look at."""
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    # ------------------------------------------------------------------------------------------------------- failures
+
+    async def _recover(self, batch: list[Entry], error: Exception) -> bool:
+        """Apply the failure policy to the events of a call that raised. Return whether they are finished."""
+        return await self._finish(self._failing.new_failures(), batch, error)
+
+    async def _finish(self, failures: ProcessorFailures, batch: Sequence[Entry], error: Exception | None) -> bool:
+        """Deliver events until they are processed or passed over. Return whether they are.
+
+        Args:
+            failures: Their failures.
+            batch: Their entries.
+            error: What they have just failed with; None if they are to be delivered first.
+        """
+        events, dropped = tuple([entry.event for entry in batch]), self._dropped
+        while True:
+            if error is None:
+                if not await self._may_go_on(dropped, 0.0):
+                    return False
+                error = await self._deliver_again(batch, events)
+                if error is None:
+                    break
+            step, delay = await self._failing.failed(failures, "process_events", error, len(events))
+            match step:
+                case FailureStep.RETRY:
+                    if delay is None or not await self._may_go_on(dropped, delay):
+                        return False
+                case FailureStep.NARROW:
+                    return await self._finish_singly(failures, batch)
+                case FailureStep.SKIP | FailureStep.PARK:
+                    if not await self._pass_over(failures, step, events, error, dropped):
+                        return False
+                    break
+                case _:
+                    return False
+            error = None
+        for entry in batch:
+            self._queue.finish(entry)
+        return True
+
+    async def _finish_singly(self, failures: ProcessorFailures, batch: Sequence[Entry]) -> bool:
+        """Deliver the events of a batch that failed one by one; as `_finish`."""
+        failures.narrowed()
+        for entry in batch:
+            if not await self._finish(failures, (entry,), None):
+                return False
+            failures.settled()
+            self._progressed()
+            # Handlers that never wait must not block the event loop.
+            await asyncio.sleep(0)
+        return True
+
+    async def _deliver_again(self, batch: Sequence[Entry], events: tuple[ReceivedEvent, ...]) -> Exception | None:
+        """Call the processor once more. Return what it raised."""
+        if (error := self._workers.unkeyed.get(batch[0])) is not None:
+            return error
+        try:
+            await self._runner.run("process_events", self._processor.process_events, self._context, events)
+        except Exception as raised:
+            return raised
+        return None
+
+    async def _pass_over(
+        self,
+        failures: ProcessorFailures,
+        step: FailureStep,
+        events: tuple[ReceivedEvent, ...],
+        error: Exception,
+        dropped: asyncio.Event,
+    ) -> bool:
+        """Skip or park an event. Return whether that is done."""
+        if not await self._may_go_on(dropped, 0.0):
+            return False
+
+        async def wait(delay: float) -> bool:
+            return await self._may_go_on(dropped, delay)
+
+        return await self._failing.pass_over(failures, step, events, error, wait=wait)
+
+    async def _may_go_on(self, dropped: asyncio.Event, delay: float) -> bool:
+        """Wait before something is done with events in hand.
+
+        Args:
+            dropped: Set when they are dropped.
+            delay: Seconds to wait at least.
+
+        Returns:
+            Whether to go on; not if the pump ends, or the events are dropped.
+        """
+        if delay:
+            await wait_for_event(dropped, delay)
+        while not dropped.is_set() and not self._may_start():
+            if not self._tenure.goes_on():
+                return False
+            await self._change()
+        return not dropped.is_set()

@@ -1,0 +1,223 @@
+"""Runs the user's code for the events of a keyed queue: several calls at a time, one per key."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+
+from eventpump.aio.tasks import TaskSet
+from eventpump.aio.watch import Watched
+from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.core.keyed import KeyedEntry, KeyedQueue
+from eventpump.eventhubs.events import ReceivedEvent
+
+CALLS_PER_STEP = 100
+"""Calls that a worker makes without a wait before other tasks have a turn."""
+
+CLEAR_FOR = 0.001
+"""Seconds for which it need not be asked again whether a call may begin."""
+
+Entry = KeyedEntry[ReceivedEvent]
+
+
+class KeyedWorkers:
+    """Tasks that call a handler for the events that a queue has ready. They exist only while there are any.
+
+    A handler that does not wait is called by one worker for event after event. When it waits, further workers are
+    started, as many as keys are ready and `concurrency` allows.
+
+    Args:
+        concurrency: The most calls at a time.
+        runner: Measures the calls, and cancels them at their deadlines.
+        tasks: Owns the workers.
+        handle: Called with the events of one key, in order; returns what to await.
+        may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
+        recover: Called with the entries of a call that raised, and its error. Finishes them, or returns False: then
+            they are not finished, and their key has no further turn.
+        waits: Called soon after a worker has begun to wait.
+        ended: Called when a worker has ended.
+        failed: Called with an error that ends a worker and that is not the handler's.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        runner: HandlerRunner,
+        tasks: TaskSet,
+        handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
+        may_start: Callable[[], bool],
+        recover: Callable[[list[Entry], Exception], Awaitable[bool]],
+        waits: Callable[[], None],
+        ended: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._concurrency = concurrency
+        self._runner = runner
+        self._tasks = tasks
+        self._handle = handle
+        self._may_start = may_start
+        self._recover = recover
+        self._on_wait = waits
+        self._on_end = ended
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
+        self._context = copy_context()
+        self._about_to_take = 0
+        self._clear_until = -math.inf
+        self._is_turning = False
+        self._is_waiting = False
+        self.active = 0
+        """How many workers there are."""
+        self.unkeyed: dict[Entry, Exception] = {}
+        """Entries that fail with an error without a call, because their key is not known."""
+
+    def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        """Start a worker if the queue has something ready and no worker is about to take it."""
+        if queue.ready and not self._about_to_take and self.active < self._concurrency and self._may_start():
+            self._start(queue)
+
+    def check_again(self) -> None:
+        """Ask `may_start` before the next call, also within the running step."""
+        self._clear_until = -math.inf
+
+    def _start(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        self.active += 1
+        self._about_to_take += 1
+        worker = _Worker()
+        task = self._context.run(self._tasks.spawn, self._run(queue, worker), "eventpump worker")
+        task.add_done_callback(lambda _: self._ended(queue, worker))
+
+    def _ended(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
+        self.active -= 1
+        if not worker.has_begun:
+            self._about_to_take -= 1
+        self._clear_until = -math.inf
+        self._on_end()
+        self.look(queue)
+
+    async def _run(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        worker.has_begun = True
+        self._about_to_take -= 1
+        self._clear_until = -math.inf
+        try:
+            worker.steps = self._runner.watched(self._work(queue, worker), lambda: self._waits(queue, worker))
+            await worker.steps
+        except PumpEndedError:
+            pass
+        except asyncio.CancelledError as error:
+            # Not in the user's code, whose errors are handled.
+            await self._runner.take_cancellation_back()
+            failure = RuntimeError("a task of the pump was cancelled, and not by eventpump")
+            failure.__cause__ = error
+            self._failed(failure)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._failed(as_exception("a worker", error))
+
+    def _waits(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        if not worker.is_yielding:
+            self._is_waiting = True
+        if not self._is_turning:
+            # Once per turn of the loop, for all workers that begin to wait in it.
+            self._is_turning = True
+            self._loop.call_soon(self._turned, queue)
+
+    def _turned(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        """Let others take what is ready: workers have begun to wait."""
+        is_waiting, self._is_waiting = self._is_waiting, False
+        self._is_turning = False
+        self._clear_until = -math.inf
+        self._on_wait()
+        if not is_waiting:
+            return  # those that only let others have a turn go on
+        more = min(len(queue.ready), self._concurrency - self.active) - self._about_to_take
+        if more > 0 and self._may_start():
+            for _ in range(more):
+                self._start(queue)
+
+    async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
+        runner, handle, now, unkeyed = self._runner, self._handle, self._loop.time, self.unkeyed
+        call = runner.call("process_events")
+        ready = queue.ready
+        task, timeout, calls = call.task, runner.timeout, 0
+        runner.began(call)
+        try:
+            while ready:
+                began = now()
+                if began >= self._clear_until:
+                    if not self._may_start():
+                        return
+                    self._clear_until = began + CLEAR_FOR
+                if calls == CALLS_PER_STEP:
+                    # A handler that never waits must not block the event loop.
+                    calls = 0
+                    runner.ended(call)
+                    worker.is_yielding, self._about_to_take = True, self._about_to_take + 1
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        worker.is_yielding, self._about_to_take = False, self._about_to_take - 1
+                    runner.began(call)
+                    continue
+                calls += 1
+                batch = queue.take()
+                # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
+                call.began = began
+                call.slow_at = began + timeout
+                raised: BaseException | None = None
+                try:
+                    if unkeyed and (raised := unkeyed.get(batch[0])) is not None:
+                        pass
+                    elif len(batch) == 1:
+                        await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
+                    else:
+                        await handle(tuple([entry.event for entry in batch]))
+                except GeneratorExit as error:
+                    if worker.steps is None or worker.steps.is_closing:
+                        raise
+                    raised = RuntimeError("the code raised GeneratorExit")
+                    raised.__cause__ = error
+                except BaseException as error:
+                    raised = error
+                if raised is None and not call.is_timed_out and not task.cancelling():
+                    for entry in batch:
+                        queue.finish(entry)
+                    queue.release(batch[-1])
+                    continue
+                runner.ended(call)
+                failure, raised = raised, None  # the traceback refers to this frame
+                if task.cancelling():
+                    await runner.take_cancellation_back()
+                if failure is None:
+                    for entry in batch:
+                        queue.finish(entry)
+                elif not await self._failed_call(batch, runner.error_of(call, failure)):
+                    failure = None
+                    return
+                failure = None
+                queue.release(batch[-1])
+                runner.began(call)
+        finally:
+            runner.ended(call)
+
+    async def _failed_call(self, batch: list[Entry], error: BaseException) -> bool:
+        if not isinstance(error, Exception):
+            raise error
+        return await self._recover(batch, error)
+
+
+class _Worker:
+    """One worker."""
+
+    __slots__ = ("has_begun", "is_yielding", "steps")
+
+    def __init__(self) -> None:
+        self.is_yielding = False
+        self.has_begun = False
+        self.steps: Watched[None] | None = None

@@ -1,0 +1,215 @@
+"""Histories of hosts with a keyed processor: keys at the same time, with handlers that do what they should not.
+
+Beside what must hold in every history of hosts: under one epoch the events of a key come in order, one call at a time,
+and an event that was processed does not come again; no more calls run than were allowed; the checkpoint never passes an
+event that is neither processed, skipped nor parked, whatever user code asks for; and an owner begins after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+from eventpump import CloseReason, KeyedProcessor, Park, PartitionContext, ReceivedEvent, RetryOptions
+from eventpump.errors import EventPumpError
+from eventpump.reports import EventParked, EventSkipped, HostReport
+from eventpump.testing.transport import FakeHub
+from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
+from tests.faults.histories.consumer import ConsumerHistory, HistoryHost, Profile, on_file
+from tests.faults.histories.ledger import Call, Ledger, Place, Start, named_call
+from tests.faults.histories.manners import UnrulyProcessor
+from tests.faults.histories.world import Life, World
+
+KEYS = 5
+"""Keys of a partition; events of a sixth kind have none."""
+
+_WORKS = {**CONSUMER_PROFILES["unruly"].works, "slow": 6.0, "compute": 0.1}
+_ASKS = CONSUMER_PROFILES["asks"].checkpoints
+
+PROFILES: dict[str, Profile] = {
+    "unruly": Profile({"leave": 1.0, "join": 1.0, "detach": 0.5}, _WORKS, _ASKS, hosts=2, is_asking=True, compute=0.2),
+    "fleet": Profile(
+        {"join": 2.0, "leave": 1.0, "crash": 1.5, "freeze": 0.7, "wake": 1.5, "detach": 0.7, "cut": 0.5, "pause": 0.5,
+         "go on": 1.0, "retention": 0.2},
+        {"quick": 5.0, "slow": 5.0, "raise": 0.7, "deaf": 0.1},
+        _ASKS,
+    ),
+}  # fmt: skip
+
+
+def key_of(event: ReceivedEvent) -> Hashable:
+    """Return the key of an event: it follows from its number."""
+    key = event.sequence_number % (KEYS + 1)
+    return key if key < KEYS else None
+
+
+class KeyedLedger(Ledger):
+    """What a keyed processor is judged by.
+
+    Args:
+        concurrency: The most calls at a time.
+        batch: The most events in one.
+    """
+
+    def __init__(self, world: World, hub: FakeHub, start: Start, concurrency: int, batch: int) -> None:
+        super().__init__(world, hub, start)
+        self._concurrency = concurrency
+        self._batch = batch
+        self._calls: defaultdict[tuple[Place, int], set[Call]] = defaultdict(set)
+        self._begun_at: dict[tuple[Place, int], int] = {}
+        """The checkpoint before the first delivery of an epoch."""
+        self._ok: defaultdict[tuple[Place, int], set[int]] = defaultdict(set)
+        self._reached_of_key: dict[tuple[Place, int, Hashable], int] = {}
+
+    def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
+        """Record a call of the handler, and check that it may be."""
+        self._running.clear()  # several run at a time
+        call = super().begin(host, partition_id, epoch, events)
+        where, keys = (call.place, epoch), {key_of(event) for event in events}
+        running = {each for each in self._calls[where] if each.is_running}
+        self._calls[where] = {*running, call}
+        stored = self._begun_at.setdefault(where, self.stored.get(partition_id, -1))
+        what = f"partition {partition_id}: {named_call(call)}"
+        if len(running) >= self._concurrency:
+            self._world.violate(f"{what} is one more than {self._concurrency}")
+        if len(keys) > 1 or (None in keys and len(events) > 1) or len(events) > self._batch:
+            self._world.violate(f"{what} has {len(events)} events of the keys {keys}")
+        (key,) = {None} if len(keys) > 1 else keys
+        kind = call.numbers[0] % (KEYS + 1)
+        for other in running:
+            if set(other.numbers) & set(call.numbers) or (key is not None and other.numbers[0] % (KEYS + 1) == kind):
+                self._world.violate(f"{what} runs beside {named_call(other)}")
+        if call.numbers[0] <= stored:
+            self._world.violate(f"{what} comes though {stored} was stored")
+        if again := self._ok[where] & set(call.numbers):
+            self._world.violate(f"{what} comes again, and {sorted(again)} were processed")
+        if key is not None:
+            self._check_key(call, key)
+        return call
+
+    def _check_key(self, call: Call, key: Hashable) -> None:
+        """Check that no event of a key was left out before a call."""
+        shore, at = self._shores[call.place], (call.place, call.epoch, key)
+        reached = self._reached_of_key.get(at)
+        for before, after in zip((reached, *call.numbers), call.numbers, strict=False):
+            if before is None or after <= before:
+                continue
+            missing = set(range(before + KEYS + 1, after, KEYS + 1)) - shore.reported
+            if missing := {number for number in missing if number >= shore.truncated}:
+                self._world.violate(f"{named_call(call)} came without {sorted(missing)} of its key")
+        self._reached_of_key[at] = max(call.numbers[-1], -1 if reached is None else reached)
+
+    def _check_order(self, call: Call) -> None:
+        """Check nothing: the order is that of each key."""
+
+    def ok(self, call: Call) -> None:
+        """Record that a call returned."""
+        super().ok(call)
+        self._ok[call.place, call.epoch].update(call.numbers)
+
+    def claim(self, call: Call, last: int) -> None:
+        """Record nothing: a checkpoint is of what is processed, whoever asks for it."""
+
+    def was_passed_over(self, partition_id: str, number: int) -> None:
+        """Record that an event was skipped or parked."""
+        self._shores[self.making, partition_id].processed.add(number)
+
+
+class _Unruly(UnrulyProcessor):
+    """What the processor does; see there."""
+
+    async def _claim(
+        self, context: PartitionContext, event: ReceivedEvent, call: Call, *, is_named: bool = True
+    ) -> None:
+        with contextlib.suppress(EventPumpError):
+            await context.checkpoint(event if is_named else None)
+
+
+class _UnrulyKeyed(KeyedProcessor):
+    """A host's processor."""
+
+    def __init__(self, unruly: _Unruly, **bounds: Any) -> None:
+        super().__init__(unruly.process_events, key=key_of, **bounds)
+        self._unruly = unruly
+
+    async def open(self, context: PartitionContext) -> None:
+        await self._unruly.open(context)
+
+    async def process_error(self, context: PartitionContext, error: Exception) -> None:
+        await self._unruly.process_error(context, error)
+
+    async def close(self, context: PartitionContext, reason: CloseReason) -> None:
+        await self._unruly.close(context, reason)
+
+
+class KeyedHistory(ConsumerHistory):
+    """One history with a keyed processor."""
+
+    def __init__(self, world: World, profile: Profile, directory: Path | None) -> None:
+        super().__init__(world, profile, directory)
+        rng = world.rng
+        concurrency, batch = rng.choice((1, 3, 10)), rng.choice((1, 1, 4))
+        events = concurrency + rng.choice((0, 5, 100))
+        self.bounds = {
+            "concurrency": concurrency,
+            "max_batch_per_key": batch,
+            "max_events_in_flight": events,
+            "max_bytes_in_flight": rng.choice((500, 1 << 20)),
+            "max_ahead": concurrency + rng.choice((0, 10, 100)),
+        }
+        self.ledger = KeyedLedger(world, self.hub, self.start, concurrency, batch)
+        self._parking = world.stream("parking")
+        passes = rng.choice(("skip", Park(self._park), Park(self._park), "stop_partition"))
+        policy: Any = rng.choice(("retry", "retry", "retry", passes))
+        self.options |= {
+            "failure_policy": policy,
+            "handler_retry": RetryOptions(max_retries=rng.choice((1, 4)), base_delay=0.2, max_delay=3.0),
+            "on_retries_exhausted": passes,
+            "handler_timeout": 15.0,
+            "on_handler_timeout": rng.choice(("report", "cancel")),
+        }
+        world.note("keyed", self.bounds, policy, passes)
+
+    async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+        if self._parking.random() < 0.3 and not self.manners.is_good.is_set():
+            raise OSError("no room to park")
+
+    def processor(self, life: Life) -> Any:
+        return _UnrulyKeyed(_Unruly(self.world, life, self.ledger, self.manners), **self.bounds)
+
+    def _reported(self, host: HistoryHost, report: HostReport) -> None:
+        super()._reported(host, report)
+        if isinstance(report, EventSkipped | EventParked):
+            assert isinstance(self.ledger, KeyedLedger)
+            assert report.partition_id is not None
+            assert report.sequence_number is not None
+            self.ledger.was_passed_over(report.partition_id, report.sequence_number)
+
+    async def pause(self) -> None:
+        if self._living:
+            host = self.world.rng.choice(self._living)
+            self.world.note("pause", host.life.name)
+            host.life.call(self.world.loop, self._set_paused, host, True)
+
+    async def go_on(self) -> None:
+        for host in self._living:
+            host.life.call(self.world.loop, self._set_paused, host, False)
+
+    @staticmethod
+    def _set_paused(host: HistoryHost, is_paused: bool) -> None:
+        with contextlib.suppress(EventPumpError):
+            (host.host.pause if is_paused else host.host.resume)("default")
+
+    async def _end_faults(self) -> None:
+        await super()._end_faults()
+        await self.go_on()
+
+
+async def keyed_history(world: World, size: int) -> None:
+    """Live one history with a keyed processor. Its profile is the part of its kind behind "keyed:"."""
+    name = world.kind.partition(":")[2]
+    with on_file(world, is_wanted=False) as directory:
+        await KeyedHistory(world, PROFILES[name], directory).run(size)
