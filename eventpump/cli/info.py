@@ -35,7 +35,10 @@ _AT_ONCE: Final = 8
 _CHECKPOINTS: Final = """
 SELECT consumer_group, subscription, partition_id, sequence_number
 FROM checkpoint JOIN scope ON scope.id = checkpoint.scope
-WHERE namespace = ? AND hub = ?
+WHERE namespace = ? AND hub = ? AND (subscription = ? OR EXISTS (
+    SELECT 1 FROM subscription AS made WHERE made.scope = checkpoint.scope
+    AND checkpoint.subscription = made.name || '.' || json_extract(made.record, '$.incarnation')
+))
 """
 
 
@@ -107,7 +110,7 @@ def progress(path: Path, namespace: str, hub: str) -> list[Progress]:
         raise ConfigurationError("--leases", f"{path}: there is no such file")
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            rows = connection.execute(_CHECKPOINTS, (namespace, hub)).fetchall()
+            rows = connection.execute(_CHECKPOINTS, (namespace, hub, DEFAULT_SUBSCRIPTION)).fetchall()
     except sqlite3.Error as error:
         raise ConfigurationError("--leases", f"{path} is not the file of a lease store: {error}") from None
     # Another subscription's checkpoints are named after it and a random text; see `SubscriptionRecord.key`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import random
@@ -171,6 +172,10 @@ class PartitionHost:
             raise ClosedError("processor host")
         if self._main is not None:
             raise ConfigurationError("run", "may be called only once per host")
+        given: object = until
+        if given is not None and not inspect.isawaitable(given):
+            problem = f"must be awaitable, such as done.wait() or asyncio.sleep(60), and is {type(given).__name__}"
+            raise ConfigurationError("until", problem)
         main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
         signals = self._watch_signals() if handle_signals else []
         end = None if until is None else asyncio.ensure_future(until)

@@ -40,10 +40,11 @@ class CheckpointPolicy:
     on_close: bool = True
 
     def __post_init__(self) -> None:
-        if self.every_events is not None and self.every_events < 1:
-            raise ConfigurationError("checkpoint_policy.every_events", "must be at least 1")
-        if self.every_seconds is not None and not self.every_seconds > 0:
-            raise ConfigurationError("checkpoint_policy.every_seconds", "must be more than 0")
+        events, seconds = self.every_events, self.every_seconds
+        if events is not None and (type(events) is not int or events < 1):
+            raise ConfigurationError("checkpoint_policy.every_events", "must be a whole number of 1 or more")
+        if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
+            raise ConfigurationError("checkpoint_policy.every_seconds", "must be a number of seconds above 0")
 
     @classmethod
     def automatic(cls) -> CheckpointPolicy:

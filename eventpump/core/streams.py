@@ -480,8 +480,9 @@ class StreamCursor(Generic[_T]):
 
     @property
     def first_unread(self) -> _T | None:
-        """The item that is read next; None if there is none."""
-        return self.unread[0].item if self.unread else None
+        """The item that is read next; None if there is none, or if numbers are missing before it."""
+        unread, gaps = self.unread, self.gaps
+        return None if not unread or (gaps and gaps[0][0] <= unread[0].position) else unread[0].item
 
     @property
     def passed(self) -> _T | None:

@@ -301,12 +301,17 @@ def read_blocks(file: BinaryIO, name: str) -> Iterator[list[tuple[int, bytes]]]:
             raise CaptureFileError(name, f"its records have no {', '.join(missing)}: it is not a file of Capture")
         for block in blocks:
             events: list[tuple[int, bytes]] = []
-            for record in block:
-                number = record["SequenceNumber"]
-                if number <= last:
-                    raise CaptureFileError(name, f"event {number} follows event {last}: the numbers must ascend")
-                last = number
-                events.append((number, message_of(record)))
+            try:
+                for record in block:
+                    number = record["SequenceNumber"]
+                    if number <= last:
+                        raise CaptureFileError(name, f"event {number} follows event {last}: the numbers must ascend")
+                    events.append((number, message_of(record)))
+                    last = number
+            except Exception:
+                if events:
+                    yield events  # what precedes the fault in its block
+                raise
             if events:
                 yield events
     except CaptureFileError:

@@ -340,8 +340,9 @@ class CaptureSource:
                 if retained_from(facts) <= delivered.number + 1 <= facts.last_enqueued_sequence_number + 1:
                     return _Start([], position, delivered.number + 1, is_live=True)
         names = await self._names(partition_id)
+        known: PartitionProperties | None = None
         if self.live is not None:
-            await self.live_facts(partition_id)  # raises if there is no such partition
+            known = await self.live_facts(partition_id)  # raises if there is no such partition
         elif not names:
             raise EntityNotFoundError(f"there are no Capture files of partition {partition_id!r}", entity=partition_id)
         if position.offset == LATEST_OFFSET:
@@ -350,14 +351,13 @@ class CaptureSource:
             last = await self._last_mark(names)
             number = -1 if last is None else last.number
             position = EventPosition.at_sequence_number(number, inclusive=position.inclusive)
+        following: int | None = None
         if position.offset == START_OFFSET:
-            return _Start(names, position)
-        if position.sequence_number is not None:
-            following = position.sequence_number + (not position.inclusive)
-            index = await self._last_file(names, lambda mark: mark.number <= following)
-            # What precedes the first event of all files is not missing: reading begins with that event.
-            return _Start(names[max(index, 0) :], position, following if index >= 0 or not names else None)
-        if position.enqueued_time is not None:
+            index = -1
+        elif position.sequence_number is not None:
+            following = number = position.sequence_number + (not position.inclusive)
+            index = await self._last_file(names, lambda mark: mark.number <= number)
+        elif position.enqueued_time is not None:
             moment = position.enqueued_time
             index = await self._last_file(names, lambda mark: mark.enqueued_time < moment)
         elif _DIGITS.fullmatch(position.offset or ""):
@@ -367,7 +367,13 @@ class CaptureSource:
             )
         else:
             index = 0  # offsets without an order: they are looked for in all files
-        return _Start(names[max(index, 0) :], position)
+        if index < 0 and known is not None and not known.is_empty:
+            first = await self._next_mark(names)
+            if first is not None and retained_from(known) < first.number:
+                # Capture began later than what the hub still has.
+                return _Start([], position, is_live=True)
+        # What precedes the first event of all files is not missing: reading begins with that event.
+        return _Start(names[max(index, 0) :], position, following if index >= 0 or not names else None)
 
     async def _last_file(self, names: list[CaptureName], precedes: Callable[[_Mark], bool]) -> int:
         """Return the index of the last file whose first event precedes a position; -1 if there is none."""

@@ -108,6 +108,16 @@ async def test_function_processes_events_and_stops_its_host() -> None:
         assert fleet.checkpoint("0") == 9
 
 
+async def test_run_until_what_cannot_be_awaited_is_refused_and_starts_nothing() -> None:
+    """Forgotten parentheses are a clear error, and the host can still be run."""
+    async with Fleet() as fleet:
+        host = fleet.host("a", _Plain)
+        with pytest.raises(ConfigurationError, match=r"until: must be awaitable, such as done.wait\(\)"):
+            await host.run(until=asyncio.Event().wait)  # type: ignore[arg-type]  # what a user writes
+        await host.run(until=asyncio.sleep(1))
+        assert host.is_closed
+
+
 async def test_error_of_what_is_waited_for_is_raised_after_the_host_has_closed() -> None:
     """`run` closes in order, and then raises it; if the host is closed first, the waiting is cancelled."""
     async with Fleet() as fleet:

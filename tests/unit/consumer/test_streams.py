@@ -780,3 +780,31 @@ async def test_a_link_that_is_opened_again_does_not_go_back_for_what_did_not_mat
         await asyncio.sleep(5)
         assert got.numbers("0") == list(range(150, 200))
         assert calls == [*range(200), *range(150, 200)]
+
+
+async def test_a_loss_that_a_paused_stream_has_before_it_is_reported() -> None:
+    """What is missing before the next match is looked into also where the stream leaves the link in between."""
+    got, goes_on = Record(), asyncio.Event()
+
+    async def wait(context: PartitionContext, events: Events) -> None:
+        await goes_on.wait()
+
+    async with _fleet() as fleet:
+        host = fleet.host("a", NO_PROCESSOR)
+        await host.subscribe("part", _recording(got, wait), key=by_ten, keys={5}, max_batch_size=1)
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(5)
+        fleet.hub.refuse(LinkDetachedError("away"), times=3)
+        fleet.hub.detach("0")
+        fleet.hub.publish("0", count=30)
+        fleet.hub.truncate("0", 20)
+        await asyncio.sleep(120)
+        host.pause("part")
+        goes_on.set()
+        await asyncio.sleep(5)
+        host.resume("part")
+        await asyncio.sleep(5)
+        (loss,) = fleet.told("a", DataLost)
+        assert loss.loss.last_missing == 19
+        assert got.numbers("0") == _tens(0, 10, 5) + _tens(20, 40, 5)

@@ -232,7 +232,13 @@ def test_requested_without_an_event_in_a_batch_means_its_last() -> None:
     assert tracker.requested(None, is_in_batch=True) == _checkpoint(7)
 
 
-@pytest.mark.parametrize("options", [{"every_events": 0}, {"every_seconds": 0}, {"every_seconds": -1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"every_events": 0}, {"every_events": 2.5}, {"every_events": "5"}, {"every_events": True}),
+        *({"every_seconds": 0}, {"every_seconds": -1.0}, {"every_seconds": "5"}, {"every_seconds": True}),
+    ],
+)
 def test_policy_that_cannot_be_kept_is_refused(options: dict[str, Any]) -> None:
     """A policy that could not be kept is refused by name."""
     with pytest.raises(ConfigurationError, match=r"checkpoint_policy\.every_"):

@@ -378,10 +378,25 @@ async def test_files_out_of_order_are_an_error(tmp_path: Path) -> None:
         with pytest.raises(CaptureFileError, match="out of order"):
             await _read(source)
     write_capture(tmp_path, [events[:5] + events[3:8]], "1")
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with (
+        CaptureSource(tmp_path, hub=HUB) as source,
+        PartitionReader(source=source, partition_id="1") as reader,
+    ):
+        assert [event.sequence_number for event in await reader.read()] == [0, 1, 2, 3, 4]
         with pytest.raises(CaptureFileError, match="must ascend"):
-            async with PartitionReader(source=source, partition_id="1") as reader:
-                await reader.read()
+            await reader.read()
+
+
+@pytest.mark.parametrize("position", [_EARLIEST, EventPosition.at_sequence_number(3), EventPosition.at_offset("3")])
+async def test_what_the_hub_has_from_before_the_first_file_is_read_from_the_hub(
+    position: EventPosition, tmp_path: Path
+) -> None:
+    """Capture was switched on later than the oldest event that the hub still has."""
+    live, events = memory_hub(20)
+    write_capture(tmp_path, [events[10:15]])
+    expected = list(range(0 if position == _EARLIEST else 4, 20))
+    async with CaptureSource(tmp_path, live=live) as source:
+        assert await _read(source, len(expected), position=position) == expected
 
 
 async def test_a_hub_that_ends_before_the_files_is_another_one(tmp_path: Path) -> None:
