@@ -72,7 +72,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
     (r"py:.*", r"(SparkSession|Query\w+Event|ContainerClient|list\[.*)"),
-    (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),  # aliases; what `dict.keys` returns
+    # Aliases, pytest's own, and what `dict.keys` returns.
+    (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
     (r"py:.*", r"eventpump\.(amqp|eventhubs|options|producer|sources)\..*"),
