@@ -353,7 +353,7 @@ async def test_container_url_with_a_signature_is_a_ledger(azurite: Azurite, cont
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     url = f"{azurite.blob_endpoint}/{container_name}/deep?sv=2021-08-06&sig={SECRET}"
     store = open_ledger(url)
-    with pytest.raises(StoreError, match="open: HTTP status 403") as refused:
+    with pytest.raises(ConfigurationError, match="HTTP status 403") as refused:
         await store.open()
     assert SECRET not in "".join(traceback.format_exception(refused.value)) + repr(store)
     await store.aclose()

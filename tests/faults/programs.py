@@ -268,6 +268,7 @@ class Stage:
             **settings,
             "options": {**HOST, **self.way, **settings.get("options", {})},
         }
+        del given["options"]["checkpoint_policy"]  # of the settings by which the program makes one
         child = ChildProcess(sys.executable, "-m", "tests.faults.host_program", json.dumps(given), on_line=self._said)
         self.children[host] = child
         await child.start()
