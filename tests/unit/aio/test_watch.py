@@ -66,3 +66,34 @@ async def test_watched_passes_a_cancellation_in_and_its_result_back(clock: Virtu
 
 async def _wrap(work: Watched[object]) -> object:
     return await work
+
+
+async def test_watched_that_raises_generator_exit_is_an_error(clock: VirtualClock) -> None:
+    """Raised by the code itself it does not close what awaits it."""
+
+    async def escaping() -> None:
+        raise GeneratorExit
+
+    with pytest.raises(RuntimeError, match="GeneratorExit"):
+        await _watched(escaping(), clock, [])
+
+
+async def test_watched_that_is_closed_closes_the_coroutine_and_waits_no_more(clock: VirtualClock) -> None:
+    """The `GeneratorExit` is then not the coroutine's own; each wait was reported before."""
+    ended: list[str] = []
+    waits: list[None] = []
+
+    async def waiting() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.append("closed")
+
+    blocked: list[float] = []
+    watched = Watched(waiting(), clock.monotonic, 1.0, blocked.append, blocked.append, waits=lambda: waits.append(None))
+    steps = watched.__await__()
+    next(steps)
+    assert (len(waits), watched.is_closing) == (1, False)
+    steps.close()
+    assert watched.is_closing
+    assert ended == ["closed"]

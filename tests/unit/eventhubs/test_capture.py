@@ -17,7 +17,7 @@ from eventpump.amqp.codec import EncodeError
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Symbol, Timestamp, ULong
 from eventpump.errors import CaptureFileError, ConfigurationError
-from eventpump.eventhubs.capture import NamePattern, message_of, parse_time, read_blocks, record_of, write_file
+from eventpump.eventhubs.capture import SCHEMA, NamePattern, message_of, parse_time, read_blocks, record_of, write_file
 from eventpump.eventhubs.events import ReceivedEvent
 
 _TIME = datetime(2024, 3, 5, 14, 7, 9, 123000, tzinfo=UTC)
@@ -209,3 +209,32 @@ def test_a_file_without_events_has_none() -> None:
     write_file(file, [])
     file.seek(0)
     assert list(read_blocks(file, "x")) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "damaged", "kept", "words"),
+    [
+        ([0, 1, 2, 3], 2, [0, 1], "after event 1"),
+        ([0, 1, 1, 2], None, [0, 1], "event 1 follows event 1"),
+        ([0, 1], 0, [], "not an Avro file"),
+    ],
+)
+def test_events_before_a_fault_in_a_block_are_returned(
+    numbers: list[int], damaged: int | None, kept: list[int], words: str
+) -> None:
+    """They are returned before the error, which names the last of them."""
+    records = [record_of(_event(number)) for number in numbers]
+    if damaged is not None:
+        records[damaged] |= {"EnqueuedTimeUtc": "no time", "SystemProperties": {}}
+    file, found = io.BytesIO(), list[int]()
+    fastavro.writer(file, dict(SCHEMA), records)
+    file.seek(0)
+    blocks = read_blocks(file, "name")
+
+    def read() -> None:
+        for block in blocks:
+            found.extend(number for number, _ in block)
+
+    with pytest.raises(CaptureFileError, match=words):
+        read()
+    assert found == kept
