@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import CaptureFileError, ConfigurationError
+from eventpump.eventhubs.events import STANDARD_PROPERTIES
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 
 DEFAULT_PATTERN: Final = "{Namespace}/{EventHub}/{PartitionId}/{Year}/{Month}/{Day}/{Hour}/{Minute}/{Second}"
@@ -53,22 +54,7 @@ _TIME_PARTS: Final = ("Year", "Month", "Day", "Hour", "Minute", "Second")
 _US_TIME: Final = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4}) (\d{1,2}):(\d{2}):(\d{2})(?:\.(\d{1,7}))? ?([AaPp][Mm])?")
 _ISO_DIGITS: Final = re.compile(r"(\.\d{6})\d+")
 
-_STANDARD: Final = (
-    "message_id",
-    "user_id",
-    "to",
-    "subject",
-    "reply_to",
-    "correlation_id",
-    "content_type",
-    "content_encoding",
-    "absolute_expiry_time",
-    "creation_time",
-    "group_id",
-    "group_sequence",
-    "reply_to_group_id",
-)
-_STANDARD_NAMES: Final = {name.replace("_", "-"): name for name in _STANDARD}
+_STANDARD_NAMES: Final = {name.replace("_", "-"): name for name in STANDARD_PROPERTIES}
 _TIMES: Final = frozenset({"absolute_expiry_time", "creation_time"})
 
 
@@ -152,7 +138,7 @@ def record_of(raw: bytes) -> dict[str, Any]:
     assert isinstance(enqueued, Timestamp)
     system = {name: _value(value) for name, value in annotations.items() if value is not None}
     if message.properties is not None:
-        for name in _STANDARD:
+        for name in STANDARD_PROPERTIES:
             value = getattr(message.properties, name)
             if value is not None:
                 system[name.replace("_", "-")] = _value(value)

@@ -203,7 +203,7 @@ class LastEnqueued:
     retrieval_time: datetime | None
 
 
-_STANDARD = (
+STANDARD_PROPERTIES = (
     "message_id",
     "user_id",
     "to",
@@ -218,6 +218,7 @@ _STANDARD = (
     "group_sequence",
     "reply_to_group_id",
 )
+"""The fields of the properties section of a message (AMQP 1.0, 3.2.4)."""
 
 
 def _datetime(value: Any) -> datetime | None:
@@ -266,10 +267,10 @@ class EventData:
             raise EventError("an event has one body: give `body`, `value` or `sequence`, and not several of them")
         if properties is not None and not all(isinstance(key, str) for key in properties):
             raise EventError("the names of application properties must be text")
-        if standard and (unknown := standard.keys() - set(_STANDARD)):
+        if standard and (unknown := standard.keys() - set(STANDARD_PROPERTIES)):
             raise EventError(
-                f"{sorted(unknown)[0]} is not a standard property of AMQP, which are {', '.join(_STANDARD)}; give "
-                "application properties as `properties`"
+                f"{sorted(unknown)[0]} is not a standard property of AMQP, which are {', '.join(STANDARD_PROPERTIES)}; "
+                "give application properties as `properties`"
             )
         if value is not None:
             self._body = AmqpValue(value)
@@ -444,7 +445,7 @@ def copy_of(event: ReceivedEvent) -> EventData:
     if message.application_properties:
         copy.properties = message.application_properties
     if message.properties is not None:
-        values = {name: getattr(message.properties, name) for name in _STANDARD}
+        values = {name: getattr(message.properties, name) for name in STANDARD_PROPERTIES}
         copy.standard = {name: value for name, value in values.items() if value is not None} or None
     return copy
 
@@ -706,7 +707,7 @@ class ReceivedEvent:
         message = self._decoded()
         found: dict[str, Any] = {str(key): value for key, value in (message.message_annotations or {}).items()}
         if message.properties is not None:
-            for name in _STANDARD:
+            for name in STANDARD_PROPERTIES:
                 value = getattr(message.properties, name)
                 if value is not None:
                     found[name.replace("_", "-")] = value
