@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 
 from eventpump.errors import ConfigurationError
 
@@ -27,3 +28,17 @@ def check_whole(field: str, value: object, least: int, most: int | None = None) 
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_time(field: str, value: object) -> None:
+    """Check a time.
+
+    Args:
+        field: The parameter, for the error.
+        value: What was given.
+
+    Raises:
+        ConfigurationError: It is not a datetime with a time zone.
+    """
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ConfigurationError(field, f"must be a datetime with a time zone, not {value!r}")

@@ -21,7 +21,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import START_OFFSET, EventData, EventPosition
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveSink
-from eventpump.sources.checks import check_whole
+from eventpump.sources.checks import check_time, check_whole
 from eventpump.sources.links import NumberedLink
 from eventpump.sources.positions import first_to_read, offset_of
 
@@ -73,6 +73,7 @@ class MemorySource:
     ) -> None:
         check_whole("partitions", partitions, 1)
         check_whole("first", first, 0)
+        check_time("created_at", created_at)
         self._hub = hub
         self._created_at = created_at
         self._partitions = {
@@ -110,6 +111,8 @@ class MemorySource:
         partition = self._chosen(partition_id)[0]
         if partition.is_ended:
             raise ConfigurationError("partition_id", f"partition {partition_id} has ended: nothing follows its end")
+        if enqueued_time is not None:
+            check_time("enqueued_time", enqueued_time)
         if enqueued_time is not None and enqueued_time < partition.newest_time:
             raise ConfigurationError(
                 "enqueued_time", f"must not be before that of the last event, {partition.newest_time}"

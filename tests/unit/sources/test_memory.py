@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -116,6 +116,16 @@ async def test_what_cannot_be_appended_adds_nothing() -> None:
     with pytest.raises(ConfigurationError, match="has ended"):
         source.append("0", b"x")
     assert (await source.partition_properties("0")).last_enqueued_sequence_number == 0
+
+
+async def test_times_without_a_zone_are_refused_and_add_nothing() -> None:
+    """They cannot be compared with those of the events before."""
+    with pytest.raises(ConfigurationError, match="created_at: must be a datetime with a time zone"):
+        MemorySource(created_at=datetime(2024, 1, 1))
+    source = MemorySource()
+    with pytest.raises(ConfigurationError, match="enqueued_time: must be a datetime with a time zone"):
+        source.append("0", b"x", enqueued_time=datetime(2050, 1, 1))
+    assert source.append("0", b"x") == [0]
 
 
 async def test_lost_links_lose_and_repeat_nothing() -> None:
