@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return asyncio.run(tail())
     except ConsumerDisconnectedError as error:
-        # A host has its partitions to itself, and whoever reads without an epoch is disconnected.
+        # A host reads with an owner level, for which the service disconnects a reader without one.
         problem = (
             f"{args.consumer_group} is read by an exclusive reader, such as a processor host, which has disconnected "
             f"this one; give another consumer group: --consumer-group NAME ({error.description})"

@@ -258,7 +258,7 @@ class StreamIndex(Generic[_T]):
     def rescan(
         self, cursor: StreamCursor[_T], items: Iterable[tuple[int, _T, int]], known: dict[int, Match[_T]]
     ) -> None:
-        """Give a cursor that was added what is in the cache already.
+        """Give a new cursor the items for it that are in the cache already.
 
         Args:
             cursor: The cursor.

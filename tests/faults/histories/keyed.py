@@ -111,7 +111,7 @@ class KeyedLedger(Ledger):
         self._ok[call.place, call.epoch].update(call.numbers)
 
     def claim(self, call: Call, last: int) -> None:
-        """Record nothing: a checkpoint is of what is processed, whoever asks for it."""
+        """Record nothing: any request for a checkpoint stores processed events only."""
 
     def was_passed_over(self, partition_id: str, number: int) -> None:
         """Record that an event was skipped or parked."""

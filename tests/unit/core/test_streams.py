@@ -167,7 +167,7 @@ class StreamsAgainstModel(RuleBasedStateMachine):
             found = [item for item in new if reader.is_for(item)]
             reader.expected += found
             assert found == [] or key not in empty or reader.cursor in woken
-            # What came before its first batch it does not know, unless it is told where it begins.
+            # It does not know what came before its first batch, unless it was given the number where it begins.
             if gap and reader.has_batch and not (reader.since is not None and first <= reader.since):
                 assert reader.cursor in woken
             reader.has_batch = True

@@ -49,7 +49,7 @@ async def test_send_by_a_router_keeps_keys_in_order_and_readable(name: str, *, i
 
 
 async def test_send_by_the_hash_router_goes_where_the_service_sends_keys() -> None:
-    """Readers find a key in one place, whoever has routed it."""
+    """A key is in the same place of an event, whichever router chose the partition."""
     hub = FakeHub(partitions=7)
     async with (
         HubProducer(FakeTransport(hub), "telemetry", router=HashRouter()) as routed,
