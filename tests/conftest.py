@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,11 @@ from tests.ways import Way, ways_of
 settings.register_profile("gate", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
+
+# The tests start hundreds of Python processes. Without bytecode each would compile the package again, which takes longer
+# than all else in its start; pytest would rewrite the assertions of all test files again in each run.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _PLACES = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
 
