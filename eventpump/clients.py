@@ -39,6 +39,7 @@ from eventpump.producer.buffered import HubBufferedProducer, OnError, OnSuccess
 from eventpump.producer.producer import HubProducer
 from eventpump.producer.targets import PartitionOptions
 from eventpump.reports import Hook
+from eventpump.sources.checks import is_source
 from eventpump.sources.hub import HubSource
 from eventpump.sources.transport import SourceTransport
 from eventpump.transport.native import NativeTransport
@@ -397,9 +398,7 @@ def _of_source(
     Raises:
         ConfigurationError: It is not a source, or an option of a connection was given with it.
     """
-    if isinstance(source, type) or not all(
-        callable(getattr(source, name, None)) for name in ("partitions", "partition_properties", "open")
-    ):
+    if not is_source(source):
         raise ConfigurationError("source", "must be an event source, such as a GeneratorSource")
     for name in options:
         if name not in known.__annotations__:

@@ -109,6 +109,7 @@ _COVERED_BY = {
     "producer/marks.py": "unit/producer/test_claiming.py",
     "producer/tail.py": "unit/producer/test_claiming.py",
     "sources/files.py": "unit/sources/test_capture.py contract/test_sources.py",
+    "sources/closing.py": "contract/test_sources.py unit/sources/test_memory.py",
     "sources/checks.py": "unit/sources/test_generator.py unit/sources/test_memory.py",
     "sources/hub.py": "unit/sources/test_transport.py contract/test_sources.py",
     "sources/links.py": "contract/test_sources.py unit/sources/test_memory.py",

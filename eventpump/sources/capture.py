@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.cancellation import is_failure
@@ -44,7 +43,8 @@ from eventpump.interfaces import (
     ReceiveSink,
     SourceLink,
 )
-from eventpump.sources.checks import is_number
+from eventpump.sources.checks import is_number, is_source, kind_of, offers
+from eventpump.sources.closing import ClosingSource
 from eventpump.sources.files import CaptureDirectory, CaptureFiles
 from eventpump.sources.links import RUN
 
@@ -88,7 +88,7 @@ class _Start:
     is_live: bool = False
 
 
-class CaptureSource:
+class CaptureSource(ClosingSource):
     """The files of Event Hubs Capture, and then the live hub, without a gap and without a repetition.
 
     ::
@@ -130,6 +130,11 @@ class CaptureSource:
         on_gap: Literal["fail", "skip"] = "fail",
         poll_interval: float | None = None,
     ) -> None:
+        if live is not None and not (is_source(live) and offers(live, "aclose")):
+            # Not shown: what is given by mistake may be a connection string.
+            raise ConfigurationError("live", f"must be an event source, such as an EventHubSource, not {kind_of(live)}")
+        if not isinstance(files, str | Path) and not offers(files, "names", "fetch", "aclose"):
+            raise ConfigurationError("files", f"must be a directory or a CaptureContainer, not {kind_of(files)}")
         if live is None and hub is None:
             raise ConfigurationError("hub", "is required without `live`: files of several hubs may lie in one place")
         if on_gap not in ("fail", "skip"):
@@ -242,14 +247,6 @@ class CaptureSource:
             finally:
                 if self.live is not None:
                     await self.live.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     # ----------------------------------------------------------------------------------------------------- the files
 

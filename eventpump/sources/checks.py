@@ -42,3 +42,18 @@ def check_time(field: str, value: object) -> None:
     """
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ConfigurationError(field, f"must be a datetime with a time zone, not {value!r}")
+
+
+def offers(value: object, *methods: str) -> bool:
+    """Return whether a value is an object with these methods, and not a class."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def is_source(value: object) -> bool:
+    """Return whether a value can be read as an `EventSource`."""
+    return offers(value, "partitions", "partition_properties", "open")
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, for an error: the class itself or an object of it."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"

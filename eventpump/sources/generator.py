@@ -11,8 +11,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
-from types import TracebackType
-from typing import Self
 
 from eventpump.amqp import codec
 from eventpump.amqp.sections import MARKER, MESSAGE_ANNOTATIONS, encode_data
@@ -21,6 +19,7 @@ from eventpump.eventhubs.events import START_OFFSET, EventPosition
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveSink
 from eventpump.sources.checks import check_whole, is_number
+from eventpump.sources.closing import ClosingSource
 from eventpump.sources.links import NumberedLink
 from eventpump.sources.positions import first_to_read, offset_of
 
@@ -51,7 +50,7 @@ Body = Callable[[str, int, random.Random], bytes | str]
 """Returns the body of an event, given its partition, its sequence number, and random numbers that repeat with it."""
 
 
-class GeneratorSource:
+class GeneratorSource(ClosingSource):
     """Synthetic events: the same seed, partition and sequence number give the same event, at any position.
 
     ::
@@ -204,14 +203,6 @@ class GeneratorSource:
         self._is_closed = True
         for link in tuple(self._links):
             await link.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     # ------------------------------------------------------------------------------------------------- what is due
 

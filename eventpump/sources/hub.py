@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import (
     HubProperties,
@@ -14,9 +11,10 @@ from eventpump.interfaces import (
     ReceiveSink,
     Transport,
 )
+from eventpump.sources.closing import ClosingSource
 
 
-class HubSource:
+class HubSource(ClosingSource):
     """The events of a hub, over a transport. The source's links are the transport's.
 
     Args:
@@ -66,11 +64,3 @@ class HubSource:
         """See `EventSource`. Links of a transport that is not the source's own stay open."""
         if self._owns_transport:
             await self.transport.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

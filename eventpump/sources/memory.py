@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Self
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Timestamp
@@ -22,6 +20,7 @@ from eventpump.eventhubs.events import START_OFFSET, EventData, EventPosition
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveSink
 from eventpump.sources.checks import check_time, check_whole
+from eventpump.sources.closing import ClosingSource
 from eventpump.sources.links import NumberedLink
 from eventpump.sources.positions import first_to_read, offset_of
 
@@ -45,7 +44,7 @@ class _Partition:
         return self.begin + len(self.events)
 
 
-class MemorySource:
+class MemorySource(ClosingSource):
     """Events that a test appends, and the host or reader under test delivers.
 
     ::
@@ -245,14 +244,6 @@ class MemorySource:
         for partition in self._partitions.values():
             for link in tuple(partition.links):
                 await link.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _chosen(self, partition_id: str | None) -> list[_Partition]:
         if partition_id is None:

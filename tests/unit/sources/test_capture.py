@@ -542,13 +542,20 @@ async def test_storage_that_fails_is_tried_again(tmp_path: Path) -> None:
         ({"hub": HUB, "poll_interval": 0}, "poll_interval"),
         ({"live": MemorySource(), "poll_interval": 5}, "poll_interval"),
         ({"hub": HUB, "pattern": "{Namespace}/{EventHub}"}, "pattern"),
+        ({"live": "Endpoint=sb://ns/;SharedAccessKey=topsecret"}, "live"),
+        ({"live": MemorySource}, "live"),
+        ({"live": object(), "hub": HUB}, "live"),
+        ({"files": None, "hub": HUB}, "files"),
+        ({"files": CaptureDirectory, "live": MemorySource()}, "files"),
+        ({"files": [Path("captured")], "hub": HUB}, "files"),
     ],
 )
 def test_values_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], field: str) -> None:
     """The error names the parameter."""
     with pytest.raises(ConfigurationError) as caught:
-        CaptureSource(tmp_path, **options)
+        CaptureSource(**{"files": tmp_path, **options})
     assert caught.value.field == field
+    assert "topsecret" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="not a directory"):
         CaptureSource(tmp_path / "nothing", hub=HUB)
 
