@@ -32,6 +32,12 @@ async def test_factory(eventpump_emulators):
     first, second = await eventpump_emulators("orders:2"), await eventpump_emulators({{"orders": 1}})
     assert (first.hubs, second.hubs) == ({{"orders": 2}}, {{"orders": 1}})
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_async_on_the_loop_of_the_module(eventpump_emulator, eventpump_emulators):
+    for emulator in (eventpump_emulator, await eventpump_emulators("telemetry:1")):
+        async with EventProducer(emulator.connection_string, "telemetry") as producer:
+            await producer.send([EventData(b"one")], partition_id="0")
+
 def test_thread(eventpump_emulator_thread, eventpump_emulator_threads):
     assert isinstance(eventpump_emulator_thread, EmulatorThread)
     other = eventpump_emulator_threads("orders:2")
@@ -52,15 +58,36 @@ def _pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_fixtures_work_in_either_mode_of_pytest_asyncio(mode: str, tmp_path: Path) -> None:
-    """No setting of the asyncio mode is needed, and none is in the way."""
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("mode", "of_tests", "of_fixtures"), [("strict", "session", "function"), ("auto", "function", "session")]
+)
+def test_fixtures_work_in_either_mode_and_on_any_loop(
+    mode: str, of_tests: str, of_fixtures: str, tmp_path: Path
+) -> None:
+    """Neither the asyncio mode nor the loop scopes of a project matter: the emulator runs on the loop of the test."""
     mark = "@pytest.mark.asyncio" if mode == "strict" else ""
     (tmp_path / "test_it.py").write_text(_TESTS.format(mark=mark))
-    settings = () if mode == "strict" else ("--asyncio-mode=auto",)
-    result = _pytest(tmp_path, "-p", "asyncio", "-o", "asyncio_default_fixture_loop_scope=function", *settings)
+    settings = {
+        f"asyncio_default_{name}_loop_scope={scope}" for name, scope in (("test", of_tests), ("fixture", of_fixtures))
+    }
+    chosen = [argument for setting in sorted(settings) for argument in ("-o", setting)]
+    result = _pytest(tmp_path, "-p", "asyncio", f"--asyncio-mode={mode}", *chosen)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "3 passed" in result.stdout
+    assert "4 passed" in result.stdout
+
+
+def test_fixture_imported_without_the_plugin_says_how_to_load_it(tmp_path: Path) -> None:
+    """An import alone lacks what the plugin adds: the failure is a sentence."""
+    (tmp_path / "test_it.py").write_text(
+        "from eventpump.testing.fixtures import eventpump_emulator\n\n"
+        "async def test_it(eventpump_emulator):\n    pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "asyncio", "--asyncio-mode=auto", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "-p eventpump.testing.pytest_plugin" in result.stdout
 
 
 def test_without_pytest_asyncio_the_fixture_says_what_to_install(tmp_path: Path) -> None:
