@@ -23,8 +23,8 @@ settings.register_profile("gate", deadline=None, max_examples=25, suppress_healt
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
 
-# The tests start hundreds of Python processes. Without bytecode each would compile the package again, which takes longer
-# than all else in its start; pytest would rewrite the assertions of all test files again in each run.
+# The tests start hundreds of Python processes. Without bytecode each would compile the package again, for half a
+# second, and pytest would rewrite the assertions of all test files again in each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
