@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,14 +62,20 @@ def _mypy(*files: Path) -> set[tuple[str, int]]:
 
 
 def _pyright(*files: Path) -> set[tuple[str, int]]:
-    program = shutil.which("pyright")
-    if program is None:
-        pytest.skip("pyright is not installed")
     folder = files[0].parent
     (folder / "pyrightconfig.json").write_text(
         json.dumps({"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(ROOT)]})
     )
-    command = [program, "--outputjson", "--project", str(folder), "--pythonpath", sys.executable]
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--outputjson",
+        "--project",
+        str(folder),
+        "--pythonpath",
+        sys.executable,
+    ]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return {
         (Path(each["file"]).name, each["range"]["start"]["line"] + 1)
