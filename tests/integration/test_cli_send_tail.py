@@ -131,9 +131,15 @@ async def test_send_with_a_router_stores_every_line_once(eventpump_emulator: Emu
     assert (code, err) == (0, "")
     assert out.startswith(b"sent 1,000 lines")
     assert sorted(await everything(eventpump_emulator)) == sorted(lines)
-    code, out, err = await run(*arguments[:5], emulator=eventpump_emulator, stdin=b"a\nb\nc")
+
+
+async def test_send_with_a_router_needs_no_keys(eventpump_emulator: Emulator) -> None:
+    """Lines without a key are stored too."""
+    arguments = ("send", "--hub", "telemetry", "--router", "ring")
+    code, out, err = await run(*arguments, emulator=eventpump_emulator, stdin=b"a\nb\nc")
     assert (code, err) == (0, "")
-    assert len(await everything(eventpump_emulator)) == 1003
+    assert out.startswith(b"sent 3 lines")
+    assert sorted(await everything(eventpump_emulator)) == [b"a", b"b", b"c"]
 
 
 async def test_send_with_idempotent_stores_lines_once_over_cut_connections(

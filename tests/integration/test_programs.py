@@ -119,7 +119,12 @@ def test_example_test_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "carrier", [[], ["--transport", "uamqp"], ["--transport-type", "websocket"]], ids=["native", "uamqp", "websocket"]
+    "carrier",
+    [
+        pytest.param([], id="native"),
+        pytest.param(["--transport", "uamqp"], id="uamqp", marks=pytest.mark.long),
+        pytest.param(["--transport-type", "websocket"], id="websocket", marks=pytest.mark.long),
+    ],
 )
 def test_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, carrier: list[str]) -> None:
     """The demo publishes, kills, adds, and finds every published event processed, whatever carries them."""
@@ -198,7 +203,9 @@ async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path
     assert sums.result() == (3, 15)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL]
+)
 async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     """However it is ended, its service and its hosts end too; unless it is killed, its files go with it."""
     process = await asyncio.create_subprocess_exec(

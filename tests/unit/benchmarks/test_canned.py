@@ -88,7 +88,9 @@ def service() -> Iterator[CannedService]:
         yield served
 
 
-@pytest.mark.parametrize("side", ["ours:receive", "theirs:receive", "theirs_sync:receive"])
+@pytest.mark.parametrize(
+    "side", ["ours:receive", "theirs:receive", pytest.param("theirs_sync:receive", marks=pytest.mark.long)]
+)
 def test_canned_service_is_read_by_every_client_over_tls(service: CannedService, side: str) -> None:
     """Ours and both of azure-eventhub's receive from it; each checks numbers, sizes and times."""
     before = service.counts()["delivered"]

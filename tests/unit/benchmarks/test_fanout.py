@@ -78,7 +78,12 @@ def service() -> Iterator[CannedService]:
 
 @pytest.mark.parametrize(
     ("side", "reads", "links"),
-    [("ours", True, 1), ("ours", False, 1), ("theirs", True, 3), ("theirs_sync", False, 3)],
+    [
+        ("ours", True, 1),
+        pytest.param("ours", False, 1, marks=pytest.mark.long),
+        pytest.param("theirs", True, 3, marks=pytest.mark.long),
+        ("theirs_sync", False, 3),
+    ],
 )
 def test_one_link_serves_ours_and_each_of_theirs_has_its_own(
     service: CannedService, side: str, reads: bool, links: int

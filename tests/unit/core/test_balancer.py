@@ -315,14 +315,24 @@ def seeds(request: pytest.FixtureRequest) -> range:
     return range(12 if request.config.getoption("--long", default=False) else 1)
 
 
+LARGE = 900
+"""Partitions of a fleet that takes a second to simulate: such a scenario runs with one timing, with --long with all."""
+
+
 @pytest.mark.parametrize(
     ("timing", "scenario"),
     [
-        (timing, scenario)
-        for timing in (Timing.ONE_PICTURE, Timing.OUT_OF_STEP)
-        for scenario in JOINS + CRASHES + BOTH + STARTS
-    ]
-    + [(Timing.BURSTS, scenario) for scenario in JOINS + CRASHES],
+        pytest.param(
+            *(timing, scenario),
+            marks=[pytest.mark.long] if scenario[0] > LARGE and timing is not Timing.ONE_PICTURE else [],
+        )
+        for timing, scenarios in (
+            (Timing.ONE_PICTURE, JOINS + CRASHES + BOTH + STARTS),
+            (Timing.OUT_OF_STEP, JOINS + CRASHES + BOTH + STARTS),
+            (Timing.BURSTS, JOINS + CRASHES),
+        )
+        for scenario in scenarios
+    ],
 )
 def test_plans_from_stale_snapshots_come_to_rest(
     timing: Timing, scenario: tuple[int, int, int, int], request: pytest.FixtureRequest

@@ -97,7 +97,7 @@ async def test_receive_continues_within_seconds_of_any_outage(
     service: Service, length: float, request: pytest.FixtureRequest
 ) -> None:
     """With default settings every link is attached again within 6 s of the end of an outage."""
-    count = 400 if request.config.getoption("--long") else 40
+    count = 400 if request.config.getoption("--long") else 20
     waits = [await _outage(service, seed, length) for seed in range(count if length < 1000 else count // 10)]
     assert max(waits) <= WITHIN
     # No worse than one full-jitter delay: the mean is half its bound.
@@ -172,7 +172,7 @@ async def test_send_continues_within_seconds_of_any_outage(
     length: float, retries: int, idempotent: bool, request: pytest.FixtureRequest
 ) -> None:
     """What waits to be sent is stored within 6 s of the end of an outage, however long its own delays are."""
-    count = 200 if request.config.getoption("--long") else 20
+    count = 200 if request.config.getoption("--long") else 10
     waits = [await _send_outage(seed, length, idempotent=idempotent, retries=retries) for seed in range(count)]
     assert max(waits) <= WITHIN
     assert sum(waits) / len(waits) <= RECONNECT_DELAY_MAX / 2 + 0.5
