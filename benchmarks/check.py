@@ -64,6 +64,11 @@ class Comparison:
         return now / before - 1
 
     @property
+    def has_other_peer(self) -> bool:
+        """Whether the rows stand beside different peers, as where another configuration was the best in this run."""
+        return self.before is not None and self.now is not None and self.before.peer != self.now.peer
+
+    @property
     def verdict(self) -> str:
         """What the comparison says.
 
@@ -123,6 +128,11 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     ]
     headings = ("row", "ratio before", "now", "change", "allowed", "verdict")
     text = lay_out([headings, *lines], [True, False, False, False, False, True])
+    text += [
+        f"  {each.name}: the peer was {each.before.peer}, and now is {each.now.peer}"
+        for each in comparisons
+        if each.has_other_peer and each.before is not None and each.now is not None
+    ]
     failed = [each.name for each in comparisons if each.is_failure]
     text.append(f"  failed: {'; '.join(failed)}" if failed else "  passed")
     return "\n".join(text)
