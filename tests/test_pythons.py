@@ -98,7 +98,7 @@ def test_unit_tests_pass_on_another_python(python: Path, request: pytest.Fixture
         # The pip of this environment installs into that one: making one there takes as long as all its tests.
         _run(_INSTALL_TIMEOUT, python, "-m", "venv", "--without-pip", environment)
         interpreter = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-        pip = [sys.executable, "-m", "pip", "--python", interpreter]
+        pip = (sys.executable, "-m", "pip", "--python", str(interpreter))
         _run(_INSTALL_TIMEOUT, *pip, "install", "--quiet", "--no-input", "--no-compile", *wanted)
         _run(_TEST_TIMEOUT, interpreter, "-m", "pytest", "-p", "no:cacheprovider", *tests)
     finally:
