@@ -41,6 +41,10 @@ _SHAPES = re.compile(
     )
 )
 """What a credential looks like."""
+_PARTS = ("SharedAccessKey=", "sig=", "%3D", "eyJ")
+_END_OF_A_KEY = re.compile(r"=(?!=)(?<=[A-Za-z0-9+/]{43}=)")
+"""What each of the shapes holds, one or the other: looked for first, in a twentieth of the time. A run has two million
+texts."""
 _MEANT = re.compile(
     r"Endpoint=sb://[^;]+;SharedAccessKeyName=[^;]+;SharedAccessKey=[^;]+(;UseDevelopmentEmulator=true)?"
     r"|\s*SAS_KEY_VALUE\)"
@@ -93,6 +97,8 @@ class LeakWatch:
         self.looked[source] += 1
         found = next((secret for secret in self._secrets if secret in text), None)
         if found is None:
+            if not any(part in text for part in _PARTS) and _END_OF_A_KEY.search(text) is None:
+                return
             if (shaped := _SHAPES.search(text)) is None:
                 return
             found = shaped.group()
