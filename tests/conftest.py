@@ -20,6 +20,7 @@ from tests.support.order import LONGEST
 from tests.ways import Way, ways_of
 
 settings.register_profile("gate", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -36,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("long" if config.getoption("--long") else "gate")
+    if config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("long" if config.getoption("--long") else "gate")
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))

@@ -41,6 +41,7 @@ def test_coverage_is_not_below_its_floor(
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", f"tests/unit/{package}", "-p", "no:cacheprovider"),
+            "--hypothesis-profile=few",  # more examples cost much time here, and execute no further lines
             *(f"--cov=eventpump.{package}", "--cov-branch", f"--cov-report=json:{report}"),
         ],
         cwd=ROOT,
