@@ -23,6 +23,16 @@ LONGEST = (
     "integration/test_emulator_data.py",
     "integration/test_bad_input.py",
     "integration/test_buffered.py",  # half of it over uamqp, which takes ten times as long
+    "contract/test_transports.py",
+    "contract/test_lease_stores.py",  # leases of Azurite's have to end, after 15 seconds
+    "integration/test_parked.py",
+    "integration/test_emulator_idempotence.py",
+    "test_documents.py",
+    "faults/test_networks.py",
+    "faults/test_emulator_killed.py",
+    "faults/test_subscriptions.py",
+    "unit/core/test_balancer.py",
+    "unit/consumer/test_limits.py",
 )
 """The files that take longest, roughly in order: half a minute to some minutes each.
 
