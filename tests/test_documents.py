@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def test_links_of_documents_lead_to_files_and_headings(path: Path) -> None:
         there = path.parent / file if file else path
         assert there.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in _anchors(there), f"{path.name}: {target}"
+
+
+def test_links_of_readme_lead_to_files_wherever_it_is_shown() -> None:
+    """README is shown outside of the repository too: its links are absolute, below the address that pyproject.toml
+    has, and each names a file or a folder of the repository, and a heading where it names one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = project["urls"]["Source"]
+    raw = source.replace("://github.com/", "://raw.githubusercontent.com/")
+    assert all(url == source or url.startswith(f"{source}/") for url in project["urls"].values())
+    targets = re.findall(r"(!?)\[[^\]]+\]\(([^)\s]+)\)", _prose(ROOT / project["readme"]))
+    assert len(targets) > 15
+    for is_picture, target in targets:
+        file, _, anchor = target.partition("#")
+        is_folder = (ROOT / file.removeprefix(f"{source}/tree/main/")).is_dir()
+        base = f"{raw}/main/" if is_picture else f"{source}/{'tree' if is_folder else 'blob'}/main/"
+        assert file.startswith(base), target
+        there = ROOT / file.removeprefix(base)
+        assert there.is_dir() if is_folder else there.is_file(), target
+        assert not anchor or anchor in _anchors(there), target
 
 
 def _promises() -> list[list[str]]:
