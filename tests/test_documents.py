@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
+import inspect
 import re
 import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import eventpump
 from docs.api import subjects
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
+from eventpump import (
+    BufferedProducer,
+    EventBatch,
+    EventProcessorHost,
+    PartitionContext,
+    PartitionReader,
+    ReceivedEvent,
+)
 from tests.faults.histories.kinds import KINDS
 from tests.support.pages import is_program, python_blocks
 
@@ -173,6 +185,51 @@ def test_blocks_of_python_compile_and_are_programs_or_of_examples(path: Path) ->
         if not any(_lines(block) in text for text in examples):
             compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert path not in WRITTEN_WHOLE or is_program(block), block
+
+
+_OWNERS: dict[str, type] = {
+    "host": EventProcessorHost,
+    "context": PartitionContext,
+    "producer": BufferedProducer,  # it has the methods of `EventProducer`, and more
+    "batch": EventBatch,
+    "event": ReceivedEvent,
+    "reader": PartitionReader,
+}
+_MIGRATIONS = ["from-azure-eventhub.md", "from-event-processor-host.md", "from-kafka.md"]
+
+
+def _parameters() -> set[str]:
+    """Return the names of all options and parameters of public classes and their methods."""
+    known: set[str] = set()
+    for name in eventpump.__all__:
+        made = getattr(eventpump, name)
+        if isinstance(made, type):
+            known |= set(typing.get_type_hints(made)) if typing.is_typeddict(made) else set()
+            functions = [each for _, each in inspect.getmembers(made, inspect.isfunction)]
+            known |= {each for function in functions for each in inspect.signature(function).parameters}
+    return known
+
+
+@pytest.mark.parametrize("page", _MIGRATIONS)
+def test_names_that_pages_of_migration_promise_exist(page: str) -> None:
+    """What stands in the column of eventpump is public: classes, their methods and attributes, and options."""
+    parameters, checked = _parameters(), 0
+    for row in re.findall(r"^\| (?!-).* \| (.*) \|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M):
+        for code in re.findall(r"`([^`]+)`", row):
+            code = re.sub(r'"[^"]*"', "", code)
+            for name, attribute in re.findall(r"(?<![\w.$])([A-Z][a-z]\w+)(?:\.(\w+))?", code):
+                checked += 1
+                foreign = {*dir(builtins), "CancelledError"}
+                assert name in eventpump.__all__ or name in foreign, f"{page}: {code}"
+                assert not attribute or hasattr(getattr(eventpump, name), attribute), f"{page}: {code}"
+            for option in re.findall(r"(?<![\w.])([a-z]\w+)=(?!=)", code):
+                checked += 1
+                assert option in parameters, f"{page}: {code}"
+            for owner, attribute in re.findall(r"(?<![\w.])([a-z]+)\.(\w+)", code):
+                if owner in _OWNERS:
+                    checked += 1
+                    assert hasattr(_OWNERS[owner], attribute), f"{page}: {code}"
+    assert checked > 10
 
 
 def test_sessions_of_pages_print_what_they_show() -> None:

@@ -242,6 +242,30 @@ def _minutes(path: Path) -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], example["Totals"](path, None).minutes("a"))
 
 
+async def test_program_with_metrics_serves_what_it_counts(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+    """A scrape has each series of the page, in Prometheus' format, with what was processed; alone it ends by itself."""
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(eventpump_\w+)`", page))
+    async with running("metrics.py", "--port", "0") as run:
+        output = await run.end()
+        assert run.process.returncode == 0
+        assert set(re.findall(r"^# TYPE (\w+) (?:counter|gauge)$", output, re.M)) == names
+        assert sum(map(int, re.findall(r"^eventpump_events_total.* (\d+)$", output, re.M))) == 500
+    connection = ["--connection-string", eventpump_emulator.connection_string]
+    async with EventProducer(eventpump_emulator.connection_string, HUB) as producer:
+        await producer.send([EventData("one"), EventData("two")], partition_id="2")
+    async with running("metrics.py", *connection, "--port", "0", "--leases", str(tmp_path / "leases.db")) as run:
+        port = (await run.until(r"listening on port (\d+)"))[1]
+        await run.until("partition 2: ")
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client, client.get("/metrics") as response:
+            series = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[0] != "#")
+        assert series['eventpump_partition_lag_events{partition="2"}'] == "0"
+        assert series['eventpump_partition_attached{partition="2"}'] == "1"
+        assert series['eventpump_reports_total{report="PartitionsFound"}'] == "1"
+        await run.end(signal.SIGTERM)
+        assert run.process.returncode == 0
+
+
 async def test_forwarding_brings_its_own_service() -> None:
     """It forwards everything, and ends."""
     async with running("forward.py", "--count", "500") as run:
@@ -262,6 +286,12 @@ async def test_forwarding_keeps_order_and_numbers_over_kills(tmp_path: Path) -> 
                 await producer.send(batch, **target)  # type: ignore[arg-type]  # one of the two is given
         connection = ["--connection-string", emulator.connection_string, "--source", "source", "--target", "target"]
         arguments = ["forward.py", *connection, "--leases", str(tmp_path / "leases.db"), "--lease-duration", "2"]
+        fault = emulator.faults.add(Hold(), role=LinkRole.PRODUCER, hub="target", count=None)
+        async with running(*arguments) as run:
+            await fault.until_fired()
+            with pytest.raises(TimeoutError):  # nothing counts as processed before the target has stored it
+                await asyncio.wait_for(run.until("forwarded up to"), timeout=1)
+        fault.remove()
         for _ in range(2):
             async with running(*arguments) as run:
                 for _ in range(rng.randrange(1, 4)):
