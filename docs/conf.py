@@ -163,6 +163,13 @@ def _show_colons(app: Sphinx, what: str, name: str, made: object, options: objec
     lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
+def _hide_protocol(
+    app: Sphinx, what: str, name: str, made: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """Show a protocol, which is not created, without parameters. An event handler."""
+    return ("", None) if what == "class" and getattr(made, "_is_protocol", False) else None
+
+
 def _public_role(
     role: str, rawtext: str, text: str, lineno: int, inliner: Inliner, options: Any = None, content: Any = None
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -270,6 +277,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("public", _public_role)
     app.connect("source-read", _read)
     app.connect("build-finished", _write_llms)
+    app.connect("autodoc-process-signature", _hide_protocol)
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _show_colons, priority=600)  # napoleon is between, at 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -164,7 +164,10 @@ def test_picture_of_the_demo_is_what_the_script_draws() -> None:
     recording = Recording.parse(RECORDING.read_text(encoding="utf-8"))
     assert PICTURE.read_text(encoding="utf-8") == draw(recording), "run python docs/demo.py"
     assert recording.figures["lost"] == "0"
-    assert any("was killed" in text for _, text in recording.story)
+    ((killed_at, text),) = [each for each in recording.story if "was killed" in each[1]]
+    killed = text.split()[0]
+    assert any(killed in moment.owners for moment in recording.moments)
+    assert not any(killed in moment.owners for moment in recording.moments if moment.time >= killed_at)
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
