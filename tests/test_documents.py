@@ -30,7 +30,9 @@ from tests.faults.histories.kinds import KINDS
 from tests.support.pages import is_program, python_blocks
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
+)
 PROMISES = "## 9. Promises"
 MODULES = "| package | what it is for | modules |"
 
@@ -75,6 +77,19 @@ def test_links_of_readme_lead_to_files_wherever_it_is_shown() -> None:
         there = ROOT / file.removeprefix(base)
         assert there.is_dir() if is_folder else there.is_file(), target
         assert not anchor or anchor in _anchors(there), target
+
+
+def test_list_of_examples_has_every_example() -> None:
+    """examples/README.md links each program, and those that it says bring a service of their own start one."""
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((\w+\.py)\)", text)
+    assert sorted(linked) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    without_service = {"balancing.py", "sources.py"}  # they need none
+    for row in text.splitlines():
+        for name in re.findall(r"\]\((\w+\.py)\)", row):
+            code = (ROOT / "examples" / name).read_text(encoding="utf-8")
+            is_alone = "Emulator" in code or name in without_service
+            assert is_alone == row.endswith("| yes |"), name
 
 
 def _promises() -> list[list[str]]:

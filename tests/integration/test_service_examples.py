@@ -33,7 +33,7 @@ __all__ = ["eventpump_emulator"]
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "examples/kubernetes"
 HUB = "telemetry"
-_LIMIT = 90.0
+_LIMIT = 200.0
 APIS = ["ingest_aiohttp.py", "ingest_fastapi.py"]
 
 
