@@ -124,7 +124,8 @@ def _rebased(text: str, file: Path, name: str) -> str:
             return f"{start}{os.path.relpath(FOLDER / page, (FOLDER / name).parent)}.md{anchor}{end}"
         if path.is_relative_to(FOLDER):
             return f"{start}{os.path.relpath(path, (FOLDER / name).parent)}{end}"
-        return f"{start}{_SOURCE or 'repository:'}/{path.relative_to(ROOT).as_posix()}{end}"
+        at = f"{_SOURCE}/{'tree' if path.is_dir() else 'blob'}/main" if _SOURCE else "repository:"
+        return f"{start}{at}/{path.relative_to(ROOT).as_posix()}{end}"
 
     def picture(found: re.Match[str]) -> str:
         path = (file.parent / found[2]).resolve()
@@ -160,6 +161,13 @@ def _hide_colons(app: Sphinx, what: str, name: str, made: object, options: objec
 def _show_colons(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
     """Undo `_hide_colons`. An event handler."""
     lines[:] = [line.replace(_COLON, ":") for line in lines]
+
+
+def _hide_protocol(
+    app: Sphinx, what: str, name: str, made: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """Show a protocol, which is not created, without parameters. An event handler."""
+    return ("", None) if what == "class" and getattr(made, "_is_protocol", False) else None
 
 
 def _public_role(
@@ -228,6 +236,39 @@ class CommandHelp(SphinxDirective):
         return self.parse_text_to_nodes(api.command_help(), allow_section_headings=True)
 
 
+def _pages_below(app: Sphinx, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the caption and the name of each page that a page lists, and of those that these list."""
+    for tree in app.env.get_doctree(name).findall(addnodes.toctree):
+        for _, page in tree["entries"]:
+            yield tree.get("caption") or "", page
+            yield from (("", below) for _, below in _pages_below(app, page))
+
+
+def _first_sentence(app: Sphinx, name: str) -> str:
+    """Return the first sentence of a page, outside of its tables and lists; empty if it has none."""
+    for paragraph in app.env.get_doctree(name).findall(nodes.paragraph):
+        if isinstance(paragraph.parent, nodes.section):
+            return re.split(r"(?<=\.) ", " ".join(paragraph.astext().split()))[0].rstrip(":.") + "."
+    return ""
+
+
+def _write_llms(app: Sphinx, error: Exception | None) -> None:
+    """Write `llms.txt`, the site's pages as a list in Markdown, and `llms-full.txt`, their texts. An event handler."""
+    if error is not None or app.builder.format != "html":
+        return
+    lines, texts, section = [f"# {project}", "", f"> {_PROJECT['description']}"], [], ""
+    for caption, name in _pages_below(app, "index"):
+        if caption and caption != section:
+            section = caption
+            lines += ["", f"## {section}", ""]
+        lines.append(f"- [{app.env.titles[name].astext()}]({name}.html): {_first_sentence(app, name)}")
+        file = PROJECT_PAGES.get(name, FOLDER / f"{name}.md")
+        texts.append(f"<!-- {name}.html -->\n\n{file.read_text(encoding='utf-8')}")
+    folder = Path(app.outdir)
+    folder.joinpath("llms.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    folder.joinpath("llms-full.txt").write_text("\n".join(texts), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add what this file defines. Called by Sphinx."""
     app.add_directive("public-names", PublicNames)
@@ -235,6 +276,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("command-help", CommandHelp)
     app.add_role("public", _public_role)
     app.connect("source-read", _read)
+    app.connect("build-finished", _write_llms)
+    app.connect("autodoc-process-signature", _hide_protocol)
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _show_colons, priority=600)  # napoleon is between, at 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}

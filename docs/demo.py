@@ -78,7 +78,8 @@ class Recording(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Recording:
         """Read what `eventpump demo --plain` printed."""
-        moments, story = [], []
+        moments: list[Moment] = []
+        story = []
         for line in text.splitlines():
             found = re.match(r" *([\d.]+)  (.*)", line)
             if found is None:
@@ -87,6 +88,10 @@ class Recording(NamedTuple):
             owners = re.findall(r"\b\d+:(\S+)", what)
             if not owners:
                 story.append((time, what))
+                if moments and (killed := re.match(r"(\S+) was killed", what)):
+                    # The next line of the table may be seconds later.
+                    left = ["none" if each == killed[1] else each for each in moments[-1].owners]
+                    moments.append(Moment(time, left))
             elif not what.startswith("published 0 "):
                 moments.append(Moment(time, [each if each.startswith("host") else "none" for each in owners]))
         figures = dict(re.findall(r"^([a-z ]+): (.+)$", text, re.M))
@@ -132,11 +137,11 @@ def draw(recording: Recording) -> str:
             parts.append(f'<rect class="{owner}" x="{x:g}" y="{y + 3}" width="{width:g}" height="{_ROW - 6}" rx="4"/>')
             if width > 48 and owner != "none":
                 parts.append(f'<text class="owner" x="{x + 6:g}" y="{y + 17}">{owner}</text>')
-    for what, label in (("killed", "host-2 is killed (SIGKILL)"), ("joins", "host-4 joins")):
-        for time, text in recording.story:
-            if what in text and first < time < last:
-                parts.append(f'<path class="event" d="M{at(time):g} {_TOP - 12} V{bottom + 6}"/>')
-                parts.append(f'<text x="{at(time):g}" y="{_TOP - 18}" text-anchor="middle">{escape(label)}</text>')
+    for time, text in recording.story:
+        label = re.match(r"\S+ (was killed \(SIGKILL\)|joins)", text)
+        if label is not None and first < time < last:
+            parts.append(f'<path class="event" d="M{at(time):g} {_TOP - 12} V{bottom + 6}"/>')
+            parts.append(f'<text x="{at(time):g}" y="{_TOP - 18}" text-anchor="middle">{escape(label[0])}</text>')
     parts.append("</g>")
     figures = ("published", "processed", "lost", "duplicates", "time to take over")
     summary = " · ".join(f"{name} {recording.figures[name]}" for name in figures if name in recording.figures)

@@ -1,9 +1,15 @@
-"""How to test your own processor against the local service: `pytest examples`."""
+"""How to test your own processor against the local service: `pytest examples`.
+
+The fixtures come with eventpump: pytest loads its plugin by itself. They need pytest-asyncio, except for the last one:
+`pip install 'eventpump[testing]'`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+
+import pytest
 
 from eventpump import (
     Emulator,
@@ -15,9 +21,8 @@ from eventpump import (
     PartitionContext,
     ReceivedEvent,
 )
-from eventpump.testing.fixtures import eventpump_emulator
-
-__all__ = ["eventpump_emulator"]  # a fixture is found by its name in the module
+from eventpump.emulator.faults import DropConnection, LinkRole
+from eventpump.testing.threaded import EmulatorThread
 
 
 class Collector(EventProcessor):
@@ -34,6 +39,7 @@ class Collector(EventProcessor):
             self.all_here.set()
 
 
+@pytest.mark.asyncio
 async def test_a_processor_sees_every_event(eventpump_emulator: Emulator) -> None:
     """Whatever partition the service chooses, the processor gets the event."""
     connection_string = eventpump_emulator.connection_string
@@ -42,9 +48,36 @@ async def test_a_processor_sees_every_event(eventpump_emulator: Emulator) -> Non
             await producer.send(EventData(f"reading {number}"))
     collector = Collector(expected=10)
     host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
-    async with host:
-        running = asyncio.create_task(host.run())
-        await asyncio.wait_for(collector.all_here.wait(), timeout=30)
-        await host.aclose()
-        await running
+    async with asyncio.timeout(30), host:
+        await host.run(until=collector.all_here.wait())
     assert sorted(collector.bodies) == sorted(f"reading {number}" for number in range(10))
+
+
+@pytest.mark.asyncio
+async def test_a_processor_sees_every_event_over_a_lost_connection(eventpump_emulator: Emulator) -> None:
+    """The service drops the connection in the middle; no event is left out, and none comes twice."""
+    connection_string = eventpump_emulator.connection_string
+    async with EventProducer(connection_string, "telemetry") as producer:
+        await producer.send([EventData(f"reading {number}") for number in range(100)], partition_id="0")
+    fault = eventpump_emulator.faults.add(DropConnection(), role=LinkRole.CONSUMER, partition="0", after=40)
+    collector = Collector(expected=100)
+    host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
+    async with asyncio.timeout(30), host:
+        await host.run(until=collector.all_here.wait())
+    assert fault.fired == 1
+    assert collector.bodies == [f"reading {number}" for number in range(100)]
+
+
+def test_a_program_without_a_loop(eventpump_emulator_thread: EmulatorThread) -> None:
+    """Code that starts its own loop, or is not asyncio at all, finds the service on another thread."""
+
+    async def publish_and_consume(connection_string: str) -> list[str]:
+        async with EventProducer(connection_string, "telemetry") as producer:
+            await producer.send(EventData("reading"))
+        collector = Collector(expected=1)
+        host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
+        async with asyncio.timeout(30), host:
+            await host.run(until=collector.all_here.wait())
+        return collector.bodies
+
+    assert asyncio.run(publish_and_consume(eventpump_emulator_thread.connection_string)) == ["reading"]

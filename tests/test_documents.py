@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
+import inspect
 import re
+import tomllib
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import eventpump
 from docs.api import subjects
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
+from eventpump import (
+    BufferedProducer,
+    EventBatch,
+    EventProcessorHost,
+    PartitionContext,
+    PartitionReader,
+    ReceivedEvent,
+)
 from tests.faults.histories.kinds import KINDS
 from tests.support.pages import is_program, python_blocks
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), ROOT / "benchmarks/README.md", ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
+)
 PROMISES = "## 9. Promises"
 MODULES = "| package | what it is for | modules |"
 
@@ -43,6 +58,38 @@ def test_links_of_documents_lead_to_files_and_headings(path: Path) -> None:
         there = path.parent / file if file else path
         assert there.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in _anchors(there), f"{path.name}: {target}"
+
+
+def test_links_of_readme_lead_to_files_wherever_it_is_shown() -> None:
+    """README is shown outside of the repository too: its links are absolute, below the address that pyproject.toml
+    has, and each names a file or a folder of the repository, and a heading where it names one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    source = project["urls"]["Source"]
+    raw = source.replace("://github.com/", "://raw.githubusercontent.com/")
+    assert all(url == source or url.startswith(f"{source}/") for url in project["urls"].values())
+    targets = re.findall(r"(!?)\[[^\]]+\]\(([^)\s]+)\)", _prose(ROOT / project["readme"]))
+    assert len(targets) > 15
+    for is_picture, target in targets:
+        file, _, anchor = target.partition("#")
+        is_folder = (ROOT / file.removeprefix(f"{source}/tree/main/")).is_dir()
+        base = f"{raw}/main/" if is_picture else f"{source}/{'tree' if is_folder else 'blob'}/main/"
+        assert file.startswith(base), target
+        there = ROOT / file.removeprefix(base)
+        assert there.is_dir() if is_folder else there.is_file(), target
+        assert not anchor or anchor in _anchors(there), target
+
+
+def test_list_of_examples_has_every_example() -> None:
+    """examples/README.md links each program, and those that it says bring a service of their own start one."""
+    text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((\w+\.py)\)", text)
+    assert sorted(linked) == sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    without_service = {"balancing.py", "sources.py"}  # they need none
+    for row in text.splitlines():
+        for name in re.findall(r"\]\((\w+\.py)\)", row):
+            code = (ROOT / "examples" / name).read_text(encoding="utf-8")
+            is_alone = "Emulator" in code or name in without_service
+            assert is_alone == row.endswith("| yes |"), name
 
 
 def _promises() -> list[list[str]]:
@@ -132,7 +179,10 @@ def test_picture_of_the_demo_is_what_the_script_draws() -> None:
     recording = Recording.parse(RECORDING.read_text(encoding="utf-8"))
     assert PICTURE.read_text(encoding="utf-8") == draw(recording), "run python docs/demo.py"
     assert recording.figures["lost"] == "0"
-    assert any("was killed" in text for _, text in recording.story)
+    ((killed_at, text),) = [each for each in recording.story if "was killed" in each[1]]
+    killed = text.split()[0]
+    assert any(killed in moment.owners for moment in recording.moments)
+    assert not any(killed in moment.owners for moment in recording.moments if moment.time >= killed_at)
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -153,6 +203,51 @@ def test_blocks_of_python_compile_and_are_programs_or_of_examples(path: Path) ->
         if not any(_lines(block) in text for text in examples):
             compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert path not in WRITTEN_WHOLE or is_program(block), block
+
+
+_OWNERS: dict[str, type] = {
+    "host": EventProcessorHost,
+    "context": PartitionContext,
+    "producer": BufferedProducer,  # it has the methods of `EventProducer`, and more
+    "batch": EventBatch,
+    "event": ReceivedEvent,
+    "reader": PartitionReader,
+}
+_MIGRATIONS = ["from-azure-eventhub.md", "from-event-processor-host.md", "from-kafka.md"]
+
+
+def _parameters() -> set[str]:
+    """Return the names of all options and parameters of public classes and their methods."""
+    known: set[str] = set()
+    for name in eventpump.__all__:
+        made = getattr(eventpump, name)
+        if isinstance(made, type):
+            known |= set(typing.get_type_hints(made)) if typing.is_typeddict(made) else set()
+            functions = [each for _, each in inspect.getmembers(made, inspect.isfunction)]
+            known |= {each for function in functions for each in inspect.signature(function).parameters}
+    return known
+
+
+@pytest.mark.parametrize("page", _MIGRATIONS)
+def test_names_that_pages_of_migration_promise_exist(page: str) -> None:
+    """What stands in the column of eventpump is public: classes, their methods and attributes, and options."""
+    parameters, checked = _parameters(), 0
+    for row in re.findall(r"^\| (?!-).* \| (.*) \|$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M):
+        for code in re.findall(r"`([^`]+)`", row):
+            code = re.sub(r'"[^"]*"', "", code)
+            for name, attribute in re.findall(r"(?<![\w.$])([A-Z][a-z]\w+)(?:\.(\w+))?", code):
+                checked += 1
+                foreign = {*dir(builtins), "CancelledError"}
+                assert name in eventpump.__all__ or name in foreign, f"{page}: {code}"
+                assert not attribute or hasattr(getattr(eventpump, name), attribute), f"{page}: {code}"
+            for option in re.findall(r"(?<![\w.])([a-z]\w+)=(?!=)", code):
+                checked += 1
+                assert option in parameters, f"{page}: {code}"
+            for owner, attribute in re.findall(r"(?<![\w.])([a-z]+)\.(\w+)", code):
+                if owner in _OWNERS:
+                    checked += 1
+                    assert hasattr(_OWNERS[owner], attribute), f"{page}: {code}"
+    assert checked > 10
 
 
 def test_sessions_of_pages_print_what_they_show() -> None:

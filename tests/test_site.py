@@ -48,6 +48,22 @@ def test_links_of_the_site_lead_to_pages_files_and_anchors(site: Path) -> None:
     assert wrong == []
 
 
+def test_every_page_is_in_the_list_for_language_models(site: Path) -> None:
+    """`llms.txt` has a section per caption and a line per page, with a sentence; `llms-full.txt` has the texts."""
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    assert text.startswith("# eventpump\n\n> ")
+    captions = re.findall(r"^:caption: (.+)$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.M)
+    assert re.findall(r"^## (.+)$", text, re.M) == captions
+    listed = re.findall(r"^- \[.+\]\(([\w/-]+)\.html\): .+$", text, re.M)
+    assert len(listed) == text.count("\n- ")
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(listed) == sorted(pages - {"index"})
+    assert all((site / f"{name}.html").is_file() for name in listed)
+    full = (site / "llms-full.txt").read_text(encoding="utf-8")
+    assert full.count("<!-- ") >= len(listed)
+    assert "Exactly once into a database" in full
+
+
 def test_the_site_has_every_public_name(site: Path) -> None:
     """Each name of `eventpump`, `eventpump.spark` and `eventpump.testing` has an entry."""
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))

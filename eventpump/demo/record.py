@@ -53,9 +53,16 @@ class RecordFile:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Read a file of records. A last line without its end was cut off by a kill, and counts as not written."""
-    with path.open() as lines:
-        for line in lines:
+    """Read a file of records. A last line without its end was cut off by a kill, and counts as not written.
+
+    A host that joined so late that it has not opened its file has no records.
+    """
+    try:
+        file = path.open()
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
             if line.endswith("\n"):
                 partition_id, sequence_number, body, epoch, time = line.split()
                 yield Record(partition_id, int(sequence_number), body, int(epoch), float(time))

@@ -89,7 +89,7 @@ async def test_readme_consumer_prints_and_continues_after_a_restart(
 ) -> None:
     """It prints what was sent, ends on SIGTERM, and started again goes on after what it had processed."""
     program = tmp_path / "consume.py"
-    program.write_text(_block(README, "class Printer"), encoding="utf-8")
+    program.write_text(_block(README, "EventProcessorHost("), encoding="utf-8")
     async with EventProducer(eventpump_emulator.connection_string, HUB) as producer, asyncio.timeout(_LIMIT):
         for text in ("one", "two"):
             await producer.send(EventData(text), partition_id="0")
@@ -117,8 +117,8 @@ async def test_readme_producers_store_what_they_send(eventpump_emulator: Emulato
     partition = output.rpartition(" ")[2].strip()
     stored = [await _stored(eventpump_emulator, str(number)) for number in range(4)]
     everything = sorted(body for bodies in stored for body in bodies)
-    assert everything == sorted(["one", "two", "stored once, whatever is lost on the way", '{"celsius": 21.5}'])
-    assert '{"celsius": 21.5}' in stored[int(partition)]
+    assert everything == sorted(["one", "two", "stored once, whatever is lost on the way", '{"celsius":21.5}'])
+    assert '{"celsius":21.5}' in stored[int(partition)]
 
 
 async def test_publisher_of_the_guide_publishes_each_order_once(eventpump_emulator: Emulator, tmp_path: Path) -> None:

@@ -73,3 +73,8 @@ def test_records_are_read_up_to_a_line_cut_off(tmp_path: Path) -> None:
     assert list(read_records(path)) == [*FIRST, *SECOND]
     path.write_bytes(path.read_bytes()[:-3])
     assert list(read_records(path)) == FIRST
+
+
+def test_a_host_that_joined_too_late_has_no_records(tmp_path: Path) -> None:
+    """On a slow machine the demo ends before its last host has opened its file; that host processed nothing."""
+    assert list(read_records(tmp_path / "records")) == []

@@ -1,0 +1,144 @@
+"""Process events with an identity of Microsoft Entra in place of keys, on one machine or in a cluster.
+
+    pip install azure-identity
+    NAMESPACE=example.servicebus.windows.net HUB=telemetry \
+        STORAGE_URL=https://example.blob.core.windows.net LEASES=leases python examples/with_identity.py
+
+`DefaultAzureCredential` finds the workload identity of a pod, the managed identity of a machine, or the account of
+`az login`. The identity needs the roles Azure Event Hubs Data Receiver on the hub and Storage Blob Data Contributor on
+the container. `examples/kubernetes` runs this program: it answers `/live` and `/ready` on PORT, and ends in order on
+SIGTERM.
+
+In place of the identity, EVENTPUMP_CONNECTION_STRING and STORAGE_CONNECTION_STRING may hold keys. Without NAMESPACE and
+EVENTPUMP_CONNECTION_STRING it starts a local service, which accepts the tokens of a credential of its own, and ends
+after some events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from azure.core.credentials import AccessToken
+from azure.identity.aio import DefaultAzureCredential
+
+from eventpump import (
+    BlobLeaseStore,
+    Emulator,
+    EventData,
+    EventProcessor,
+    EventProcessorHost,
+    EventProducer,
+    HostReport,
+    MemoryLeaseStore,
+    PartitionContext,
+    PartitionsFound,
+    ReceivedEvent,
+)
+from eventpump.emulator.auth import VerifiedToken
+
+HUB = os.environ.get("HUB", "telemetry")
+CONSUMER_GROUP = os.environ.get("CONSUMER_GROUP", "$Default")
+LOCAL_EVENTS = 100
+
+
+class Printer(EventProcessor):
+    """Replace this by what you do with events."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.enough = asyncio.Event()
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        for event in events:
+            print(context.partition_id, event.sequence_number, event.body_as_str(), flush=True)
+        self.events += len(events)
+        if self.events >= LOCAL_EVENTS:
+            self.enough.set()
+
+
+class LocalCredential:
+    """Issues tokens that the local service accepts: a credential, as those of azure-identity, and a verifier."""
+
+    def __init__(self) -> None:
+        self.issued: dict[str, int] = {}
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        expires_at = int(time.time()) + 3600
+        token = f"local.{len(self.issued)}.token"
+        self.issued[token] = expires_at
+        return AccessToken(token, expires_at)
+
+    def verify(self, token: str) -> VerifiedToken | None:
+        expires_at = self.issued.get(token)
+        return None if expires_at is None else VerifiedToken(expires_at)
+
+
+@asynccontextmanager
+async def probes(ready: asyncio.Event, port: int) -> AsyncIterator[None]:
+    async def get_live(request: web.Request) -> web.Response:
+        return web.Response(text="live\n")
+
+    async def get_ready(request: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if ready.is_set() else web.Response(text="starting\n", status=503)
+
+    app = web.Application()
+    app.add_routes([web.get("/live", get_live), web.get("/ready", get_ready)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "0.0.0.0", port)
+        await site.start()
+        print(f"listening on port {site.port}", flush=True)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def main() -> None:
+    processor, ready = Printer(), asyncio.Event()
+
+    def watch(report: HostReport) -> None:
+        if isinstance(report, PartitionsFound):  # the lease store is open, and the hub has answered
+            ready.set()
+
+    common: dict[str, Any] = {"processor": processor, "consumer_group": CONSUMER_GROUP, "hooks": [watch]}
+    async with AsyncExitStack() as stack:
+        connection_string, namespace = os.environ.get("EVENTPUMP_CONNECTION_STRING"), os.environ.get("NAMESPACE")
+        until = None
+        if connection_string is None and namespace is None:
+            credential = LocalCredential()
+            service = await stack.enter_async_context(Emulator({HUB: 4}, token_verifier=credential.verify))
+            without_key = f"Endpoint=sb://{service.host}:{service.port};UseDevelopmentEmulator=true"
+            async with EventProducer(without_key, HUB, credential=credential) as producer:
+                for number in range(LOCAL_EVENTS):
+                    await producer.send(EventData(f"reading {number}"))
+            host = EventProcessorHost(without_key, HUB, credential=credential, lease_store=MemoryLeaseStore(), **common)
+            until = processor.enough.wait()
+        elif connection_string is not None:
+            leases = BlobLeaseStore(
+                os.environ.get("LEASES", "leases"), connection_string=os.environ["STORAGE_CONNECTION_STRING"]
+            )
+            host = EventProcessorHost(connection_string, HUB, lease_store=leases, **common)
+        else:
+            # It is closed after the host, which uses it to the end.
+            identity = await stack.enter_async_context(DefaultAzureCredential())
+            leases = BlobLeaseStore(
+                os.environ.get("LEASES", "leases"), account_url=os.environ["STORAGE_URL"], credential=identity
+            )
+            host = EventProcessorHost(
+                hub=HUB, fully_qualified_namespace=namespace, credential=identity, lease_store=leases, **common
+            )
+        await stack.enter_async_context(probes(ready, int(os.environ.get("PORT", "8080"))))
+        async with host:
+            await host.run(handle_signals=True, until=until)
+    print(f"processed {processor.events} events", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
