@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
-from typing import Any
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.consumer.feed import FeedCursor, FeedStream, PartitionFeed
@@ -192,14 +191,15 @@ class MemberFeed:
         """What management said since then, where it was asked."""
         return None if self._feed is None else self._feed.look
 
-    def take(self, limit: int) -> list[ReceivedEvent]:
+    def take(self, limit: int) -> Sequence[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""
         cursor = self._cursor
         if self._unprocessed is not None:
             self._processed()
         if cursor is None:
-            return []
-        if isinstance(cursor, FeedStream):
+            return ()
+        if self.selection is not None:
+            assert isinstance(cursor, FeedStream)
             events = self._take_matching(cursor, limit)
         elif events := cursor.take(limit):
             if self._skip_below is not None:
@@ -213,9 +213,21 @@ class MemberFeed:
             self._shared.rejoin(self)
         return events
 
+    def processed(self) -> bool:
+        """Record that what was taken is processed, as the next `take` does.
+
+        Returns:
+            Whether it is known that there is nothing to take: `take` need not be called before `wait`.
+        """
+        cursor = self._cursor
+        if cursor is None or self.selection is not None or self.has_own_link:
+            return False
+        cursor.processed()
+        return not cursor.available
+
     def _skip(
-        self, cursor: FeedCursor[ReceivedEvent], events: list[ReceivedEvent], limit: int, below: int
-    ) -> list[ReceivedEvent]:
+        self, cursor: FeedCursor[ReceivedEvent], events: Sequence[ReceivedEvent], limit: int, below: int
+    ) -> Sequence[ReceivedEvent]:
         """Take on until events are there that this subscription has not had.
 
         Args:
@@ -239,7 +251,7 @@ class MemberFeed:
         self._is_waiting = is_waiting
         self.calls.link_changed()
 
-    def _take_matching(self, cursor: FeedStream[ReceivedEvent], limit: int) -> list[ReceivedEvent]:
+    def _take_matching(self, cursor: FeedStream[ReceivedEvent], limit: int) -> Sequence[ReceivedEvent]:
         """Take what belongs to the stream; an event for which its function failed alone, and then `doubt` is why."""
         events = cursor.take(limit)
         self._doubt = cursor.stream.doubt
@@ -291,16 +303,15 @@ class MemberFeed:
         if self._stream is not None:
             self._stream.wake_after(count)
 
-    def wait(self, timeout: float | None) -> Coroutine[Any, Any, bool]:
+    def wait(self, timeout: float | None) -> Awaitable[bool]:
         """Wait until there may be something to take, reading has ended, or `wake` is called. One caller at a time.
 
         Args:
             timeout: Seconds; None for as long as it takes.
 
         Returns:
-            False where the time ran out. Cancelled, nothing is lost.
+            To be awaited at once: False where the time ran out. Cancelled, nothing is lost.
         """
-        # No coroutine of its own around that of the cursor: this is called for each batch.
         if self._cursor is not None and self._error is None:
             return self._cursor.wait(timeout)
         return self._wait_for_feed(timeout)
@@ -584,7 +595,6 @@ class SharedPartition:
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
         self._room = max(1, settings.prefetch_events // 4)
-        self._free_events = settings.prefetch_events * FREE_AT
         self._looks: deque[_Look] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
@@ -721,17 +731,17 @@ class SharedPartition:
 
     def observe(self) -> None:
         """Find out which member holds the others back. Called when one of several has read, or has left."""
-        feed, held_back = self._feed, False
-        room_in_bytes = self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
+        feed = self._feed
         for member in self._own.values():
+            room_in_bytes = self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
             if member.pinned > self._room or member.pinned_bytes > room_in_bytes // 4:
                 self._unpin(member)
-        if feed is not None and len(self._members) > 1:
-            held_back = feed.events_held > self._free_events or feed.bytes_held > room_in_bytes * FREE_AT
+        held_back = feed is not None and len(self._members) > 1 and feed.is_filled(FREE_AT)
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
-        room = self._settings.prefetch_events, room_in_bytes
+        settings = self._settings
+        room = settings.prefetch_events, settings.prefetch_bytes if feed is None else feed.room_in_bytes
         now = asyncio.get_running_loop().time()
         for member in list(self._members.values()):
             held = member.pressure.observe(member.held if held_back else (0, 0), room, now)
@@ -1094,7 +1104,7 @@ def _number_at(beginning: Beginning) -> int | None:
     return first_number(beginning.position, None) if beginning.expected is None else beginning.expected
 
 
-def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
+def _from(events: Sequence[ReceivedEvent], number: int) -> Sequence[ReceivedEvent]:
     """Return the events from a sequence number on. One whose number cannot be read counts as its successor does."""
     for index in range(len(events) - 1, -1, -1):
         with suppress(EventError):
@@ -1103,14 +1113,14 @@ def _from(events: list[ReceivedEvent], number: int) -> list[ReceivedEvent]:
     return events
 
 
-def _reaches(events: list[ReceivedEvent], number: int) -> bool:
+def _reaches(events: Sequence[ReceivedEvent], number: int) -> bool:
     """Return whether the event after these is known to have a sequence number, or a later one."""
     with suppress(EventError):
         return events[-1].sequence_number + 1 >= number
     return False
 
 
-def _last_of(events: list[ReceivedEvent]) -> list[ReceivedEvent]:
+def _last_of(events: Sequence[ReceivedEvent]) -> list[ReceivedEvent]:
     """Return the last event whose place can be read, if there is one."""
     for event in reversed(events):
         try:

@@ -511,7 +511,7 @@ class StreamCursor(Generic[_T]):
             self.alarm = position
             self._index.wake_at(self, position)
 
-    def read(self, limit: int) -> list[_T]:
+    def read(self, limit: int) -> Sequence[_T]:
         """Read the next items, at most `limit`; none beyond a gap that was not taken.
 
         What was read before counts as processed then. One that is in doubt is read alone, and `doubt` is why. If the

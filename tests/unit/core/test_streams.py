@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pytest
@@ -133,7 +133,7 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         self.plain: dict[int, tuple[Cursor[Item], int]] = {}
         self.streams: dict[int, Reader] = {}
         self.count = 0
-        self.hands: dict[int, list[Item]] = {}
+        self.hands: dict[int, Sequence[Item]] = {}
         """What each cursor has read last and not processed, of closed ones, too."""
         self.left: dict[int, Cursor[Item] | StreamCursor[Item]] = {}
         """Closed cursors that may have something in hand."""
@@ -225,7 +225,7 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         assert len(found) <= limit
         doubtful = [each for each in found if reader.fails_for(each)]
         assert (cursor.doubt is not None) == (len(doubtful) == 1)
-        assert not doubtful or found == doubtful
+        assert not doubtful or list(found) == doubtful
         if doubtful:
             with pytest.raises((OddError, TypeError)):
                 cursor.selection.matches(found[0])
@@ -302,7 +302,7 @@ class StreamsAgainstModel(RuleBasedStateMachine):
         for reader in self.streams.values():
             reader.expected = []
 
-    def _check_shared(self, found: list[Item]) -> None:
+    def _check_shared(self, found: Sequence[Item]) -> None:
         """Check that all cursors get the same object of an item, while a stream may read it too."""
         if not self.streams or len(self.plain) + len(self.streams) < 2:
             return
