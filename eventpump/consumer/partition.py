@@ -9,9 +9,9 @@ from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.member import MemberFeed
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
-from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges
