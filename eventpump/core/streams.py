@@ -65,6 +65,19 @@ def is_plain_function(function: object) -> bool:
     return not any(check(each) for check in checks for each in called)
 
 
+def takes_one_argument(function: Callable[..., object]) -> bool:
+    """Return whether a function can be called with one argument; also if only calling it would show that."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
 def _as_bool(result: object) -> bool:
     _refuse_awaitable(result)
     return bool(result)

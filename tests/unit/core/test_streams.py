@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from eventpump.core.cache import Cursor, EventCache
-from eventpump.core.streams import Selection, StreamCursor, is_plain_function
+from eventpump.core.streams import Selection, StreamCursor, is_plain_function, takes_one_argument
 
 
 class Item:
@@ -556,3 +556,11 @@ def test_a_checkpoint_does_not_pass_missing_numbers_before_they_are_taken() -> N
     assert _passed(stream) is None
     assert stream.take_missing() == [(2, 4)]
     assert _passed(stream) == 5
+
+
+def test_functions_that_take_one_argument_are_told_from_others() -> None:
+    """Those that cannot be called with an event are found without a call; what has no signature passes."""
+    taking: list[Callable[..., Any]] = [_key, lambda event, limit=3: True, lambda *events: True, str, len, "x".count]
+    assert all(map(takes_one_argument, taking))
+    refused: list[Callable[..., Any]] = [lambda: True, lambda event, limit: True, lambda event, *, limit: True]
+    assert not any(map(takes_one_argument, refused))
