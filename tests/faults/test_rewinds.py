@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -49,8 +50,8 @@ class Asked:
 
     Attributes:
         done: The partitions that it returned; None if it did not return.
-        began: When the call began, in seconds since the Unix epoch.
-        ended: When it returned.
+        began: When it began, in seconds since the Unix epoch.
+        ended: When it ended.
         held: How many events each partition had before the call.
     """
 
@@ -204,7 +205,7 @@ class Fleet:
 
     async def ask(self, host: str, call: str, name: str, *given: int) -> asyncio.Task[None]:
         """Ask a host for something. Return what waits for its answer, or its end."""
-        asked = Asked(host, call, name, given, self.end)
+        asked = Asked(host, call, name, given, self.end, began=time.time())
         number = len(self.asked)
         self.asked.append(asked)
         child = self._stage.children[host]
@@ -214,13 +215,14 @@ class Fleet:
             try:
                 found = await child.line(f"(done|refused) {number} (.*)")
             except ChildEndedError:
+                asked.ended = time.time()
                 return
             if found[1] == "done":
                 began, ended, *done = found[2].split()
                 asked.began, asked.ended, asked.done = float(began), float(ended), tuple(done)
             else:
-                # It may have been stored before the partition was given up.
-                asked.done = None
+                # A seek may have been stored before the partition was given up.
+                asked.ended = time.time()
 
         task = asyncio.create_task(answer())
         self._answers.add(task)
