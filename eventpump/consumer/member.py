@@ -175,16 +175,16 @@ class MemberFeed:
         return events
 
     def processed(self) -> bool:
-        """Record that what was taken is processed, as the next `take` does.
+        """Record that what was taken is processed, as the next `take` does, if there is nothing to take.
 
         Returns:
-            Whether it is known that there is nothing to take: `take` need not be called before `wait`.
+            Whether that is known: `take` need not be called before `wait`.
         """
         cursor = self._cursor
-        if cursor is None or self.selection is not None or self.has_own_link:
+        if cursor is None or cursor.available or self.selection is not None or self.has_own_link:
             return False
         cursor.processed()
-        return not cursor.available
+        return True
 
     def _skip(
         self, cursor: FeedCursor[ReceivedEvent], events: Sequence[ReceivedEvent], limit: int, below: int
