@@ -72,9 +72,19 @@ class FanTally:
         events: How many events, each counted once, to measure over; the first and last 20th of them are left out.
         available: How many there are, over all partitions.
         kind: Of the canned service's events.
+        begins_anywhere: Whether the first event of a partition may be any of them.
     """
 
-    def __init__(self, consumers: int, partitions: int, events: int, available: int, kind: str) -> None:
+    def __init__(
+        self,
+        consumers: int,
+        partitions: int,
+        events: int,
+        available: int,
+        kind: str,
+        *,
+        begins_anywhere: bool = False,
+    ) -> None:
         deliveries = events * consumers
         self._meter = Meter(deliveries // 20, deliveries - deliveries // 20)
         self._consumers = consumers
@@ -82,7 +92,7 @@ class FanTally:
         self._deliveries = deliveries
         self._left = available * consumers
         self._check = checker(kind)
-        self._gaps = [Gaps(FIRST_SEQUENCE_NUMBER) for _ in range(consumers)]
+        self._gaps = [Gaps(None if begins_anywhere else FIRST_SEQUENCE_NUMBER) for _ in range(consumers)]
         self._is_steady = False
 
     def add(

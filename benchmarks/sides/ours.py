@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
@@ -50,6 +53,11 @@ from eventpump.reports import HostReport, PumpStarted
 
 _T = TypeVar("_T")
 Options = dict[str, Any]
+
+_REPLAYED = 32
+"""How many batches a handler is called with again, to measure what it costs by itself."""
+_REPLAYS = 15
+"""How many times with each of them."""
 
 
 # ----------------------------------------------------------------------------------------------------- filling
@@ -165,8 +173,12 @@ class _Fanned(EventProcessor):
         self._tally = tally
         self._reads = reads
         self._stop = stop
+        self.newest: deque[tuple[PartitionContext, Sequence[ReceivedEvent]]] = deque(maxlen=_REPLAYED)
+        """The newest batches."""
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        if not self._consumer:
+            self.newest.append((context, events))
         place = self._consumer, context.partition_id, events[0].sequence_number
         if not self._reads:
             is_enough = self._tally.add_unread(*place, events[-1].sequence_number, len(events))
@@ -208,12 +220,61 @@ async def fanout(
         failure_policy="stop",
         **(options or {}),
     )
+    processors = [_Fanned(consumer, tally, reads, host.stop) for consumer in range(consumers)]
     async with host:
-        for consumer in range(consumers):
-            processor = _Fanned(consumer, tally, reads, host.stop)
+        for consumer, processor in enumerate(processors):
             await host.subscribe(f"consumer-{consumer}", processor, start="earliest", catch_up="shared")
         await host.run()
-    return tally.result()
+    newest = processors[0].newest
+    return {**tally.result(), "handlers": consumers * _cost_of_handler(newest, partitions, available, reads, kind)}
+
+
+def _cost_of_handler(
+    batches: Collection[tuple[PartitionContext, Sequence[ReceivedEvent]]],
+    partitions: int,
+    available: int,
+    reads: bool,
+    kind: str,
+) -> float:
+    """Return what one handler costs by itself for each event, in microseconds: called with a batch again, in a loop.
+
+    The events are decoded by then, and in the processor's caches, as for all but the first of several subscriptions.
+    """
+    costs = []
+    for context, events in batches:
+        tallies = [FanTally(2, partitions, available, available, kind, begins_anywhere=True) for _ in range(_REPLAYS)]
+        handlers = [_Fanned(1, tally, reads, _no_stop) for tally in tallies]
+        began = 0.0
+        for handler in handlers:
+            # The first call only reads the events into the processor's caches.
+            began = began if handler is not handlers[1] else time.process_time()
+            with suppress(StopIteration):
+                handler.process_events(context, events).send(None)
+        costs.append((time.process_time() - began) / (_REPLAYS - 1) / len(events))
+    return statistics.median(costs) * 1e6
+
+
+def _no_stop() -> None:
+    pass
+
+
+async def fanout_pair(first: int, second: int, **arguments: Any) -> dict[str, float]:
+    """Run `fanout` with one number of subscriptions and then with another, in the same process.
+
+    Args:
+        first: How many there are first.
+        second: How many then.
+        arguments: The others of `fanout`.
+
+    Returns:
+        For each number the cost of an event published before the handlers, and that of the handlers by themselves.
+    """
+    found: dict[str, float] = {}
+    for consumers in (first, second):
+        figures = await fanout(consumers=consumers, **arguments)
+        found[f"{consumers} handlers"] = figures["handlers"]
+        found[f"{consumers}"] = figures["cost"] - figures["handlers"]
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- sending

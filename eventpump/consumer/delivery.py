@@ -17,6 +17,7 @@ from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.requests import Requests
 from eventpump.consumer.rewind import Rewinding
 from eventpump.consumer.tenure import Tenure
+from eventpump.core.pump_state import PumpState
 from eventpump.core.starts import retained_from
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import DataLost
@@ -61,9 +62,10 @@ class Delivery:
         settings = self._settings
         life, requests, limit = self._life, self._requests, settings.max_batch_size
         dispatch = self._dispatch = self._make_dispatch(partition)
+        is_empty = False
         while life.reason is None:
             feed = partition.feed
-            if life.is_suspended:
+            if life.state is PumpState.SUSPENDED:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._tenure.ending.wait()
                 return
@@ -73,7 +75,8 @@ class Delivery:
             if feed.selection is not None and not await self._passes_missing(partition, dispatch):
                 partition = await self._restart(partition, dispatch)
                 continue
-            events = partition.take(limit)
+            events = () if is_empty else partition.take(limit)
+            is_empty = False
             if events:
                 partition.in_hand += len(events)
                 if feed.selection is not None and self._requests.drains and has_place(events[0]):
@@ -87,7 +90,8 @@ class Delivery:
                     before, partition = partition, await self._rewinding.obey(partition, dispatch)
                     if partition is not before:
                         break
-                if feed.available:
+                is_empty = feed.processed()
+                if not is_empty:
                     # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
             elif feed.error is not None:
@@ -97,7 +101,10 @@ class Delivery:
                     )
                     return
                 partition = await self._restart(partition, dispatch)
-            elif not await self._news_of(partition) and self._tenure.may_deliver():
+            elif (
+                not await (feed.wait(settings.max_wait_time) if feed.selection is None else self._news_of(partition))
+                and self._tenure.may_deliver()
+            ):
                 self._reading.waited(feed)
                 if requests.drains:
                     await self._drain_past_lost(partition, dispatch)
@@ -131,13 +138,11 @@ class Delivery:
         return True
 
     def _news_of(self, partition: OpenPartition) -> Awaitable[bool]:
-        """Return a wait for events, false where none came for long. Of a stream, record how far it has come."""
-        feed = partition.feed
-        if feed.selection is not None:
-            drains = self._requests.drains
-            partition.note_passed(is_drained=bool(drains))
-            if drains:
-                self._requests.processed(partition.next_number(drains[-1].facts))
+        """Record how far a stream has come. Return a wait for its events, false where none came for long."""
+        feed, drains = partition.feed, self._requests.drains
+        partition.note_passed(is_drained=bool(drains))
+        if drains:
+            self._requests.processed(partition.next_number(drains[-1].facts))
         return feed.wait(self._settings.max_wait_time)
 
     def stop(self) -> None:

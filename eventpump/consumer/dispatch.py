@@ -7,7 +7,7 @@ from typing import Protocol
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.handler import Call, HandlerRunner
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.requests import Requests
@@ -88,6 +88,8 @@ class SerialDispatch:
         self._failing = failing
         self._failures = failing.failures
         self._held_back: asyncio.Future[None] | None = None
+        # All its batches are processed in one task, one after the other.
+        self._call: Call | None = None
 
     @property
     def in_hand(self) -> int:
@@ -110,8 +112,11 @@ class SerialDispatch:
         tracker, processor, context = partition.tracker, partition.processor, self._context
         ledger = self._turns.ledger
         # An event whose place cannot be read is covered by the checkpoint of a later one.
-        last = next(filter(has_place, reversed(events)), None)
+        last = events[-1] if events and has_place(events[-1]) else next(filter(has_place, reversed(events)), None)
         is_replay = partition.replayed.is_running
+        call = self._call
+        if call is None:
+            call = self._call = self._runner.call("process_events")
         while self._tenure.may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
@@ -126,7 +131,7 @@ class SerialDispatch:
                         context.last_delivered = last
                         if not is_replay:
                             tracker.events_delivered(last, is_again=is_narrowed)
-                    await self._runner.run_batch(processor.process_events, context, events)
+                    await self._runner.run_batch(call, processor.process_events, context, events)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()

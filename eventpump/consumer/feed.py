@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Generic, NoReturn, TypeVar
@@ -212,6 +212,13 @@ class PartitionFeed(Generic[_T]):
         if self.account is None or self._budget is None or self._budget.is_ample:
             return most
         return max(1, min(most, self.account.room))
+
+    def is_filled(self, share: float) -> bool:
+        """Return whether the cache holds more than a share of what it may hold now, in events or in bytes."""
+        cache, settings, budget = self._cache, self._settings, self._budget
+        # Most of the time the room need not be asked for: this is called several times for each batch.
+        room = settings.prefetch_bytes if budget is None or budget.is_ample else self.room_in_bytes
+        return cache.count > settings.prefetch_events * share or cache.size > room * share
 
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
@@ -564,10 +571,11 @@ class FeedCursor(Generic[_T]):
         """Messages, and their bytes, that only this cursor has not read yet."""
         return self._cursor.held
 
-    def take(self, limit: int) -> list[_T]:
+    def take(self, limit: int) -> Sequence[_T]:
         """Take what is there, at most `limit` messages; empty where nothing is.
 
-        What was taken before counts as processed then.
+        What was taken before counts as processed then. The only cursor gets a list of its own; of several each may get
+        the same tuple.
         """
         feed, cache = self._feed, self._cache
         held, in_hand = cache.count, cache.in_hand
@@ -586,40 +594,45 @@ class FeedCursor(Generic[_T]):
 
     def processed(self) -> None:
         """Record that what was taken is processed. Also after the cursor was closed; calling it twice is fine."""
-        if self._cursor.processed():
+        cache = self._cache
+        in_hand = cache.in_hand
+        self._cursor.processed()
+        if cache.in_hand != in_hand:
+            # Of several cursors that have the same in hand only the last one to process it makes room.
             self._feed.processed()
 
-    async def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | None) -> asyncio.Future[bool]:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.
 
         Args:
             timeout: Seconds; None for as long as it takes.
 
         Returns:
-            False where the time ran out. Cancelled, nothing is lost.
+            To be awaited at once: False where the time ran out. Cancelled, nothing is lost.
         """
-        if self._cursor.available or self._feed.error is not None:
-            return True
+        # No coroutine around the future: this is called for each batch.
         loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        if self._cursor.available or self._feed.error is not None:
+            waiter.set_result(True)
+            return waiter
+        self._waiter = waiter
         if timeout is not None:
             # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
-            self._wait_until = loop.time() + timeout
-            if self._timer is None or self._timer_at > self._wait_until:
+            until = self._wait_until = loop.time() + timeout
+            if self._timer is None or self._timer_at > until:
                 self._set_timer()
         else:
             self._wait_until = float("inf")
-        try:
-            found: bool = await waiter
-            return found
-        finally:
-            self._waiter = None
+        return waiter
 
     def wake(self) -> None:
         """End a wait."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(True)
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(True)
 
     def end(self) -> None:
         """End a wait, and its timer: the feed is closed, or the cursor."""
@@ -642,7 +655,7 @@ class FeedCursor(Generic[_T]):
 
     def _time_is_up(self) -> None:
         self._timer = None
-        if self._waiter is None:
+        if self._waiter is None or self._waiter.done():
             return
         if asyncio.get_running_loop().time() < self._wait_until:
             if self._wait_until != float("inf"):

@@ -79,6 +79,7 @@ class HandlerRunner:
         # What only this process measures goes by the loop's clock: it costs less to read than the one that leases go
         # by, and stands still while the machine is suspended, as timers and handlers do.
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         # In their order, which the order in which they are cancelled follows.
         self._calls: dict[Call, None] = {}
         self._batch: object | None = None
@@ -128,21 +129,13 @@ class HandlerRunner:
         if self._slow_timer is not None:
             self._slow_timer.cancel()
 
-    def run_batch(self, method: Callable[..., Awaitable[None]], *args: object) -> Coroutine[Any, Any, None]:
-        """Run `process_events`, as `run` does, so that `is_in_batch` is true in it."""
-        # No coroutine of its own around that of `run`: this is called for each batch.
-        return self.run("process_events", method, *args, is_batch=True)
-
-    async def run(
-        self, operation: str, method: Callable[..., Awaitable[None]], *args: object, is_batch: bool = False
-    ) -> None:
+    async def run(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
         """Run a method of the processor in the current task.
 
         Args:
             operation: The name of the method.
             method: What to call and await.
             *args: Its arguments.
-            is_batch: Whether `is_in_batch` is true in it.
 
         Raises:
             PumpEndedError: A deadline cancelled it.
@@ -150,7 +143,22 @@ class HandlerRunner:
                 `RuntimeError`, so that the failure policy applies to it.
             KeyboardInterrupt, SystemExit: As raised.
         """
-        call = self.call(operation)
+        await self._run(self.call(operation), method, args)
+
+    def run_batch(self, call: Call, method: Callable[..., Awaitable[None]], *args: object) -> Coroutine[Any, Any, None]:
+        """Run `process_events`, as `run` does, so that `is_in_batch` is true in it.
+
+        Args:
+            call: A call of the current task that does not run. One is enough for all batches that follow each other.
+            method: As of `run`.
+            *args: As of `run`.
+        """
+        # No coroutine of its own around that of `_run`: this is called for each batch.
+        return self._run(call, method, args, is_batch=True)
+
+    async def _run(
+        self, call: Call, method: Callable[..., Awaitable[None]], args: tuple[object, ...], *, is_batch: bool = False
+    ) -> None:
         self.began(call)
         raised: BaseException | None = None
         outer = None
@@ -161,8 +169,10 @@ class HandlerRunner:
         try:
             work = method(*args)
             if not isinstance(work, CoroutineType | Awaitable):
-                raise TypeError(f"{operation} gave a {type(work).__name__} to await: it must be a coroutine function")
-            await self.watched(work)
+                raise TypeError(
+                    f"{call.operation} gave a {type(work).__name__} to await: it must be a coroutine function"
+                )
+            await Watched(work, self._now, self._blocked_after, self._blocked, self._stepped)
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
             raise
@@ -172,7 +182,7 @@ class HandlerRunner:
             if outer is not None:
                 _RUNNING_BATCH.reset(outer)
                 self._batch = None
-        self.ended(call)
+        del self._calls[call]
         if call.is_late or call.task.cancelling():
             await self.take_cancellation_back()
         if raised is None:
@@ -202,8 +212,8 @@ class HandlerRunner:
 
     def began(self, call: Call) -> None:
         """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow."""
-        call.began = self._loop.time()
-        call.slow_at = call.began + self._timeout
+        began = call.began = self._now()
+        call.slow_at = began + self._timeout
         call.is_late = call.is_timed_out = False
         self._calls[call] = None
         if self._slow_timer is None:
@@ -220,7 +230,7 @@ class HandlerRunner:
             work: The work.
             waits: Called whenever the work begins to wait.
         """
-        return Watched(work, self._loop.time, self._blocked_after, self._blocked, self._stepped, waits)
+        return Watched(work, self._now, self._blocked_after, self._blocked, self._stepped, waits)
 
     async def take_cancellation_back(self) -> None:
         """Remove every request to cancel the current task: it was meant for code that has ended.

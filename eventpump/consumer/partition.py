@@ -9,9 +9,9 @@ from datetime import datetime
 
 from eventpump.consumer.checkpoints import CheckpointWriter
 from eventpump.consumer.continuity import ContinuityCheck
+from eventpump.consumer.member import MemberFeed
 from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
-from eventpump.consumer.sharing import MemberFeed
 from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges
@@ -133,6 +133,7 @@ class OpenPartition:
     def take(self, limit: int) -> tuple[ReceivedEvent, ...]:
         """Take the next events, at most `limit`. One that may not belong to the stream is taken alone."""
         feed = self.feed
+        # Of several subscriptions that keep pace each gets the very same tuple.
         events = tuple(feed.take(limit))
         if feed.selection is not None and (doubt := feed.take_doubt()) is not None:
             self.doubts[events[0]] = doubt
@@ -147,7 +148,8 @@ class OpenPartition:
         """
         self.in_hand -= count
         if last is not None:
-            passed = self.feed.count_passed(is_to_end=False)
+            feed = self.feed
+            passed = None if feed.selection is None else feed.count_passed(is_to_end=False)
             self.tracker.events_handled(last, count if passed is None else passed, asyncio.get_running_loop().time())
             self.save_due_checkpoint()
 
@@ -177,7 +179,7 @@ class OpenPartition:
         """Write the checkpoint that the policy wants now, and set a timer for the one it wants later."""
         if not self.tracker.is_settled:
             self.writer.kick()
-        if self._due_timer is None and not self.life.is_ending and (deadline := self.tracker.deadline) is not None:
+        if self._due_timer is None and self.life.reason is None and (deadline := self.tracker.deadline) is not None:
             self._due_timer = asyncio.get_running_loop().call_at(deadline, self._due)
 
     def _due(self) -> None:

@@ -196,7 +196,7 @@ class PartitionReader:
         while not self._is_at_end:
             feed, cursor = self._feed, self._cursor
             # Held until it is returned: a call that is cancelled while it asks the service loses nothing.
-            messages = self._held = self._held or cursor.take(max_messages)
+            messages = self._held = self._held or list(cursor.take(max_messages))
             if messages:
                 if not self._follows(messages):
                     try:

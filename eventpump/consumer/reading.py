@@ -13,6 +13,7 @@ from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import (
     BEYOND_END_PAUSE,
     Beginning,
@@ -24,7 +25,7 @@ from eventpump.consumer.opening import (
 from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.requests import Seek
-from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
+from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.tenure import Tenure

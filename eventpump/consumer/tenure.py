@@ -17,7 +17,7 @@ from eventpump.consumer.subscriptions import Subscription
 from eventpump.consumer.turns import Turns
 from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
-from eventpump.core.pump_state import CloseReason, PumpLife
+from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Reporter, UnexpectedFailure
@@ -113,7 +113,7 @@ class Tenure:
     def may_deliver(self) -> bool:
         """Return whether a batch may be delivered now."""
         life = self.life
-        return life.reason is None and not life.is_suspended and self.is_lease_valid()
+        return life.reason is None and life.state is not PumpState.SUSPENDED and self.is_lease_valid()
 
     def goes_on(self) -> bool:
         """Return whether the pump neither ends nor has lost its link to another reader."""

@@ -26,7 +26,7 @@ class _Chunk(Generic[_T]):
     def __init__(self, raw: list[bytes], size: int) -> None:
         self.raw = raw
         self.size = size
-        self.items: list[_T] | None = None
+        self.items: tuple[_T, ...] | None = None
 
 
 class _Hand:
@@ -41,10 +41,8 @@ class _Hand:
 
     __slots__ = ("first", "pieces", "size", "until")
 
-    def __init__(self, first: int, until: int) -> None:
-        self.first = first
-        self.until = until
-        self.size = 0
+    def __init__(self) -> None:
+        self.first = self.until = self.size = 0
         self.pieces: list[Piece] = []
 
 
@@ -92,7 +90,7 @@ class EventCache(Generic[_T]):
         self._chunks: deque[_Chunk[_T]] = deque()
         self._cursors: list[Cursor[_T]] = []
         self._start = 0
-        self._hands: dict[Cursor[_T], _Hand] = {}
+        self._hands: dict[_Hand, None] = {}
         self.count = 0
         """Messages held."""
         self.size = 0
@@ -146,7 +144,7 @@ class EventCache(Generic[_T]):
     def _append_routed(self, index: StreamIndex[_T], batch: list[bytes], size: int) -> Iterable[StreamCursor[_T]]:
         """Add a batch, and give its items to the streams."""
         count = len(batch)
-        items = self._wrap(list(batch))
+        items = tuple(self._wrap(list(batch)))
         # It calls the user's functions, which may close cursors: nothing is changed before.
         matches, woken = index.route(items, batch, self.end)
         self.count += count
@@ -159,7 +157,7 @@ class EventCache(Generic[_T]):
         last = chunks[-1] if chunks else None
         if last is not None and last.items is not None and len(last.raw) + count <= _COALESCE:
             last.raw.extend(batch)
-            last.items.extend(items)
+            last.items += items
             last.size += size
             return woken
         for first in range(0, count, _SHARED_CHUNK):
@@ -273,7 +271,7 @@ class EventCache(Generic[_T]):
         position = self._start
         for chunk in self._chunks:
             if chunk.items is None:
-                chunk.items = self._wrap(list(chunk.raw))
+                chunk.items = tuple(self._wrap(list(chunk.raw)))
             for item, raw in zip(chunk.items, chunk.raw, strict=True):
                 yield position, item, len(raw)
                 position += 1
@@ -289,22 +287,21 @@ class EventCache(Generic[_T]):
         for cursor in self._cursors:
             cursor.position = self._start
 
-    def _read(self, cursor: Cursor[_T], limit: int) -> list[_T]:
-        hand = self._hands.pop(cursor, None)
-        if hand is not None:
-            self.processed(hand.size, hand.pieces)
-        first = cursor.position
-        there = self.end - first
+    def _read(self, cursor: Cursor[_T], limit: int) -> Sequence[_T]:
+        hand, first = cursor.hand, cursor.position
+        if hand in self._hands:
+            self._release(hand)
+        there = self._start + self.count - self._behind - first
         if not there:
-            return []
-        self._hands[cursor] = _Hand(first, first + (limit if limit < there else there))
+            return ()
+        hand.first, hand.until = first, first + (limit if limit < there else there)
+        self._hands[hand] = None
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
-            taken = self._take(limit)
-            cursor.position += len(taken)
-            return taken
-        found: list[_T] = []
-        skip = cursor.position - self._start
+            cursor.position = hand.until
+            return self._take(limit)
+        found: tuple[_T, ...] = ()
+        skip = first - self._start
         is_last = not skip
         for chunk in self._chunks:
             if skip >= len(chunk.raw):
@@ -312,13 +309,14 @@ class EventCache(Generic[_T]):
                 continue
             items = chunk.items
             if items is None:
-                items = chunk.items = self._wrap(list(chunk.raw))
+                items = chunk.items = tuple(self._wrap(list(chunk.raw)))
+            # The chunk's own tuple if all of it is read: cursors that keep pace get the very same one.
             part = items[skip : skip + limit - len(found)]
             found = found + part if found else part
             skip = 0
             if len(found) == limit:
                 break
-        cursor.position += len(found)
+        cursor.position = hand.until
         if is_last:
             self._purge()
         return found
@@ -339,9 +337,8 @@ class EventCache(Generic[_T]):
                 raw = self._cut(head, room)
                 if items is not None:
                     head.items, items = items[room:], items[:room]
-            if items is None:
-                items = self._wrap(raw)
-            taken = taken + items if taken else items
+            part = self._wrap(raw) if items is None else list(items)
+            taken = taken + part if taken else part
         return taken
 
     def _purge(self) -> None:
@@ -363,7 +360,7 @@ class EventCache(Generic[_T]):
                 count = passed
                 self._cut(head, count)
                 if head.items is not None:
-                    del head.items[:count]
+                    head.items = head.items[count:]
             passed -= count
 
     def _cut(self, head: _Chunk[_T], count: int) -> list[bytes]:
@@ -421,7 +418,7 @@ class EventCache(Generic[_T]):
         until = self._start
         hands: list[_Hand] = []
         edges: set[int] = set()
-        for hand in self._hands.values():
+        for hand in self._hands:
             if hand.first < until and hand.until > first:
                 hands.append(hand)
                 if hand.first > first:
@@ -454,12 +451,13 @@ class EventCache(Generic[_T]):
         for hand in hands:
             hand.pieces.append(piece)
 
-    def _processed(self, cursor: Cursor[_T]) -> bool:
-        hand = self._hands.pop(cursor, None)
-        if hand is None:
-            return False
-        self.processed(hand.size, hand.pieces)
-        return True
+    def _release(self, hand: _Hand) -> None:
+        del self._hands[hand]
+        self.in_hand -= hand.size
+        hand.size = 0
+        if hand.pieces:
+            self.processed(0, hand.pieces)
+            hand.pieces.clear()
 
     def _remove(self, cursor: Cursor[_T]) -> None:
         self._cursors.remove(cursor)
@@ -491,34 +489,38 @@ class EventCache(Generic[_T]):
 class Cursor(Generic[_T]):
     """One subscriber's position in a cache."""
 
-    __slots__ = ("_cache", "_is_closed", "position")
+    __slots__ = ("_cache", "_is_closed", "hand", "position")
 
     def __init__(self, cache: EventCache[_T], position: int) -> None:
         self._cache = cache
         self._is_closed = False
         self.position = position
         """The position of the message read next."""
+        self.hand = _Hand()
+        """What was read and is not processed yet."""
 
     @property
     def available(self) -> int:
         """How many messages there are to read."""
-        return 0 if self._is_closed else self._cache.end - self.position
+        cache = self._cache
+        # Not `cache.end`: this is asked several times for each batch.
+        return 0 if self._is_closed else cache._start + cache.count - cache._behind - self.position  # noqa: SLF001 - the two are one object
 
     @property
     def held(self) -> tuple[int, int]:
         """Messages, and their bytes, that the cache would free if this cursor were closed."""
-        return (0, 0) if self._is_closed else self._cache._held_by(self)  # noqa: SLF001 - the two are one object
+        return (0, 0) if self._is_closed else self._cache._held_by(self)  # noqa: SLF001 - as above
 
-    def read(self, limit: int) -> list[_T]:
-        """Read the next items, at most `limit`; empty where there is none."""
+    def read(self, limit: int) -> Sequence[_T]:
+        """Read the next items, at most `limit`; empty where there is none. What was read before is processed."""
         if self._is_closed:
-            return []
+            return ()
         return self._cache._read(self, limit)  # noqa: SLF001 - as above
 
     @property
     def has_in_hand(self) -> bool:
         """Whether something was read that was not processed yet."""
-        return self in self._cache._hands  # noqa: SLF001 - as above
+        return self.hand in self._cache._hands  # noqa: SLF001 - as above
 
     def processed(self) -> bool:
         """Record that what was read is processed, as the next `read` does. Possible after `close`, too.
@@ -526,7 +528,10 @@ class Cursor(Generic[_T]):
         Returns:
             Whether something was in hand.
         """
-        return self._cache._processed(self)  # noqa: SLF001 - as above
+        if self.hand not in self._cache._hands:  # noqa: SLF001 - as above
+            return False
+        self._cache._release(self.hand)  # noqa: SLF001 - as above
+        return True
 
     def close(self) -> None:
         """Leave: the other cursors alone decide what is kept. Closing twice is fine."""

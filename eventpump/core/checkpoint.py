@@ -137,7 +137,8 @@ class CheckpointTracker:
             now: The time in seconds, on the same clock as for `due`.
         """
         self._handled, self._running = last, None
-        if self._delivered is None or self._delivered.sequence_number < last.sequence_number:
+        delivered = self._delivered
+        if delivered is not last and (delivered is None or delivered.sequence_number < last.sequence_number):
             # It was passed over without having been delivered.
             self._delivered = last
         if not self._unsaved:
@@ -180,8 +181,8 @@ class CheckpointTracker:
 
     def due(self, now: float) -> bool:
         """Request a checkpoint of the handled events if it is due. Return whether there is something new to write."""
-        deadline = self.deadline
-        if deadline is None or now < deadline:
+        since, after = self._unsaved_since, self._policy.every_seconds
+        if since is None or after is None or now < since + after:
             return False
         return self._want_handled()
 

@@ -65,6 +65,19 @@ def is_plain_function(function: object) -> bool:
     return not any(check(each) for check in checks for each in called)
 
 
+def takes_one_argument(function: Callable[..., object]) -> bool:
+    """Return whether a function can be called with one argument; also if only calling it would show that."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
 def _as_bool(result: object) -> bool:
     _refuse_awaitable(result)
     return bool(result)
@@ -511,7 +524,7 @@ class StreamCursor(Generic[_T]):
             self.alarm = position
             self._index.wake_at(self, position)
 
-    def read(self, limit: int) -> list[_T]:
+    def read(self, limit: int) -> Sequence[_T]:
         """Read the next items, at most `limit`; none beyond a gap that was not taken.
 
         What was read before counts as processed then. One that is in doubt is read alone, and `doubt` is why. If the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
 from eventpump.core.failures import FailureStep
 from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.starts import OnDataLoss
-from eventpump.core.streams import Selection, is_plain_function
+from eventpump.core.streams import Selection, is_plain_function, takes_one_argument
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
@@ -295,6 +296,9 @@ def _partition_key(event: ReceivedEvent) -> str | None:
 def _check_function(value: object) -> object:
     if not is_plain_function(value):
         raise ValueError("must be a plain function that is called with an event, not an async or generator function")
+    assert callable(value)
+    if not takes_one_argument(value):
+        raise ValueError(f"must take one argument, the event; its parameters are {inspect.signature(value)}")
     return value
 
 

@@ -69,6 +69,7 @@ class Witnessed(NamedTuple):
 
 
 BEGUN, OK, FAILED, CLAIMED, STORED = "begun", "ok", "failed", "claimed", "stored"
+PASSED = "passed"
 RESOLUTION = 0.002
 """Seconds by which the times of a journal and of a database may differ: the latter counts milliseconds."""
 
@@ -102,6 +103,10 @@ class Journal:
     def stored(self, partition_id: str, epoch: int, sequence_number: int) -> None:
         """Record a checkpoint that the store has taken."""
         self._write([(STORED, partition_id, epoch, sequence_number, "-")])
+
+    def passed(self, partition_id: str, sequence_number: int) -> None:
+        """Record an event that was skipped, or is parked."""
+        self._write([(PASSED, partition_id, 0, sequence_number, "-")])
 
     def _write(self, rows: Iterable[tuple[str, str, int, int, str]]) -> None:
         at, wall = time.monotonic(), time.time()

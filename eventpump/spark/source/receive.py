@@ -276,7 +276,7 @@ class _RangeLink:
         while not progress.is_done and len(found) < MAX_ROWS and size < self._max_bytes:
             assert feed is not None
             assert cursor is not None
-            messages = cursor.take(min(MAX_ROWS - len(found), progress.left))
+            messages = list(cursor.take(min(MAX_ROWS - len(found), progress.left)))
             if messages:
                 messages = await self._within(messages)
                 found = found + messages if found else messages

@@ -188,7 +188,7 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
         await asyncio.sleep(1)
 
     seen.append(scene.runner.is_in_batch)
-    await scene.runner.run_batch(batch)
+    await scene.runner.run_batch(scene.runner.call("process_events"), batch)
     scene.runner.stop()
     seen.append(scene.runner.is_in_batch)
     returned.set()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import Beginning, HubRecreatedError
-from eventpump.consumer.sharing import MemberCalls, MemberFeed, SharedPartition
+from eventpump.consumer.sharing import SharedPartition
 from eventpump.core.sharing import Held
 from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR, error_for

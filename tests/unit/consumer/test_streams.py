@@ -89,6 +89,9 @@ async def test_impossible_streams_are_refused_with_a_clear_error() -> None:
         ({"keys": {1}, "key": later}, "key: must be a plain function"),
         ({"keys": {1}, "key": "name"}, "key: must be a plain function"),
         ({"filter": later}, "filter: must be a plain function"),
+        ({"filter": lambda: True}, r"filter: must take one argument, the event; its parameters are \(\)"),
+        ({"filter": lambda event, limit: True}, r"filter: must take one argument.*\(event, limit\)"),
+        ({"keys": {1}, "key": lambda event, *, part: 1}, r"key: must take one argument.*\(event, \*, part\)"),
         ({"filter": by_ten, "keys": {1}}, "filter: cannot be combined"),
         ({"filter": by_ten, "key": by_ten, "keys": {1}}, "filter: cannot be combined"),
     ]

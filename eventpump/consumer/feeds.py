@@ -1,0 +1,122 @@
+"""Makes the feeds of one owned partition, each with an origin of its own and a check that the hub is still the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime
+from itertools import repeat
+
+from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.opening import HubRecreatedError
+from eventpump.core.budget import Account, BufferBudget
+from eventpump.errors import EventError
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.interfaces import ConsumerScope, HubProperties, ReceiveLinkSpec, Transport
+from eventpump.options.consumer import FeedSettings
+
+
+class FeedMaker:
+    """Makes the feeds of one owned partition.
+
+    Args:
+        transport: Opens the links.
+        spec: The link; its position is replaced.
+        settings: How far to read ahead.
+        scope: Namespace, hub and consumer group, for the events' origin.
+        rng: Randomness, for delays.
+        hub: Reads the hub's properties, before each link but the first.
+        budget: The bytes that all links of the host may hold; None if each is bounded on its own only.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        spec: ReceiveLinkSpec,
+        settings: FeedSettings,
+        *,
+        scope: ConsumerScope,
+        rng: random.Random,
+        hub: Callable[[], Awaitable[HubProperties]],
+        budget: BufferBudget | None,
+    ) -> None:
+        self._transport = transport
+        self._spec = spec
+        self._settings = settings
+        self._scope = scope
+        self._rng = rng
+        self._hub = hub
+        self._budget = budget
+        self._accounts: list[Account] = []
+        self.made = 0
+        """How many feeds were made. Links in place of failed ones do not count. Each event's origin ends with
+        the count before its own feed."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes received over all their links that are not processed yet."""
+        return sum(account.held for account in self._accounts)
+
+    def make(
+        self,
+        position: EventPosition,
+        hub_created_at: datetime,
+        *,
+        consumer_group: str | None = None,
+        limit: int | None = None,
+        checks_hub: bool = False,
+        on_attached: Callable[[], None] | None = None,
+        on_trouble: Callable[[Exception, float | None], None],
+    ) -> PartitionFeed[ReceivedEvent]:
+        """Make a feed, which is not started.
+
+        Args:
+            position: Where it begins.
+            hub_created_at: The hub that its events are of. If that was deleted and made again, the feed ends.
+            consumer_group: Another consumer group than that of the link, and then without its owner level.
+            limit: As of `PartitionFeed`.
+            checks_hub: Whether the hub is compared before the first link, too.
+            on_attached: As of `PartitionFeed`.
+            on_trouble: As of `PartitionFeed`.
+        """
+        origin = (self._scope, self._spec.partition_id, hub_created_at, self.made)
+        self.made += 1
+        was_located = checks_hub
+
+        async def locate(position: EventPosition) -> EventPosition:
+            # Not before the first link: that the hub is this one was found out just now.
+            nonlocal was_located
+            if was_located and (await self._hub()).created_at != hub_created_at:
+                problem = "the hub was deleted and made again while it was read"
+                raise HubRecreatedError(self._spec.hub, self._spec.partition_id, problem)
+            was_located = True
+            return position
+
+        spec = replace(self._spec, position=position)
+        if consumer_group is not None:
+            spec = replace(spec, consumer_group=consumer_group, owner_level=None)
+        feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
+            self._transport,
+            spec,
+            self._settings,
+            wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
+            number=_sequence_number,
+            rng=self._rng,
+            budget=self._budget,
+            limit=limit,
+            locate=locate,
+            on_attached=on_attached,
+            on_trouble=on_trouble,
+        )
+        if feed.account is not None:
+            self._accounts = [each for each in self._accounts if each.held or not each.is_closed]
+            self._accounts.append(feed.account)
+        return feed
+
+
+def _sequence_number(event: ReceivedEvent) -> int | None:
+    try:
+        return event.sequence_number
+    except EventError:
+        return None

@@ -1,0 +1,85 @@
+"""Finds a place in a partition by receiving events, while no other link of the partition is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from eventpump.aio.tasks import reject, resolve
+from eventpump.consumer.feeds import FeedMaker
+from eventpump.consumer.handler import PumpEndedError
+from eventpump.core.rewind import PlaceSearch
+from eventpump.errors import ConsumerDisconnectedError, EventError, OwnershipLostError
+from eventpump.eventhubs.events import Checkpoint
+from eventpump.interfaces import PartitionProperties
+
+FIRST_EVENT_TIME = 10.0
+"""Seconds to wait for the first event behind a position that has one, before the partition is looked at again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceLook:
+    """A search for a place in the partition, for which the link is closed.
+
+    Attributes:
+        search: What to look for.
+        hub_created_at: The hub that it is to be found in.
+        facts: Reads the partition's properties.
+        found: Completes with the place.
+    """
+
+    search: PlaceSearch
+    hub_created_at: datetime
+    facts: Callable[[], Awaitable[PartitionProperties]]
+    found: asyncio.Future[Checkpoint]
+
+
+async def look_for(look: PlaceLook, feeds: FeedMaker, partition_id: str) -> None:
+    """Receive what a search asks for until it has found its place, or its future is done.
+
+    Args:
+        look: The search. Its future completes with the place, or the error.
+        feeds: Makes the partition's feeds. No other link of the partition is open.
+        partition_id: The partition.
+    """
+    search = look.search
+    try:
+        while search.found is None and not look.found.done():
+            await _receive(look, feeds)
+    except (PumpEndedError, ConsumerDisconnectedError):
+        # The next link of the partition finds out who took it.
+        reject(look.found, OwnershipLostError(partition_id))
+    except Exception as error:
+        reject(look.found, error)
+    else:
+        if search.found is not None:
+            resolve(look.found, search.found)
+
+
+async def _receive(look: PlaceLook, feeds: FeedMaker) -> None:
+    """Receive the events of one probe."""
+    search, probe = look.search, look.search.probe
+    feed = feeds.make(probe.position, look.hub_created_at, limit=probe.limit, checks_hub=True, on_trouble=_ignore)
+    cursor = feed.cursor()
+    try:
+        feed.start()
+        while search.found is None and search.probe is probe and not look.found.done():
+            if not await cursor.wait(FIRST_EVENT_TIME):
+                search.silent(await look.facts())
+                return
+            for event in cursor.take(probe.limit):
+                with suppress(EventError):
+                    if search.received(event.sequence_number, event.offset):
+                        return
+            if feed.error is not None:
+                raise feed.error
+    finally:
+        cursor.processed()
+        await feed.aclose()
+
+
+def _ignore(error: Exception, delay: float | None) -> None:
+    """Do nothing: who asked for the place gets the error, and a link that fails now is opened again."""
