@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from eventpump.core.checkpoint import Positioned
 from eventpump.core.watermark import Entry, Watermark
@@ -60,19 +60,26 @@ class KeyedQueue(Generic[_E]):
         bounds: How much may be in hand.
     """
 
-    __slots__ = ("_accepted", "_bounds", "_last", "events", "ready", "size", "watermark")
+    __slots__ = ("_accepted", "_bounds", "_last", "alone", "events", "ready", "size", "watermark")
 
     def __init__(self, bounds: KeyedBounds) -> None:
         self._bounds = bounds
         self._last: dict[object, KeyedEntry[_E]] = {}
         self.ready: deque[KeyedEntry[_E]] = deque()
         """The next event of each key that has one to be taken. Only to be looked at."""
+        self.alone: set[KeyedEntry[_E]] = set()
+        """Entries that are taken without others of their key. Add and remove them; few have to be."""
         self.watermark: Watermark[_E] = Watermark()
         self._accepted = self.watermark.entries
         self.events = 0
         """Events that are accepted and not finished."""
         self.size = 0
         """The bytes of them."""
+
+    @property
+    def newest(self) -> KeyedEntry[_E]:
+        """The entry added last, which the watermark has not passed."""
+        return cast("KeyedEntry[_E]", self._accepted[-1])
 
     @property
     def room(self) -> int:
@@ -120,8 +127,10 @@ class KeyedQueue(Generic[_E]):
         finished."""
         entry = self.ready.popleft()
         batch = [entry]
-        limit = self._bounds.batch
+        limit, alone = self._bounds.batch, self.alone
         while len(batch) < limit and entry.behind is not None:
+            if alone and (entry in alone or entry.behind in alone):
+                break
             entry = entry.behind
             batch.append(entry)
         return batch

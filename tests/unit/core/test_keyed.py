@@ -149,3 +149,19 @@ def test_a_key_that_changes_pins_nothing() -> None:
     key.is_hashable = True
     queue.add(_Event(1), key, 1)
     assert len(queue.ready) == 1
+
+
+def test_an_entry_that_is_to_be_alone_is_in_no_batch() -> None:
+    """Those before and after it are taken without it, in the order of their key."""
+    queue = _queue(batch=3)
+    entries = [queue.add(_Event(number), "key", 1) for number in range(5)]
+    assert queue.newest is entries[-1]
+    queue.alone.add(entries[2])
+    taken = []
+    while queue.ready:
+        batch = queue.take()
+        taken.append([entry.event.sequence_number for entry in batch])
+        for entry in batch:
+            queue.finish(entry)
+        queue.release(batch[-1])
+    assert taken == [[0, 1], [2], [3, 4]]
