@@ -5,7 +5,8 @@ and an event that was processed does not come again; no more calls run than were
 event that is neither processed, skipped nor parked, whatever user code asks for; and an owner begins after it.
 
 The same of subscriptions to a part of the events ("streams"): they get nothing else, their checkpoints come to the end
-nevertheless, and a drain that returned has had all events processed that belong to them. Their functions fail at random.
+nevertheless, and a drain that returned has had all events processed that belong to them. Their functions fail at
+random.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import consumer_history
 from tests.faults.histories.keyed import PROFILES as KEYED_PROFILES
 from tests.faults.histories.keyed import STREAMS, keyed_history, keyed_streams_history
+from tests.faults.histories.keyed_reader import keyed_reader_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
 from tests.faults.histories.reader import reader_history
@@ -30,6 +31,7 @@ KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"rewinds:{name}": rewind_history for name in REWINDS_PROFILES},
     "reader": reader_history,
     "reader:large": reader_history,
+    "reader:keyed": keyed_reader_history,
 }
 
 
