@@ -101,22 +101,13 @@ class KeyedDispatch:
         """Accept the events from an index on for which there is room. Return the index of the next one."""
         began = self._loop.time()
         queue, key_of = self._queue, self._processor.key
-        number, left = first, queue.room_in_bytes
-        for event in events[first : first + queue.room]:
-            size = len(event.raw)
-            left -= size
-            if left < 0 and queue.events:
-                break
-            number += 1
-            try:
-                queue.add(event, key_of(event), size)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                # An event whose key is not known is processed beside all others: its call fails with this error.
-                entry = queue.add(event, None, size)
-                self._unkeyed[entry] = as_exception("key", error)
-                self._workers.unready.add(entry)
+        chunk = events[first : first + queue.room]
+        sizes = queue.fitting([len(event.raw) for event in chunk])
+        number = first + len(sizes)
+        for entry, error in queue.accept(events[first:number], sizes, key_of):
+            # An event whose key is not known is processed beside all others: its call fails with this error.
+            self._unkeyed[entry] = as_exception("key", error)
+            self._workers.unready.add(entry)
         if partition.doubts and number > first and events[first] in partition.doubts:
             # It came alone, and is the last one of the queue.
             entry = queue.newest
@@ -173,6 +164,7 @@ class KeyedDispatch:
     def record(self) -> None:
         """Let the tracker know the watermark."""
         partition, watermark = self._partition, self._queue.watermark
+        watermark.advance()
         count = watermark.count - self._recorded
         if not count or partition is None:
             return

@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet, wait_for_event
@@ -98,6 +99,7 @@ class KeyedReading:
         """Where a reader would begin that gets every event that is not processed; None if all that was read is."""
         if not self._queue.events and not self._waiting:
             return None
+        self._queue.watermark.advance()
         last = self._queue.watermark.position
         return self._begins_at if last is None else EventPosition.at_offset(last.offset)
 
@@ -159,7 +161,7 @@ class KeyedReading:
         queue = self._queue
         try:
             while True:
-                while queue.events and (queue.room <= 0 or queue.room_in_bytes <= 0):
+                while not queue.has_room:
                     await self._change()
                 messages = await self._read(min(queue.room, READ))
                 if not messages:
@@ -176,26 +178,18 @@ class KeyedReading:
 
     def _accept(self) -> None:
         """Accept the events that wait, as there is room for them."""
-        queue, waiting, key_of, event = self._queue, self._waiting, self._processor.key, None
-        left = queue.room_in_bytes
-        for _ in range(min(queue.room, len(waiting))):
-            size = len(waiting[0].raw)
-            left -= size
-            if left < 0 and queue.events:
-                break
-            event = waiting.popleft()
-            try:
-                queue.add(event, key_of(event), size)
-            except (KeyboardInterrupt, SystemExit):
-                waiting.appendleft(event)
-                raise
-            except BaseException as error:
-                entry = queue.add(event, None, size)
-                self._unkeyed[entry] = as_exception("key", error)
-                self._workers.unready.add(entry)
+        queue, waiting = self._queue, self._waiting
+        chunk = list(islice(waiting, queue.room))
+        sizes = queue.fitting([len(event.raw) for event in chunk])
+        accepted = chunk[: len(sizes)]
+        for entry, error in queue.accept(accepted, sizes, self._processor.key):
+            self._unkeyed[entry] = as_exception("key", error)
+            self._workers.unready.add(entry)
+        for _ in accepted:
+            waiting.popleft()
         self._seen = queue.events
-        if event is not None:
-            self._context.last_delivered = event
+        if accepted:
+            self._context.last_delivered = accepted[-1]
         self._workers.look(queue)
 
     # ------------------------------------------------------------------------------------------ called by the workers

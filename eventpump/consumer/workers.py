@@ -182,7 +182,7 @@ class KeyedWorkers:
     async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         runner, handle, now, unready = self._runner, self._handle, self._loop.time, self.unready
         call = runner.call("process_events")
-        ready, claims = queue.ready, self._claims
+        ready, claims, takes_one = queue.ready, self._claims, queue.takes_one
         task, timeout, calls = call.task, runner.timeout, 0
         runner.began(call)
         try:
@@ -204,7 +204,7 @@ class KeyedWorkers:
                     runner.began(call)
                     continue
                 calls += 1
-                batch = queue.take()
+                batch = [ready.popleft()] if takes_one else queue.take()
                 if unready and batch[0] in unready:
                     runner.ended(call)
                     if not await self._recover(batch, None):
@@ -229,6 +229,9 @@ class KeyedWorkers:
                 except BaseException as error:
                     raised = error
                 if raised is None and not call.is_timed_out and not task.cancelling():
+                    if len(batch) == 1:
+                        queue.finish_alone(batch[0])
+                        continue
                     for entry in batch:
                         queue.finish(entry)
                     queue.release(batch[-1])
