@@ -17,8 +17,8 @@ from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 
 BODY = b"x" * 1024
-IDLE = 10.0
-"""Seconds; the leases are renewed every 10 s."""
+SETTLE = 6.0
+"""Seconds until the first checkpoints are written (after 5 s); they are not what idle hosts do for ever."""
 
 
 class Seen:
@@ -106,8 +106,7 @@ async def scale(
         await seen.until(partitions, partitions, 300)
         found = {"start": time.perf_counter() - wall, "start_cpu": time.process_time() - cpu}
         if idle:
-            # Steals among hosts, first checkpoints and checks of silent links are not what idle hosts do for ever.
-            await asyncio.sleep(idle / 2)
+            await asyncio.sleep(SETTLE)
             gc.collect()
             wall, cpu = time.perf_counter(), time.process_time()
             await asyncio.sleep(idle)
