@@ -23,6 +23,7 @@ MEASURED = {
     "latency": "Sending one event and hearing that it is stored, over TLS",
     "idle": "What a client costs while no events come",
     "memory": "Resident memory of the client's process",
+    "scale": "A host of many partitions, beside a fixed cost and one per partition",
     "transports": "The transports of both clients",
     "stages": "CPU time per event of each stage of receiving, without a socket",
     "spark-source": "Reading through Spark",

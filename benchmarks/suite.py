@@ -10,10 +10,12 @@ from benchmarks import spark_source
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, PEER, Log, shown
 from benchmarks.fanout import fanout
+from benchmarks.keyed import keyed
 from benchmarks.meter import median_run
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
 from benchmarks.receiving import receive, stages
 from benchmarks.report import Row
+from benchmarks.scale import scale
 from benchmarks.sending import buffered, idempotent, latency, send
 from tests.support.azurite import Azurite
 
@@ -345,6 +347,7 @@ def _spark_sink_rows(
 BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
     "stages": stages,
+    "keyed": keyed,
     "fanout": fanout,
     "send": send,
     "buffered": buffered,
@@ -353,6 +356,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "transports": transports,
     "idle": idle,
     "memory": memory,
+    "scale": scale,
     "spark-source": spark_source.source,
     "spark-sink": spark_sink,
 }

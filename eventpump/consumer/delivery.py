@@ -79,7 +79,8 @@ class Delivery:
             is_empty = False
             if events:
                 partition.in_hand += len(events)
-                if feed.selection is not None and self._requests.drains and has_place(events[0]):
+                is_first = partition.in_hand == len(events)
+                if feed.selection is not None and is_first and self._requests.drains and has_place(events[0]):
                     # All before it is processed, or need not be.
                     self._requests.processed(events[0].sequence_number)
                 follows = feed.selection is not None or partition.continuity.follows(events)

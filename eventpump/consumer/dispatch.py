@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.failing import FailureHandling
@@ -14,6 +14,8 @@ from eventpump.consumer.requests import Requests
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
+
+_K = TypeVar("_K")
 
 
 class Dispatch(Protocol):
@@ -124,7 +126,7 @@ class SerialDispatch:
             try:
                 if partition.doubts and events and events[0] in partition.doubts:
                     operation = "filter"
-                    belongs = await self._belongs(partition, events[0])
+                    belongs = await still_belongs(self._runner, partition, partition.doubts, events[0], events[0])
                     operation = "process_events"
                 if belongs:
                     if last is not None:
@@ -159,28 +161,6 @@ class SerialDispatch:
                     self._requests.processed(last.sequence_number + 1)
             return ()
         return ()
-
-    async def _belongs(self, partition: OpenPartition, event: ReceivedEvent) -> bool:
-        """Find out whether an event belongs to the stream, for which the function failed when it was received.
-
-        Raises:
-            Exception: It has failed, then or now.
-        """
-        selection = partition.feed.selection
-        assert selection is not None
-        found = False
-
-        async def ask() -> None:
-            nonlocal found
-            if (error := partition.doubts[event]) is not None:
-                # The failure that there was already counts as one like any other.
-                partition.doubts[event] = None
-                raise error
-            found = selection.matches(event)
-
-        await self._runner.run("filter", ask)
-        del partition.doubts[event]
-        return found
 
     async def _deliver_singly(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]
@@ -241,3 +221,39 @@ class SerialDispatch:
         """Wait before another attempt, in seconds, or until something is asked for. Return whether it may follow."""
         await wait_for_event(self._requests.news, delay)
         return not self._requests.is_due
+
+
+async def still_belongs(
+    runner: HandlerRunner,
+    partition: OpenPartition,
+    doubts: dict[_K, BaseException | None],
+    doubt: _K,
+    event: ReceivedEvent,
+) -> bool:
+    """Return whether an event belongs to the stream, for which the function failed when it was received.
+
+    Args:
+        runner: Runs the function.
+        partition: Where the event came from.
+        doubts: As `OpenPartition.doubts`. Once it is known whether the event belongs to the stream, it is not in doubt.
+        doubt: The key of the event in `doubts`.
+        event: The event.
+
+    Raises:
+        Exception: The function has failed, then or now.
+    """
+    selection = partition.feed.selection
+    assert selection is not None
+    found = False
+
+    async def ask() -> None:
+        nonlocal found
+        if (error := doubts[doubt]) is not None:
+            # The failure that there was already counts as one like any other.
+            doubts[doubt] = None
+            raise error
+        found = selection.matches(event)
+
+    await runner.run("filter", ask)
+    del doubts[doubt]
+    return found

@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from eventpump.aio.watch import Watched
-from eventpump.options.consumer import HostSettings
 from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
 
 _T = TypeVar("_T")
@@ -24,6 +23,26 @@ class PumpEndedError(BaseException):
 
     Not an `Exception`, so that no `except Exception` can catch it.
     """
+
+
+class TimeoutOptions(Protocol):
+    """How long a call may take: `HostSettings`, and `HandlerTimeout`."""
+
+    @property
+    def handler_timeout(self) -> float:
+        """Seconds after which a call that has not returned is reported."""
+
+    @property
+    def on_handler_timeout(self) -> str:
+        """What to do beyond that: nothing ("report"), or "cancel" it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerTimeout:
+    """How long a call may take, with the defaults of a host."""
+
+    handler_timeout: float = 60.0
+    on_handler_timeout: str = "report"
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +71,7 @@ class HandlerRunner:
 
     Args:
         partition_id: The partition.
-        settings: The options of the host.
+        settings: How long a call may take.
         blocked_after: Seconds; a longer standstill of the event loop is reported.
         blocked_pause: Seconds between two such reports.
         stepped: Called with the seconds of each step of user code that is not short.
@@ -62,7 +81,7 @@ class HandlerRunner:
     def __init__(
         self,
         partition_id: str,
-        settings: HostSettings,
+        settings: TimeoutOptions,
         *,
         blocked_after: float,
         blocked_pause: float,

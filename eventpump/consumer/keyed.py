@@ -22,7 +22,7 @@ KeyOf: TypeAlias = Callable[[ReceivedEvent], Hashable]
 class KeyedProcessor(EventProcessor):
     """Processes the events of different keys of a partition at the same time, and those of one key in order.
 
-    For a host's `processor=` and for `subscribe`, as any `EventProcessor`, but not with `keys` or `filter`; an instance
+    For a host's `processor=` and for `subscribe`, as any `EventProcessor`, and for `PartitionReader.run`; an instance
     may be used for any number of partitions. docs/keyed.md describes when to use it and what holds.
 
     A checkpoint covers only events before which every event is processed, skipped or parked (the watermark):
@@ -76,14 +76,8 @@ class KeyedProcessor(EventProcessor):
         """Its bounds."""
 
     @classmethod
-    def check_settings(cls, settings: HostSettings, *, is_selective: bool = False) -> None:
-        """Refuse retries without a limit, idle calls, which belong to no key, and a part of the events."""
-        if is_selective:
-            problem = (
-                "a KeyedProcessor needs a subscription that takes every event: leave out keys and filter, and pass "
-                "over in the handler what it does not need; or subscribe with another EventProcessor"
-            )
-            raise ConfigurationError("processor", problem)
+    def check_settings(cls, settings: HostSettings) -> None:
+        """Refuse retries without a limit, and idle calls, which belong to no key."""
         is_retrying = failure_step(settings.failure_policy) is FailureStep.RETRY
         if is_retrying and settings.handler_retry.max_retries is None:
             problem = (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from eventpump.aio.tasks import resolve, wait_for_event
+from eventpump.consumer.dispatch import still_belongs
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.handler import HandlerRunner, as_exception
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
@@ -59,6 +60,8 @@ class KeyedDispatch:
         self._recorded = 0
         self._seen = 0
         self._dropped = asyncio.Event()
+        self._unkeyed: dict[Entry, Exception] = {}
+        self._doubts: dict[Entry, BaseException | None] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._held_back: asyncio.Future[None] | None = None
         self._is_held = False
@@ -98,20 +101,19 @@ class KeyedDispatch:
         """Accept the events from an index on for which there is room. Return the index of the next one."""
         began = self._loop.time()
         queue, key_of = self._queue, self._processor.key
-        number, left = first, queue.room_in_bytes
-        for event in events[first : first + queue.room]:
-            size = len(event.raw)
-            left -= size
-            if left < 0 and queue.events:
-                break
-            number += 1
-            try:
-                queue.add(event, key_of(event), size)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                # An event whose key is not known is processed beside all others: its call fails with this error.
-                self._workers.unkeyed[queue.add(event, None, size)] = as_exception("key", error)
+        chunk = events[first : first + queue.room]
+        sizes = queue.fitting([len(event.raw) for event in chunk])
+        number = first + len(sizes)
+        for entry, error in queue.accept(events[first:number], sizes, key_of):
+            # An event whose key is not known is processed beside all others: its call fails with this error.
+            self._unkeyed[entry] = as_exception("key", error)
+            self._workers.unready.add(entry)
+        if partition.doubts and number > first and events[first] in partition.doubts:
+            # It came alone, and is the last one of the queue.
+            entry = queue.newest
+            self._doubts[entry] = partition.doubts.pop(events[first])
+            self._workers.unready.add(entry)
+            queue.alone.add(entry)
         self._seen = queue.events
         if number > first:
             last = next(filter(has_place, reversed(events[first:number])), None)
@@ -153,22 +155,31 @@ class KeyedDispatch:
         self.record()
         self._queue = KeyedQueue(self._bounds)
         self._recorded = self._seen = 0
-        self._workers.unkeyed.clear()
+        self._workers.unready.clear()
+        self._unkeyed.clear()
+        self._doubts.clear()
         if not self._tenure.life.is_ending:
             self._dropped = asyncio.Event()
 
     def record(self) -> None:
         """Let the tracker know the watermark."""
         partition, watermark = self._partition, self._queue.watermark
+        watermark.advance()
         count = watermark.count - self._recorded
         if not count or partition is None:
             return
         self._recorded = watermark.count
-        last = watermark.position
-        if not partition.replayed.is_running:
-            partition.processed(last, count)
-            if last is not None and self._requests.drains:
-                self._requests.processed(last.sequence_number + 1)
+        if partition.replayed.is_running:
+            return
+        last, drains = watermark.position, self._requests.drains
+        partition.processed(last, count, is_newest_taken=False)
+        if last is not None and drains:
+            self._requests.processed(last.sequence_number + 1)
+        if partition.feed.selection is not None and not partition.in_hand:
+            # The pump may be waiting for the next event of the stream already.
+            partition.note_passed(is_drained=bool(drains))
+            if drains:
+                self._requests.processed(partition.next_number(drains[-1].facts))
 
     def wake(self) -> None:
         """Look again at what is asked of the pump."""
@@ -243,8 +254,12 @@ class KeyedDispatch:
 
     # ------------------------------------------------------------------------------------------------------- failures
 
-    async def _recover(self, batch: list[Entry], error: Exception) -> bool:
-        """Apply the failure policy to the events of a call that raised. Return whether they are finished."""
+    async def _recover(self, batch: list[Entry], error: Exception | None) -> bool:
+        """Apply the failure policy to the events of a call that raised, or that cannot be called yet.
+
+        Returns:
+            Whether they are finished.
+        """
         return await self._finish(self._failing.new_failures(), batch, error)
 
     async def _finish(self, failures: ProcessorFailures, batch: Sequence[Entry], error: Exception | None) -> bool:
@@ -263,7 +278,8 @@ class KeyedDispatch:
                 error = await self._deliver_again(batch, events)
                 if error is None:
                     break
-            step, delay = await self._failing.failed(failures, "process_events", error, len(events))
+            operation = "filter" if batch[0] in self._doubts else "process_events"
+            step, delay = await self._failing.failed(failures, operation, error, len(events))
             match step:
                 case FailureStep.RETRY:
                     if delay is None or not await self._may_go_on(dropped, delay):
@@ -279,7 +295,16 @@ class KeyedDispatch:
             error = None
         for entry in batch:
             self._queue.finish(entry)
+        self._settled(batch[0])
         return True
+
+    def _settled(self, entry: Entry) -> None:
+        """Forget why an event could not be given to the handler: it is finished."""
+        if entry in self._workers.unready:
+            self._workers.unready.remove(entry)
+            self._unkeyed.pop(entry, None)
+            self._doubts.pop(entry, None)
+            self._queue.alone.discard(entry)
 
     async def _finish_singly(self, failures: ProcessorFailures, batch: Sequence[Entry]) -> bool:
         """Deliver the events of a batch that failed one by one; as `_finish`."""
@@ -294,10 +319,16 @@ class KeyedDispatch:
         return True
 
     async def _deliver_again(self, batch: Sequence[Entry], events: tuple[ReceivedEvent, ...]) -> Exception | None:
-        """Call the processor once more. Return what it raised."""
-        if (error := self._workers.unkeyed.get(batch[0])) is not None:
-            return error
+        """Call the processor, once it is known that the event belongs to the stream. Return what was raised."""
+        entry, partition = batch[0], self._partition
+        assert partition is not None
         try:
+            if entry in self._doubts:
+                belongs = await still_belongs(self._runner, partition, self._doubts, entry, entry.event)
+                if not belongs:
+                    return None
+            if (error := self._unkeyed.get(entry)) is not None:
+                return error
             await self._runner.run("process_events", self._processor.process_events, self._context, events)
         except Exception as raised:
             return raised
@@ -331,7 +362,7 @@ class KeyedDispatch:
             Whether to go on; not if the pump ends, or the events are dropped.
         """
         if delay:
-            await wait_for_event(dropped, delay)
+            await self._workers.rest(self._queue, wait_for_event(dropped, delay))
         while not dropped.is_set() and not self._may_start():
             if not self._tenure.goes_on():
                 return False

@@ -43,6 +43,7 @@ class OpenPartition:
         is_replaying: Whether `feed` is that of a replay.
         doubts: Events in hand for which the function of the stream failed, so that it is not known whether they belong
             to it: with what it failed with, or None after that was handled.
+        left_at: Of a stream, what `feed.passed` was when reading was left for a pause or a replay.
     """
 
     partition_id: str
@@ -58,6 +59,7 @@ class OpenPartition:
     in_hand: int = 0
     is_replaying: bool = False
     doubts: dict[ReceivedEvent, BaseException | None] = field(default_factory=dict)
+    left_at: ReceivedEvent | None = None
     _due_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -139,17 +141,22 @@ class OpenPartition:
             self.doubts[events[0]] = doubt
         return events
 
-    def processed(self, last: Positioned | None, count: int) -> None:
+    def processed(self, last: Positioned | None, count: int, *, is_newest_taken: bool = True) -> None:
         """Record that events in hand were processed, or passed over, and write the checkpoint that is due.
 
         Args:
             last: The last of them whose place can be read.
             count: How many they are.
+            is_newest_taken: Whether these are all that were taken; otherwise later ones are in hand.
         """
         self.in_hand -= count
         if last is not None:
             feed = self.feed
             passed = None if feed.selection is None else feed.count_passed(is_to_end=False)
+            if passed is not None and not is_newest_taken:
+                # It is counted up to the newest event taken: of a stream, what lies between two events counts, too.
+                before = self.tracker.handled
+                passed = count if before is None else max(count, last.sequence_number - before.sequence_number)
             self.tracker.events_handled(last, count if passed is None else passed, asyncio.get_running_loop().time())
             self.save_due_checkpoint()
 
@@ -161,13 +168,17 @@ class OpenPartition:
         """
         if self.feed.selection is None or self.is_replaying:
             return
-        if not self.in_hand and (passed := self.feed.passed) is not None:
-            count = self.feed.count_passed(is_to_end=True) or 0
+        feed = self.feed
+        if not self.in_hand and (passed := feed.passed or self.left_at) is not None:
+            count = feed.count_passed(is_to_end=True) or 0
+            if feed.passed is None and self.tracker.handled is not None:
+                # What was passed before reading was left, and could not be recorded then.
+                count = passed.sequence_number - self.tracker.handled.sequence_number
             self.tracker.events_passed(passed, count, asyncio.get_running_loop().time())
             self.save_due_checkpoint()
         count_until = 1 if is_drained else self.tracker.events_until_due
         if count_until is not None:
-            self.feed.wake_after(count_until)
+            feed.wake_after(count_until)
 
     @property
     def position(self) -> int | None:

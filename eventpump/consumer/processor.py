@@ -42,12 +42,11 @@ class EventProcessor(ABC):
     """
 
     @classmethod  # noqa: B027 - any can, unless its class refuses some
-    def check_settings(cls, settings: HostSettings, *, is_selective: bool = False) -> None:
+    def check_settings(cls, settings: HostSettings) -> None:
         """Raise `ConfigurationError` if a processor of this class cannot work with the options of its subscription.
 
         Args:
             settings: The options.
-            is_selective: Whether the subscription takes a part of the events, by `keys` or `filter`.
         """
 
     async def open(self, context: PartitionContext) -> None:  # noqa: B027 - doing nothing is the common case
@@ -307,15 +306,14 @@ class ProcessorSource:
     make: Callable[[], EventProcessor]
     kind: type[EventProcessor] | None = None
 
-    def check(self, settings: HostSettings, *, is_selective: bool = False) -> None:
+    def check(self, settings: HostSettings) -> None:
         """Raise `ConfigurationError` if it is known that its processors cannot work with some options.
 
         Args:
             settings: The options.
-            is_selective: Whether the subscription takes a part of the events.
         """
         if self.kind is not None:
-            self.kind.check_settings(settings, is_selective=is_selective)
+            self.kind.check_settings(settings)
 
     @classmethod
     def of(cls, processor: object) -> ProcessorSource:

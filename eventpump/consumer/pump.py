@@ -339,8 +339,7 @@ class PartitionPump:
     def _made(self) -> EventProcessor:
         try:
             processor = self._subscription.source.make()
-            subscription = self._subscription
-            type(processor).check_settings(subscription.settings, is_selective=subscription.selection is not None)
+            type(processor).check_settings(self._subscription.settings)
             return processor
         except (Exception, KeyboardInterrupt, SystemExit):
             raise

@@ -16,13 +16,18 @@ from typing import Self
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.keyed_reading import KeyedReading
 from eventpump.consumer.opening import HubRecreatedError
+from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.consumer.silence import SilenceWatch, SilentLink
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
+from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
@@ -45,7 +50,8 @@ class PartitionReader:
     (see `on_data_loss`). "@latest" is the end of the partition on entering, whenever the first link is attached.
     The reader owns the transport it creates.
 
-    Used as `async with reader:` and then `async for event in reader`, `read` or `read_raw`; one of them at a time.
+    Used as `async with reader:` and then `async for event in reader`, `read`, `read_raw`, or `run` with a
+    `KeyedProcessor`; one of them at a time.
 
     Args:
         transport_factory: Creates the transport, on entering.
@@ -83,6 +89,9 @@ class PartitionReader:
         self._start = settings.position
         self._numbers = NumberWatch(_first_number(settings.position))
         self._held: list[bytes] = []
+        self._keyed: KeyedReading | None = None
+        self._unprocessed: list[bytes] = []
+        self._before_these = settings.position
         self._failure: DataLossError | None = None
         self._hub_created_at: datetime | None = None
 
@@ -98,7 +107,15 @@ class PartitionReader:
 
     @property
     def position(self) -> EventPosition:
-        """Where a reader that continues after the last event returned would begin. Not "@latest" after entering."""
+        """Where a reader that continues after the last event returned would begin. Not "@latest" after entering.
+
+        During `run`, and after one that failed or was cancelled, this is after the last event before which, itself
+        included, every event is processed.
+        """
+        if self._keyed is not None and (place := self._keyed.place) is not None:
+            return place
+        if self._unprocessed:
+            return self._before_these
         if self._last is None:
             return self._start
         return EventPosition.at_offset(ReceivedEvent(self._last).offset)
@@ -106,7 +123,7 @@ class PartitionReader:
     @property
     def is_at_end(self) -> bool:
         """Whether the range is read, or the rest of it is gone. False without an end."""
-        return self._is_at_end
+        return self._is_at_end and not self._unprocessed
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
@@ -187,6 +204,118 @@ class PartitionReader:
         """Read as `read` does, but return the encoded messages."""
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
+        if self._keyed is not None:
+            raise _is_running()
+        if self._unprocessed and not self._is_closed:
+            return self._return_unprocessed(max_messages)
+        return await self._read(max_messages, max_wait_time)
+
+    async def run(
+        self, processor: KeyedProcessor, *, handler_retry: RetryOptions | None = None, close_timeout: float = 20.0
+    ) -> None:
+        """Process the events with a `KeyedProcessor`: those of a key in order, and different keys at the same time.
+
+        Returns when the range is read and everything is processed; without an end, it does not return. `position` is
+        the watermark: it never passes an event that is not processed. The methods of the processor are called as by a
+        host; but its context stores no checkpoints and seeks nowhere: store `position` instead.
+
+        If the handler raises, after its retries, no further call begins, those that run may end, and the error is
+        raised. Cancelled, the running calls are cancelled. In both cases nothing is lost: `run`, `read` and iterating
+        go on with the events that are not processed, in order. A new reader at `position` gets these, and may get
+        events again that were processed after it.
+
+        Args:
+            processor: The processor.
+            handler_retry: The delays, in seconds, before events that failed are given to the handler again; needs a
+                `max_retries`. Default: None, no retry.
+            close_timeout: Seconds that running calls have to end after another one failed; then they are cancelled.
+                Default: 20.0.
+
+        Raises:
+            ConfigurationError: The processor is no `KeyedProcessor`, or `handler_retry` has no limit.
+            ServiceError: As of `read`, once the events that came before are processed.
+            DataLossError: Likewise.
+            Exception: What the handler raised.
+        """
+        _check_processor(processor)
+        if handler_retry is not None and handler_retry.max_retries is None:
+            problem = "must have a limit, because an event that is retried for ever would hold `position` back: set "
+            raise ConfigurationError("handler_retry", f"{problem}RetryOptions(max_retries=...)")
+        if not close_timeout >= 0:
+            raise ConfigurationError("close_timeout", "must be a number of seconds, 0 or more")
+        if self._keyed is not None:
+            raise _is_running()
+        if self._feed is None or self._is_closed:
+            raise ClosedError("partition reader")
+        context = self._context()
+        keyed = self._keyed = KeyedReading(
+            processor,
+            context,
+            self._read_next,
+            begins_at=self.position,
+            retry=handler_retry,
+            close_timeout=close_timeout,
+            rng=self._rng,
+        )
+        reason = CloseReason.FAILED
+        try:
+            await processor.open(context)
+            try:
+                await keyed.run()
+                reason = CloseReason.SHUTDOWN
+            except asyncio.CancelledError:
+                reason = CloseReason.SHUTDOWN
+                raise
+            finally:
+                await processor.close(context, reason)
+        finally:
+            before, unprocessed = keyed.place, keyed.unprocessed
+            self._keyed = None
+            if before is not None:
+                self._before_these, self._unprocessed = before, unprocessed + self._unprocessed
+
+    def _context(self) -> PartitionContext:
+        """Return the context of a processor."""
+        settings, transport = self._settings, self._transport
+        assert transport is not None
+
+        def checkpoint(event: ReceivedEvent | None) -> None:
+            problem = "a PartitionReader stores no checkpoints: store reader.position, up to which all is processed"
+            raise ConfigurationError("checkpoint", problem)
+
+        def seek(position: EventPosition) -> None:
+            raise ConfigurationError("seek", "a PartitionReader cannot seek: make another one at that position")
+
+        def lag() -> int | None:
+            newest, last = context.last_sequence_number, context.last_delivered
+            return None if newest is None or last is None else max(0, newest - last.sequence_number)
+
+        context = PartitionContext(
+            ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
+            settings.partition_id,
+            settings.receiver_name or "",
+            settings.owner_level or 0,
+            DEFAULT_SUBSCRIPTION,
+            checkpoint=checkpoint,
+            seek=seek,
+            newest=lambda: None if self._feed is None else self._feed.newest,
+            lag=lag,
+        )
+        return context
+
+    async def _read_next(self, max_messages: int) -> list[bytes]:
+        """Return the next messages for a `run`: first those that an earlier one has left."""
+        if self._unprocessed:
+            return self._return_unprocessed(max_messages)
+        return await self._read(max_messages, None)
+
+    def _return_unprocessed(self, max_messages: int) -> list[bytes]:
+        messages, self._unprocessed = self._unprocessed[:max_messages], self._unprocessed[max_messages:]
+        with suppress(EventError):
+            self._before_these = EventPosition.at_offset(ReceivedEvent(messages[-1]).offset)
+        return messages
+
+    async def _read(self, max_messages: int, max_wait_time: float | None) -> list[bytes]:
         if self._feed is None or self._cursor is None or self._is_closed:
             raise ClosedError("partition reader")
         loop = asyncio.get_running_loop()
@@ -486,6 +615,16 @@ class PartitionReader:
             assert end.enqueued_time is not None
             past = (event.enqueued_time - end.enqueued_time).total_seconds()
         return past > 0 if end.inclusive else past >= 0
+
+
+def _check_processor(processor: object) -> None:
+    if not isinstance(processor, KeyedProcessor):
+        problem = "must be a KeyedProcessor; for other code, iterate over the reader: async for event in reader"
+        raise ConfigurationError("processor", f"{problem}; it is {processor!r:.100}")
+
+
+def _is_running() -> ConfigurationError:
+    return ConfigurationError("run", "is reading this reader: wait for its end, or make another reader")
 
 
 def _log_loss(error: DataLossError) -> None:

@@ -227,6 +227,8 @@ class PartitionReading:
         """Read no more for now. Return where to go on."""
         feed, beginning = partition.feed, partition.beginning
         partition.note_passed()
+        if not partition.is_replaying:
+            partition.left_at = feed.passed or partition.left_at
         await feed.aclose()
         return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
 

@@ -306,7 +306,7 @@ class Subscriptions:
             if name in self._own and (known := await self._records.read(name)) and known.record.is_active:
                 raise ConfigurationError("name", f"this host has subscribed to {name} already")
             own = settings.applied_to(self._settings)
-            source.check(own, is_selective=settings.selection is not None)
+            source.check(own)
             stored = await self._agree(settings)
             start = SubscriptionStart(stored, self._records)
             subscription = Subscription(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 
@@ -34,8 +35,8 @@ class KeyedWorkers:
         tasks: Owns the workers.
         handle: Called with the events of one key, in order; returns what to await.
         may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
-        recover: Called with the entries of a call that raised, and its error. Finishes them, or returns False: then
-            they are not finished, and their key has no further turn.
+        recover: Called with the entries of a call that raised, and its error; and with one of `unready`, and None.
+            Finishes them, or returns False: then they are not finished, and their key has no further turn.
         waits: Called soon after a worker has begun to wait.
         ended: Called when a worker has ended.
         failed: Called with an error that ends a worker and that is not the handler's.
@@ -49,7 +50,7 @@ class KeyedWorkers:
         tasks: TaskSet,
         handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
         may_start: Callable[[], bool],
-        recover: Callable[[list[Entry], Exception], Awaitable[bool]],
+        recover: Callable[[list[Entry], Exception | None], Awaitable[bool]],
         waits: Callable[[], None],
         ended: Callable[[], None],
         failed: Callable[[Exception], None],
@@ -70,15 +71,51 @@ class KeyedWorkers:
         self._clear_until = -math.inf
         self._is_turning = False
         self._is_waiting = False
+        self._resting = 0
+        self._claims: deque[asyncio.Future[None]] = deque()
         self.active = 0
         """How many workers there are."""
-        self.unkeyed: dict[Entry, Exception] = {}
-        """Entries that fail with an error without a call, because their key is not known."""
+        self.unready: set[Entry] = set()
+        """Entries for which `recover` is called, and not the handler. Each is taken alone."""
 
     def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
         """Start a worker if the queue has something ready and no worker is about to take it."""
-        if queue.ready and not self._about_to_take and self.active < self._concurrency and self._may_start():
+        if queue.ready and not self._about_to_take and self._free > 0 and self._may_start():
             self._start(queue)
+
+    @property
+    def _free(self) -> int:
+        """How many workers may be started, beside those that have rested and wait to go on."""
+        return self._concurrency - self.active + self._resting - len(self._claims)
+
+    async def rest(self, queue: KeyedQueue[ReceivedEvent], waited: Awaitable[object]) -> None:
+        """Wait, in a worker, while other keys have its place; and then until there is a place again.
+
+        Args:
+            queue: What the others take from.
+            waited: What to wait for.
+        """
+        self._resting += 1
+        try:
+            self._give_place()
+            self.look(queue)
+            await waited
+            if self.active - self._resting >= self._concurrency:
+                claim: asyncio.Future[None] = self._loop.create_future()
+                self._claims.append(claim)
+                try:
+                    await claim
+                finally:
+                    self._claims.remove(claim)
+        finally:
+            self._resting -= 1
+
+    def _give_place(self) -> None:
+        """Let one that has rested go on: a place is free."""
+        for claim in self._claims:
+            if not claim.done():
+                claim.set_result(None)
+                return
 
     def check_again(self) -> None:
         """Ask `may_start` before the next call, also within the running step."""
@@ -97,6 +134,7 @@ class KeyedWorkers:
         if not worker.has_begun:
             self._about_to_take -= 1
         self._clear_until = -math.inf
+        self._give_place()
         self._on_end()
         self.look(queue)
 
@@ -136,19 +174,19 @@ class KeyedWorkers:
         self._on_wait()
         if not is_waiting:
             return  # those that only let others have a turn go on
-        more = min(len(queue.ready), self._concurrency - self.active) - self._about_to_take
+        more = min(len(queue.ready), self._free) - self._about_to_take
         if more > 0 and self._may_start():
             for _ in range(more):
                 self._start(queue)
 
     async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
-        runner, handle, now, unkeyed = self._runner, self._handle, self._loop.time, self.unkeyed
+        runner, handle, now, unready = self._runner, self._handle, self._loop.time, self.unready
         call = runner.call("process_events")
-        ready = queue.ready
+        ready, claims, takes_one = queue.ready, self._claims, queue.takes_one
         task, timeout, calls = call.task, runner.timeout, 0
         runner.began(call)
         try:
-            while ready:
+            while ready and not claims:
                 began = now()
                 if began >= self._clear_until:
                     if not self._may_start():
@@ -166,15 +204,20 @@ class KeyedWorkers:
                     runner.began(call)
                     continue
                 calls += 1
-                batch = queue.take()
+                batch = [ready.popleft()] if takes_one else queue.take()
+                if unready and batch[0] in unready:
+                    runner.ended(call)
+                    if not await self._recover(batch, None):
+                        return
+                    queue.release(batch[-1])
+                    runner.began(call)
+                    continue
                 # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
                 call.began = began
                 call.slow_at = began + timeout
                 raised: BaseException | None = None
                 try:
-                    if unkeyed and (raised := unkeyed.get(batch[0])) is not None:
-                        pass
-                    elif len(batch) == 1:
+                    if len(batch) == 1:
                         await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
                     else:
                         await handle(tuple([entry.event for entry in batch]))
@@ -186,6 +229,9 @@ class KeyedWorkers:
                 except BaseException as error:
                     raised = error
                 if raised is None and not call.is_timed_out and not task.cancelling():
+                    if len(batch) == 1:
+                        queue.finish_alone(batch[0])
+                        continue
                     for entry in batch:
                         queue.finish(entry)
                     queue.release(batch[-1])

@@ -23,18 +23,17 @@ _E = TypeVar("_E", bound=Positioned)
 
 
 class Entry(Generic[_E]):
-    """An event from its acceptance until the watermark has passed it.
+    """An event from its acceptance until the watermark has passed it. What accepts it sets its attributes.
 
-    Args:
-        event: The event.
+    Attributes:
+        position: The event; once it is finished, at most its position.
+        is_finished: Whether it is processed, skipped or parked.
     """
 
     __slots__ = ("is_finished", "position")
 
-    def __init__(self, event: _E) -> None:
-        self.position: _E | Place | None = event
-        """The event; once it is finished, at most its position."""
-        self.is_finished = False
+    position: _E | Place | None
+    is_finished: bool
 
     @property
     def event(self) -> _E:
@@ -47,41 +46,48 @@ class Watermark(Generic[_E]):
     """The end of the part of a partition in which every event is finished.
 
     Events are accepted in the order of the partition and finished in any order. The watermark never passes an event
-    that is not finished. Of a finished event above it only the position is held.
+    that is not finished. It moves when `advance` is called, for many events at a time; of a finished event above it
+    only the position is held then.
     """
 
-    __slots__ = ("count", "entries", "position")
+    __slots__ = ("count", "entries", "finished", "position")
 
     def __init__(self) -> None:
         self.entries: deque[Entry[_E]] = deque()
         """The events above it, finished or not. Append the one that follows the last one accepted."""
+        self.finished: list[Entry[_E]] = []
+        """Those finished since the last `advance`. Append one, once, when its `is_finished` is set."""
         self.count = 0
         """How many events it has passed."""
         self.position: Positioned | None = None
         """The position of the last of them whose position can be read."""
 
-    def finish(self, entry: Entry[_E]) -> None:
-        """Record, once per event, that it is processed, skipped or parked. The watermark passes what it can."""
-        assert not entry.is_finished
-        entry.is_finished = True
-        position = entry.position
-        assert position is not None
-        entries = self.entries
-        if entries[0] is not entry:
-            try:
-                entry.position = Place(position.offset, position.sequence_number)
-            except EventError:
-                entry.position = None
+    def advance(self) -> None:
+        """Pass what is finished."""
+        finished, entries = self.finished, self.entries
+        if not finished:
             return
-        entries.popleft()
-        try:
-            position.sequence_number  # noqa: B018 - whether it can be read is the question
-            self.position = position
-        except EventError:
-            pass  # the position of a later event covers it
-        self.count += 1
+        passed: list[_E | Place] = []
+        count = len(entries)
         while entries and entries[0].is_finished:
-            passed = entries.popleft()
-            self.count += 1
-            if passed.position is not None:
-                self.position = passed.position
+            entry = entries.popleft()
+            if entry.position is not None:
+                passed.append(entry.position)
+                entry.position = None
+        self.count += count - len(entries)
+        for position in reversed(passed):
+            if _is_readable(position):
+                self.position = position
+                break  # otherwise the position of a later event covers it
+        for entry in finished:
+            if (event := entry.position) is not None:
+                entry.position = Place(event.offset, event.sequence_number) if _is_readable(event) else None
+        finished.clear()
+
+
+def _is_readable(position: Positioned) -> bool:
+    try:
+        position.sequence_number  # noqa: B018 - whether it can be read is the question
+    except EventError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
-from typing import Any
+from typing import Any, Final
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
@@ -35,6 +35,8 @@ from eventpump.eventhubs.names import (
 )
 
 _FIELDS = EventFields(SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode(), PARTITION_KEY.encode())
+_UNREAD: Final[str | None] = "\0 not read"
+"""Stands, by its identity, for a partition key that was not read."""
 
 
 @lru_cache(maxsize=1024)
@@ -485,7 +487,7 @@ class ReceivedEvent:
         origin: An object that identifies the partition it was received from; None if unknown.
     """
 
-    __slots__ = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+    __slots__ = ("_body", "_enqueued", "_key", "_message", "_offset", "_origin", "_raw", "_sequence_number")
 
     def __init__(self, raw: bytes, origin: object = None) -> None:
         self._raw = raw
@@ -561,6 +563,7 @@ class ReceivedEvent:
         self._sequence_number = sequence
         self._enqueued = enqueued
         self._body = body
+        self._key = _UNREAD
         self._offset = offset
 
     def _annotations(self) -> tuple[int, str, int]:
@@ -716,11 +719,14 @@ class ReceivedEvent:
     @property
     def partition_key(self) -> str | None:
         """The partition key that the event was sent with; None if there was none."""
+        if self._offset is not None and self._key is not _UNREAD:
+            return self._key
         if self._message is None:
             if (found := scan_key(self._raw, _FIELDS)) is not None:
                 (sequence, offset, enqueued, body), key = found
                 if self._offset is None and sequence is not None and offset is not None and enqueued is not None:
                     self._sequence_number, self._enqueued, self._body, self._offset = sequence, enqueued, body, offset
+                self._key = key
                 return key
             if self._offset is None:
                 with suppress(EventError):  # the general decoder raises it

@@ -34,6 +34,7 @@ from eventpump import (
     ReceivedEvent,
     RetryOptions,
     SqliteLeaseStore,
+    StaticAssignment,
 )
 from eventpump.reports import EventSkipped, HostReport
 from tests.faults.evidence import Journal
@@ -171,6 +172,10 @@ async def main(settings: dict[str, Any]) -> None:
         checkpoint_every=settings.get("checkpoint_every", 2),
         block_at=settings.get("block_at"),
     )
+    options = dict(settings["options"])
+    if (static := settings.get("static")) is not None:
+        ordinal, of = static
+        options["balancer"] = StaticAssignment(ordinal=ordinal, of=of)
     host = EventProcessorHost(
         settings["connection_string"],
         HUB,
@@ -180,7 +185,7 @@ async def main(settings: dict[str, Any]) -> None:
         hooks=[noted],
         retry=RetryOptions(**settings["retry"]),
         checkpoint_policy=CheckpointPolicy(on_close=settings.get("checkpoint_on_close", False)),
-        **settings["options"],
+        **options,
     )
     async with host:
         for name, given in settings.get("subscriptions", {}).items():

@@ -24,10 +24,13 @@ from eventpump import (
     SqliteLeaseStore,
     StaticAssignment,
 )
+from tests.faults.programs import TAKE_OVER, Publisher, Stage
 from tests.support.waiting import Changes
 
 PARTITIONS = 12
 LEASE_DURATION = 3.0
+START = 45.0
+"""Seconds within which processes run: many start at once."""
 
 
 class _Fleet:
@@ -115,3 +118,31 @@ async def test_static_hosts_go_from_five_to_six_without_a_second_reader(tmp_path
     assert all(len(hosts) == 1 for hosts in fleet.readers.values()), fleet.readers
     assert fleet.stolen == []
     assert {host for hosts in fleet.readers.values() for host in hosts} >= {f"new-{each}" for each in range(6)}
+
+
+async def test_static_processes_get_one_more_without_a_second_reader(
+    stage: Stage, request: pytest.FixtureRequest
+) -> None:
+    """The same with a process per host, 2 of which become 3 (5 become 6 with `--long`), while events are published."""
+    before = 5 if request.config.getoption("--long") else 2
+    async with Publisher(stage, 4) as publisher:
+        publisher.start()
+        for ordinal in range(before):
+            await stage.start_child(f"old-{ordinal}", static=[ordinal, before])
+        await stage.progress.until_flowing(publisher.partitions, START)
+        for ordinal in range(before + 1):
+            await stage.start_child(f"new-{ordinal}", static=[ordinal, before + 1])
+            if ordinal < before:
+                old = stage.children[f"old-{ordinal}"]
+                assert await old.stop() == 0, old.stderr
+        wanted = {each: f"new-{int(each) % (before + 1)}" for each in publisher.partitions}
+        owner = stage.progress.owner
+        await stage.progress.until(
+            lambda: all(each in owner and owner[each][0] == host for each, host in wanted.items()), START + TAKE_OVER
+        )
+        await publisher.stop()
+        await stage.verify(publisher)
+        for ordinal in range(before + 1):
+            child = stage.children[f"new-{ordinal}"]
+            assert await child.stop() == 0, child.stderr
+    assert await stage.held_leases() == {}

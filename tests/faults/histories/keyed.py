@@ -3,25 +3,36 @@
 Beside what must hold in every history of hosts: under one epoch the events of a key come in order, one call at a time,
 and an event that was processed does not come again; no more calls run than were allowed; the checkpoint never passes an
 event that is neither processed, skipped nor parked, whatever user code asks for; and an owner begins after it.
+
+The same of subscriptions to a part of the events ("streams"): they get nothing else, their checkpoints come to the end
+nevertheless, and a drain that returned has had all events processed that belong to them. Their functions fail at
+random.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 from eventpump import CloseReason, KeyedProcessor, Park, PartitionContext, ReceivedEvent, RetryOptions
 from eventpump.errors import EventPumpError
-from eventpump.reports import EventParked, EventSkipped, HostReport
-from eventpump.testing.transport import FakeHub
+from eventpump.reports import EventParked, EventSkipped, HostReport, PumpClosed
 from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import ConsumerHistory, HistoryHost, Profile, on_file
-from tests.faults.histories.ledger import Call, Ledger, Place, Start, named_call
+from tests.faults.histories.ledger import Call, Ledger, Place, named_call
 from tests.faults.histories.manners import UnrulyProcessor
-from tests.faults.histories.world import Life, World
+from tests.faults.histories.subscribers import (
+    NAMES,
+    Subscriber,
+    SubscribersHistory,
+    SubscribersProfile,
+    SubscriptionLedger,
+)
+from tests.faults.histories.world import Life, World, own_paces
 
 KEYS = 5
 """Keys of a partition; events of a sixth kind have none."""
@@ -39,6 +50,18 @@ PROFILES: dict[str, Profile] = {
     ),
 }  # fmt: skip
 
+_NAMED = {"subscribe": 3.0, "drain": 1.0, "pause": 0.5, "go on": 1.0, "join": 1.5, "leave": 1.0}
+
+STREAMS: dict[str, SubscribersProfile] = {
+    "streams": SubscribersProfile(
+        {**_NAMED, "crash": 1.0, "freeze": 0.5, "wake": 1.5, "detach": 0.7, "cut": 0.5, "retention": 0.2},
+        {**_WORKS, "quick": 5.0},
+        _ASKS,
+        is_asking=True,
+        compute=0.2,
+    ),
+}
+
 
 def key_of(event: ReceivedEvent) -> Hashable:
     """Return the key of an event: it follows from its number."""
@@ -50,12 +73,13 @@ class KeyedLedger(Ledger):
     """What a keyed processor is judged by.
 
     Args:
+        *args: What its base takes.
         concurrency: The most calls at a time.
         batch: The most events in one.
     """
 
-    def __init__(self, world: World, hub: FakeHub, start: Start, concurrency: int, batch: int) -> None:
-        super().__init__(world, hub, start)
+    def __init__(self, *args: Any, concurrency: int, batch: int) -> None:
+        super().__init__(*args)
         self._concurrency = concurrency
         self._batch = batch
         self._calls: defaultdict[tuple[Place, int], set[Call]] = defaultdict(set)
@@ -63,6 +87,7 @@ class KeyedLedger(Ledger):
         """The checkpoint before the first delivery of an epoch."""
         self._ok: defaultdict[tuple[Place, int], set[int]] = defaultdict(set)
         self._reached_of_key: dict[tuple[Place, int, Hashable], int] = {}
+        self._passed_over: defaultdict[Place, set[int]] = defaultdict(set)
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
         """Record a call of the handler, and check that it may be."""
@@ -98,7 +123,8 @@ class KeyedLedger(Ledger):
             if before is None or after <= before:
                 continue
             missing = set(range(before + KEYS + 1, after, KEYS + 1)) - shore.reported
-            if missing := {number for number in missing if number >= shore.truncated}:
+            missing -= self._passed_over[call.place]
+            if missing := {number for number in missing if number >= shore.truncated and self.is_for(number)}:
                 self._world.violate(f"{named_call(call)} came without {sorted(missing)} of its key")
         self._reached_of_key[at] = max(call.numbers[-1], -1 if reached is None else reached)
 
@@ -114,8 +140,22 @@ class KeyedLedger(Ledger):
         """Record nothing: any request for a checkpoint stores processed events only."""
 
     def was_passed_over(self, partition_id: str, number: int) -> None:
-        """Record that an event was skipped or parked."""
+        """Record that an event was skipped or parked, perhaps without a call: it may not have belonged to a stream."""
         self._shores[self.making, partition_id].processed.add(number)
+        self._passed_over[self.making, partition_id].add(number)
+
+
+class KeyedSubscriptionLedger(KeyedLedger, SubscriptionLedger):
+    """What one making of a subscription with a keyed processor is judged by."""
+
+    def was_closed(self, partition_id: str) -> None:
+        """Record that reading has ended, for others not: under the same epoch it may begin after the checkpoint."""
+        place = (self.making, partition_id)
+        for kept in (self._ok, self._begun_at):
+            for where in [each for each in kept if each[0] == place]:
+                kept.pop(where)
+        for of_key in [each for each in self._reached_of_key if each[0] == place]:
+            del self._reached_of_key[of_key]
 
 
 class _Unruly(UnrulyProcessor):
@@ -126,6 +166,10 @@ class _Unruly(UnrulyProcessor):
     ) -> None:
         with contextlib.suppress(EventPumpError):
             await context.checkpoint(event if is_named else None)
+
+
+class _UnrulySubscriber(_Unruly, Subscriber):
+    """The same, of a subscription."""
 
 
 class _UnrulyKeyed(KeyedProcessor):
@@ -145,33 +189,43 @@ class _UnrulyKeyed(KeyedProcessor):
         await self._unruly.close(context, reason)
 
 
+def _bounds(rng: random.Random) -> dict[str, int]:
+    """Return the bounds of a keyed processor."""
+    concurrency, batch = rng.choice((1, 3, 10)), rng.choice((1, 1, 4))
+    events = concurrency + rng.choice((0, 5, 100))
+    return {
+        "concurrency": concurrency,
+        "max_batch_per_key": batch,
+        "max_events_in_flight": events,
+        "max_bytes_in_flight": rng.choice((500, 1 << 20)),
+        "max_ahead": concurrency + rng.choice((0, 10, 100)),
+    }
+
+
+def _policies(rng: random.Random, park: Any) -> dict[str, Any]:
+    """Return the failure policy of a keyed processor."""
+    passes = rng.choice(("skip", Park(park), Park(park), "stop_partition"))
+    policy: Any = rng.choice(("retry", "retry", "retry", passes))
+    return {
+        "failure_policy": policy,
+        "handler_retry": RetryOptions(max_retries=rng.choice((1, 4)), base_delay=0.2, max_delay=3.0),
+        "on_retries_exhausted": passes,
+        "handler_timeout": 15.0,
+        "on_handler_timeout": rng.choice(("report", "cancel")),
+    }
+
+
 class KeyedHistory(ConsumerHistory):
     """One history with a keyed processor."""
 
     def __init__(self, world: World, profile: Profile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
-        rng = world.rng
-        concurrency, batch = rng.choice((1, 3, 10)), rng.choice((1, 1, 4))
-        events = concurrency + rng.choice((0, 5, 100))
-        self.bounds = {
-            "concurrency": concurrency,
-            "max_batch_per_key": batch,
-            "max_events_in_flight": events,
-            "max_bytes_in_flight": rng.choice((500, 1 << 20)),
-            "max_ahead": concurrency + rng.choice((0, 10, 100)),
-        }
-        self.ledger = KeyedLedger(world, self.hub, self.start, concurrency, batch)
+        self.bounds = _bounds(world.rng)
+        limits = {"concurrency": self.bounds["concurrency"], "batch": self.bounds["max_batch_per_key"]}
+        self.ledger = KeyedLedger(world, self.hub, self.start, **limits)
         self._parking = world.stream("parking")
-        passes = rng.choice(("skip", Park(self._park), Park(self._park), "stop_partition"))
-        policy: Any = rng.choice(("retry", "retry", "retry", passes))
-        self.options |= {
-            "failure_policy": policy,
-            "handler_retry": RetryOptions(max_retries=rng.choice((1, 4)), base_delay=0.2, max_delay=3.0),
-            "on_retries_exhausted": passes,
-            "handler_timeout": 15.0,
-            "on_handler_timeout": rng.choice(("report", "cancel")),
-        }
-        world.note("keyed", self.bounds, policy, passes)
+        self.options |= _policies(world.rng, self._park)
+        world.note("keyed", self.bounds, self.options["failure_policy"], self.options["on_retries_exhausted"])
 
     async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
         if self._parking.random() < 0.3 and not self.manners.is_good.is_set():
@@ -206,6 +260,92 @@ class KeyedHistory(ConsumerHistory):
     async def _end_faults(self) -> None:
         await super()._end_faults()
         await self.go_on()
+
+
+class KeyedStreamsHistory(SubscribersHistory):
+    """One history of subscriptions with keyed processors, most to a part of the events."""
+
+    by_name: dict[str, SubscriptionLedger]
+
+    def __init__(self, world: World, profile: SubscribersProfile, directory: Path | None) -> None:
+        super().__init__(world, profile, directory)
+        rng = self._parking = world.stream("keyed")
+        self.bounds = {name: _bounds(rng) for name in NAMES}
+        for name, options in self.options_of.items():
+            options |= _policies(rng, self._park)
+            world.note("keyed", name, self.bounds[name], options["failure_policy"], options["on_retries_exhausted"])
+
+    async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+        if self._parking.random() < 0.3 and not self.is_ending:
+            raise OSError("no room to park")
+
+    def make_ledger(self, name: str, *args: Any) -> SubscriptionLedger:
+        bounds = self.bounds[name]
+        limits = {"concurrency": bounds["concurrency"], "batch": bounds["max_batch_per_key"]}
+        return KeyedSubscriptionLedger(*args, **limits)
+
+    def subscriber(self, *args: Any) -> Any:
+        return _UnrulyKeyed(_UnrulySubscriber(*args), **self.bounds[args[-1]])
+
+    def _reported(self, host: HistoryHost, report: HostReport) -> None:
+        super()._reported(host, report)
+        ledger = self.by_name.get(str(getattr(report, "subscription", None)))
+        if not isinstance(ledger, KeyedSubscriptionLedger) or report.partition_id is None:
+            return
+        if isinstance(report, EventSkipped | EventParked):
+            assert report.sequence_number is not None
+            ledger.was_passed_over(report.partition_id, report.sequence_number)
+        elif isinstance(report, PumpClosed):
+            ledger.was_closed(report.partition_id)
+
+    async def drain(self) -> None:
+        if self._living:
+            host = self.world.rng.choice(self._living)
+            self._spawn(host, self._drain(host, self.world.rng.choice(NAMES)))
+
+    async def _drain(self, host: HistoryHost, name: str) -> None:
+        ledger = self.by_name.get(name)
+        if ledger is None or host.host.is_closed:
+            return
+        before = {each: ledger.end(each) for each in self.hub.partition_ids}
+        self.world.note("drain", host.life.name, name)
+        try:
+            done = await host.host.drain(name)
+        except EventPumpError as error:
+            self.world.note("refused", host.life.name, name, repr(error)[:120])
+            return
+        self.world.note("drained", host.life.name, name, done)
+        for partition_id in done:
+            if missing := ledger._missing((ledger.making, partition_id), before.get(partition_id, 0)):
+                self.world.violate(f"{name}: partition {partition_id}: drain returned, without {sorted(missing)}")
+
+    async def pause(self) -> None:
+        if self._living:
+            host, name = self.world.rng.choice(self._living), self.world.rng.choice(NAMES)
+            self.world.note("pause", host.life.name, name)
+            host.life.call(self.world.loop, self._set_paused, host, True, (name,))
+
+    async def go_on(self) -> None:
+        for host in self._living:
+            host.life.call(self.world.loop, self._set_paused, host, False, NAMES)
+
+    @staticmethod
+    def _set_paused(host: HistoryHost, is_paused: bool, names: Sequence[str]) -> None:
+        for name in names:
+            with contextlib.suppress(EventPumpError):
+                (host.host.pause if is_paused else host.host.resume)(name)
+
+    async def _end_faults(self) -> None:
+        await super()._end_faults()
+        await self.go_on()
+
+
+async def keyed_streams_history(world: World, size: int) -> None:
+    """Live one history of streams with keyed processors. Its profile is the part of its kind behind "keyed:"."""
+    name = world.kind.partition(":")[2]
+    world.note("profile", name)
+    with on_file(world, is_wanted=False) as directory, own_paces():
+        await KeyedStreamsHistory(world, STREAMS[name], directory).run(size)
 
 
 async def keyed_history(world: World, size: int) -> None:

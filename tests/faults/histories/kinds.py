@@ -8,7 +8,8 @@ from typing import Any
 from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import consumer_history
 from tests.faults.histories.keyed import PROFILES as KEYED_PROFILES
-from tests.faults.histories.keyed import keyed_history
+from tests.faults.histories.keyed import STREAMS, keyed_history, keyed_streams_history
+from tests.faults.histories.keyed_reader import keyed_reader_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
 from tests.faults.histories.reader import reader_history
@@ -24,11 +25,13 @@ SIZE = 40
 KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"keyed:{name}": keyed_history for name in KEYED_PROFILES},
+    **{f"keyed:{name}": keyed_streams_history for name in STREAMS},
     **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
     **{f"subscribers:{name}": subscribers_history for name in SUBSCRIBERS_PROFILES},
     **{f"rewinds:{name}": rewind_history for name in REWINDS_PROFILES},
     "reader": reader_history,
     "reader:large": reader_history,
+    "reader:keyed": keyed_reader_history,
 }
 
 

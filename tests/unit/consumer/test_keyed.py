@@ -316,6 +316,39 @@ async def test_a_key_that_is_retried_holds_up_no_other(raises: BaseException | N
         assert fleet.checkpoint("0") == 99
 
 
+async def test_keys_that_are_retried_take_no_place_from_others() -> None:
+    """More of them than `concurrency`: while they wait, others are processed, and never more at a time than allowed."""
+    book = _Book(_fails_on(3, 4, 5))
+    async with _fleet(100) as fleet:
+        retry = RetryOptions(max_retries=3, base_delay=100, max_delay=100)
+        await _start(fleet, _Keyed(book, concurrency=2), handler_retry=retry)
+        await asyncio.sleep(1.5)
+        assert sorted(book.ok) == [number for number in range(100) if number % KEYS not in (3, 4, 5)]
+        await asyncio.sleep(2000)
+        assert sorted({*book.ok, 3, 4, 5}) == list(range(100))
+        assert book.numbers.count(3) == book.numbers.count(4) == 4
+        assert book.most <= 2
+
+
+async def test_key_that_has_rested_has_a_place_before_keys_that_have_not_begun() -> None:
+    """Or it would come to its turn only when nothing else is left."""
+    slow = 0.1
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(slow)
+        if events[0].sequence_number == 3 and book.numbers.count(3) == 1:
+            raise ValueError("not now")
+
+    book = _Book(handle)
+    async with _fleet(500) as fleet:
+        retry = RetryOptions(max_retries=3, base_delay=1, max_delay=1)
+        await _start(fleet, _Keyed(book, concurrency=1), handler_retry=retry)
+        await fleet.until(lambda: 3 in book.ok, 100)
+        assert len(book.ok) < 20
+        assert book.most == 1
+        await fleet.until(lambda: len(book.ok) == 500, 100)
+
+
 async def test_a_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
     """Only the events that fail by themselves are; the watermark passes each of the others as it is processed."""
     book = _Book(_fails_on(13))
@@ -702,27 +735,6 @@ async def test_retries_without_a_limit_are_refused() -> None:
             await fleet.runs["c"]
 
 
-async def test_subscription_to_a_part_of_the_events_is_refused() -> None:
-    """Of an instance and a class before anything is stored; of a factory when it is called."""
-
-    class Some(KeyedProcessor):
-        def __init__(self) -> None:
-            super().__init__(_nothing)
-
-    parts: list[dict[str, Any]] = [{"keys": {"a"}}, {"filter": lambda event: True}]
-    async with _fleet() as fleet:
-        host = fleet.host("a", NO_PROCESSOR)
-        for part in parts:
-            for processor in (KeyedProcessor(_nothing), Some):
-                with pytest.raises(ConfigurationError, match="leave out keys and filter") as caught:
-                    await host.subscribe("part", processor, failure_policy="skip", **part)
-                assert caught.value.field == "processor"
-        assert await fleet.stores["a"].list_subscriptions() == []
-        await host.subscribe("part", lambda: KeyedProcessor(_nothing), failure_policy="skip", **parts[0])
-        with pytest.raises(ConfigurationError, match="leave out keys and filter"):
-            await asyncio.wait_for(host.run(), 100)
-
-
 async def test_bad_options_are_refused() -> None:
     """With the name of the option."""
     _check_refused(lambda: KeyedProcessor(None), "handler")  # type: ignore[arg-type]  # on purpose
@@ -754,3 +766,179 @@ async def test_subscriptions_of_both_kinds_share_a_link() -> None:
             "default": 99,
             "keyed": 99,
         }
+
+
+# ------------------------------------------------------------------------------------------------------ streams
+
+
+EVEN: dict[str, Any] = {"filter": lambda event: event.sequence_number % 2 == 0, "start": "earliest"}
+
+
+async def _stream(fleet: Fleet, processor: KeyedProcessor, **options: Any) -> Any:
+    """Start a host with a subscription to a part of the events."""
+    host = fleet.host("a", NO_PROCESSOR, handler_retry=TWICE, on_retries_exhausted="skip")
+    await host.subscribe("part", processor, **{"catch_up": "shared", "checkpoint_policy": EACH, **EVEN, **options})
+    fleet.runs["a"] = asyncio.create_task(host.run())
+    return host
+
+
+def _stored(fleet: Fleet) -> int | None:
+    """Return the checkpoint of the subscription."""
+    return next((each.sequence_number for each in fleet.leases.checkpoints(fleet.scope).values()), None)
+
+
+async def test_checkpoint_of_a_stream_passes_what_does_not_match_once_what_does_is_finished() -> None:
+    """Also what came while the last event was being processed, and without any event that matches after it."""
+    gate = asyncio.Event()
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if events[0].sequence_number == 40:
+            await gate.wait()
+
+    book = _Book(handle)
+    async with _fleet(60) as fleet:
+        await _stream(fleet, _Keyed(book), filter=lambda event: event.sequence_number in {0, 10, 40, 42})
+        await asyncio.sleep(5)
+        assert sorted(book.ok) == [0, 10, 42]
+        assert _stored(fleet) == 10
+        fleet.hub.publish("0", count=20)
+        await asyncio.sleep(5)
+        assert _stored(fleet) == 10
+        gate.set()
+        await asyncio.sleep(1)
+        assert _stored(fleet) == 79
+        fleet.hub.publish("0", count=20)
+        await asyncio.sleep(1)
+        assert _stored(fleet) == 99
+
+
+async def test_checkpoints_of_a_stream_are_due_by_the_events_that_the_watermark_passes() -> None:
+    """Of `every_events`: what lies between those that match counts, and what was only taken does not."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(1)
+
+    async with _fleet(100) as fleet:
+        written: list[int] = []
+        policy = CheckpointPolicy(every_events=20)
+        await _stream(fleet, KeyedProcessor(handle, key=lambda _: 1), checkpoint_policy=policy)
+        while len(written) < 4:
+            await asyncio.sleep(0.1)
+            stored = _stored(fleet)
+            if stored is not None and stored not in written:
+                written.append(stored)
+        assert written == [20, 40, 60, 80]
+
+
+async def test_drain_of_a_stream_waits_for_the_watermark() -> None:
+    """And returns although the newest event does not match; an event that is taken later does not end it."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(20 if events[0].sequence_number == 4 else 0)
+
+    book = _Book(handle)
+    async with _fleet(50) as fleet:
+        host = await _stream(fleet, _Keyed(book))
+        await asyncio.sleep(1)
+        draining = asyncio.create_task(host.drain("part"))
+        await asyncio.sleep(1)
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(5)
+        assert 52 in book.ok
+        assert not draining.done()
+        assert await draining == ("0",)
+        assert sorted(book.ok) == list(range(0, 53, 2))
+        await host.drain("part")
+        assert _stored(fleet) == 52
+
+
+async def test_event_whose_filter_failed_is_asked_again_and_holds_up_its_key_alone() -> None:
+    """It is delivered in the order of its key, by itself; one that then does not match is passed over."""
+    fails = {13: 2, 24: 1, 26: 9}
+
+    def matches(event: ReceivedEvent) -> bool:
+        if fails.get(event.sequence_number, 0):
+            fails[event.sequence_number] -= 1
+            raise _Oddity("not now")
+        return event.sequence_number % 2 == 0
+
+    book = _Book(_brief)
+    async with _fleet(100) as fleet:
+        await _stream(
+            fleet,
+            _Keyed(book, max_batch_per_key=4, concurrency=2),
+            filter=matches,
+            handler_retry=RetryOptions(max_retries=2, base_delay=100, max_delay=100),
+        )
+        await asyncio.sleep(1)
+        assert sorted(number for number in book.ok if number % KEYS not in (4, 6)) == [
+            number for number in range(0, 100, 2) if number % KEYS not in (4, 6)
+        ]
+        assert book.of_key(4) == [4, 14]
+        assert _stored(fleet) == 12
+        await asyncio.sleep(600)
+        assert book.of_key(4) == list(range(4, 100, KEYS))
+        assert book.of_key(6) == [number for number in range(6, 100, KEYS) if number != 26]
+        assert (24,) in book.calls
+        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [26]
+        assert {each.operation for each in fleet.told("a", ProcessorFailed)} == {"filter"}
+        assert _stored(fleet) == 99
+
+
+async def test_key_that_fails_for_an_event_in_doubt_fails_after_its_filter() -> None:
+    """Both failures are those of the event alone."""
+    fails = [24]
+
+    def matches(event: ReceivedEvent) -> bool:
+        if event.sequence_number in fails:
+            fails.clear()
+            raise ValueError("not now")
+        return event.sequence_number % 2 == 0
+
+    def key(event: ReceivedEvent) -> int:
+        if event.sequence_number in (24, 36):
+            raise ValueError("no key")
+        return _key(event)
+
+    book = _Book()
+    async with _fleet(50) as fleet:
+        await _stream(fleet, _Keyed(book, key=key), filter=matches)
+        await asyncio.sleep(20)
+        assert sorted(book.ok) == [number for number in range(0, 50, 2) if number not in (24, 36)]
+        assert {each.sequence_number for each in fleet.told("a", EventSkipped)} == {24, 36}
+        assert [each.operation for each in fleet.told("a", ProcessorFailed)].count("filter") == 1
+        assert _stored(fleet) == 49
+
+
+async def test_replay_and_pause_of_a_stream() -> None:
+    """A replay delivers what matches of its range once more, and returns when all of it is processed."""
+    book = _Book(_brief)
+    async with _fleet(100) as fleet:
+        host = await _stream(fleet, _Keyed(book, concurrency=2))
+        await asyncio.sleep(0.05)
+        host.pause("part")
+        await asyncio.sleep(1)
+        begun = len(book.calls)
+        await asyncio.sleep(10)
+        assert 0 < len(book.calls) == begun < 50
+        assert _stored(fleet) == max(book.ok)
+        host.resume("part")
+        assert await host.replay("part", from_=20, to=59) == ("0",)
+        assert sorted(book.ok) == sorted([*range(0, 100, 2), *range(20, 60, 2)])
+        await asyncio.sleep(1)
+        assert _stored(fleet) == 99
+
+
+async def test_seek_of_a_stream_drops_what_has_not_begun() -> None:
+    """From the new position comes what matches, and the checkpoint follows."""
+    book = _Book(_fails_on(14))
+    async with _fleet(100) as fleet:
+        retry = RetryOptions(max_retries=5, base_delay=100, max_delay=100)
+        host = await _stream(fleet, _Keyed(book), handler_retry=retry)
+        await asyncio.sleep(5)
+        assert _stored(fleet) == 12
+        begun = len(book.calls)
+        assert await host.seek("part", 49) == ("0",)
+        await asyncio.sleep(5)
+        assert sorted(number for call in book.calls[begun:] for number in call) == list(range(50, 100, 2))
+        assert _stored(fleet) == 99

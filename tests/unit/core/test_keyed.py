@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,6 +16,12 @@ class _Event:
     def __init__(self, number: int) -> None:
         self.sequence_number = number
         self.offset = f"at-{number}"
+
+
+def _add(queue: KeyedQueue[_Event], number: int, key: object, size: int = 1) -> KeyedEntry[_Event]:
+    """Add one event. Return its entry."""
+    assert queue.accept([_Event(number)], [size], lambda _: key) == []
+    return queue.newest
 
 
 class QueueAgainstModel(RuleBasedStateMachine):
@@ -42,11 +47,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
         total = sum(self.sizes[each] for each in open_)
         bounds = self.bounds
         fits = len(open_) < bounds.events and total + size <= bounds.size and len(self.keys) - end < bounds.ahead
-        has_room = self.queue.room > 0 and (size <= self.queue.room_in_bytes or not open_)
+        has_room = self.queue.room > 0 and self.queue.fitting([size]) == [size]
         assert has_room == (not open_ or fits)
         if has_room:
             number = len(self.keys)
-            self.queue.add(_Event(number), key, size)
+            _add(self.queue, number, key, size)
             self.keys.append(key)
             self.sizes.append(size)
             self.waiting.append(number)
@@ -71,9 +76,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         batch = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.finished |= {entry.event.sequence_number for entry in batch}
+        if len(batch) == 1 and data.draw(st.booleans()):
+            self.queue.finish_alone(batch[0])
+            return
         for entry in batch:
-            assert entry.position is not None
-            self.finished.add(entry.position.sequence_number)
             self.queue.finish(entry)
         self.queue.release(batch[-1])
 
@@ -91,6 +98,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def watermark_is_the_end_of_what_is_finished(self) -> None:
         end = next(each for each in range(len(self.keys) + 1) if each not in self.finished)
         watermark = self.queue.watermark
+        watermark.advance()
         assert watermark.count == end
         assert (watermark.position is None) == (end == 0)
         assert watermark.position is None or watermark.position.sequence_number == end - 1
@@ -108,7 +116,7 @@ def test_keys_take_turns() -> None:
     """A key with many events does not keep another one waiting."""
     queue = _queue()
     for number in range(6):
-        queue.add(_Event(number), "busy" if number < 5 else "other", 1)
+        _add(queue, number, "busy" if number < 5 else "other")
     taken = []
     while queue.ready:
         (entry,) = queue.take()
@@ -130,22 +138,57 @@ class _Moody:
         return 1
 
 
-def test_a_key_that_cannot_be_hashed_adds_nothing() -> None:
-    """Its error is raised, and the queue is as before."""
+def test_events_whose_keys_are_not_known_are_independent_of_all_others() -> None:
+    """What the function raised, or its result when it was hashed, is returned; all others are as they would be."""
     queue = _queue()
-    with pytest.raises(TypeError):
-        queue.add(_Event(0), [], 1)
-    assert (queue.events, len(queue.ready), len(queue.watermark.entries)) == (0, 0, 0)
+
+    def key_of(event: _Event) -> object:
+        if event.sequence_number == 1:
+            raise ValueError("no key")
+        return [] if event.sequence_number == 2 else "key"
+
+    unkeyed = queue.accept([_Event(number) for number in range(5)], [1, 2, 3, 4, 5], key_of)
+    assert [(entry.event.sequence_number, type(error)) for entry, error in unkeyed] == [(1, ValueError), (2, TypeError)]
+    assert [entry.event.sequence_number for entry in queue.ready] == [0, 1, 2]
+    assert (queue.events, queue.size) == (5, 15)
+
+
+def test_sizes_that_fit() -> None:
+    """As many as there is room for; a single larger one if nothing is in hand, and no other beside it."""
+    queue = _queue(size=10)
+    assert queue.fitting([3, 3, 3]) == [3, 3, 3]
+    assert queue.fitting([3, 3, 3, 3]) == [3, 3, 3]
+    assert queue.fitting([11, 1]) == [11]
+    assert queue.has_room
+    _add(queue, 0, "key", 10)
+    assert queue.fitting([1]) == []
+    assert not queue.has_room
 
 
 def test_a_key_that_changes_pins_nothing() -> None:
     """A key that cannot be found again when its event is finished keeps no later event waiting."""
     queue, key = _queue(), _Moody()
-    queue.add(_Event(0), key, 1)
+    _add(queue, 0, key)
     (entry,) = queue.take()
     key.is_hashable = False
     queue.finish(entry)
     queue.release(entry)
     key.is_hashable = True
-    queue.add(_Event(1), key, 1)
+    _add(queue, 1, key)
     assert len(queue.ready) == 1
+
+
+def test_an_entry_that_is_to_be_alone_is_in_no_batch() -> None:
+    """Those before and after it are taken without it, in the order of their key."""
+    queue = _queue(batch=3)
+    entries = [_add(queue, number, "key") for number in range(5)]
+    assert queue.newest is entries[-1]
+    queue.alone.add(entries[2])
+    taken = []
+    while queue.ready:
+        batch = queue.take()
+        taken.append([entry.event.sequence_number for entry in batch])
+        for entry in batch:
+            queue.finish(entry)
+        queue.release(batch[-1])
+    assert taken == [[0, 1], [2], [3, 4]]

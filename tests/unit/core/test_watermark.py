@@ -28,16 +28,28 @@ class _Event:
         return f"at-{self.sequence_number}"
 
 
+def _entry(event: _Event) -> Entry[_Event]:
+    entry: Entry[_Event] = Entry()
+    entry.position, entry.is_finished = event, False
+    return entry
+
+
+def _finish(watermark: Watermark[_Event], entry: Entry[_Event]) -> None:
+    entry.is_finished = True
+    watermark.finished.append(entry)
+
+
 @given(order=st.permutations(range(12)), unreadable=st.sets(st.integers(0, 11)))
 def test_watermark_is_the_end_of_what_is_finished(order: list[int], unreadable: set[int]) -> None:
     """In whatever order events are finished; its position is that of the last one whose position can be read."""
     watermark: Watermark[_Event] = Watermark()
-    entries = [Entry(_Event(number, is_readable=number not in unreadable)) for number in range(12)]
+    entries = [_entry(_Event(number, is_readable=number not in unreadable)) for number in range(12)]
     for entry in entries:
         watermark.entries.append(entry)
     finished: set[int] = set()
     for number in order:
-        watermark.finish(entries[number])
+        _finish(watermark, entries[number])
+        watermark.advance()
         finished.add(number)
         end = next(each for each in range(13) if each not in finished)
         assert watermark.count == end
@@ -52,12 +64,13 @@ def test_watermark_is_the_end_of_what_is_finished(order: list[int], unreadable: 
 def test_finished_events_above_the_watermark_are_not_held() -> None:
     """One slow event does not keep the bodies of all that follow it in memory."""
     watermark: Watermark[_Event] = Watermark()
-    entries = [Entry(_Event(number)) for number in range(50)]
+    entries = [_entry(_Event(number)) for number in range(50)]
     held = [weakref.ref(entry.position) for entry in entries if entry.position is not None]
     for entry in entries:
         watermark.entries.append(entry)
     for entry in entries[1:]:
-        watermark.finish(entry)
+        _finish(watermark, entry)
+    watermark.advance()
     gc.collect()
     assert [number for number, each in enumerate(held) if each() is not None] == [0]
     assert watermark.count == 0

@@ -1,0 +1,258 @@
+"""Calls a `KeyedProcessor` with what a reader reads: one `PartitionReader.run`, from its first read to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from eventpump.aio.tasks import TaskSet, wait_for_event
+from eventpump.consumer.handler import HandlerRunner, HandlerTimeout, as_exception
+from eventpump.consumer.keyed import KeyedProcessor, bounds_of
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.workers import Entry, KeyedWorkers
+from eventpump.core.backoff import Backoff, is_used_up
+from eventpump.core.keyed import KeyedQueue
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.options.base import RetryOptions
+from eventpump.reports import HostReport
+
+HANDLER_TIMEOUT = HandlerTimeout()
+READ = 300
+"""The most events that are read at a time."""
+BLOCKED_AFTER, BLOCKED_PAUSE = 1.0, 10.0
+"""Seconds after which a standstill of the event loop is logged, and between two such lines."""
+
+_log = logging.getLogger("eventpump.consumer")
+
+
+class KeyedReading:
+    """Has a keyed processor called with the events of a partition, until they end or one cannot be processed.
+
+    Args:
+        processor: The processor, open.
+        context: What it is called with.
+        read: Called with the most messages to return; returns the next ones, none at the end. Canceling it is safe.
+        begins_at: Where a reader would begin that gets what is read here.
+        retry: The delays before events that failed are given to the handler again; None for no retry.
+        close_timeout: Seconds that running calls of the handler have after another one failed, before they are
+            cancelled.
+        rng: Randomness, for delays.
+    """
+
+    def __init__(
+        self,
+        processor: KeyedProcessor,
+        context: PartitionContext,
+        read: Callable[[int], Awaitable[list[bytes]]],
+        *,
+        begins_at: EventPosition,
+        retry: RetryOptions | None,
+        close_timeout: float,
+        rng: random.Random,
+    ) -> None:
+        self._processor = processor
+        self._context = context
+        self._read = read
+        self._begins_at = begins_at
+        self._retry = retry
+        self._close_timeout = close_timeout
+        self._rng = rng
+        self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(bounds_of(processor.settings))
+        self._waiting: deque[ReceivedEvent] = deque()
+        self._unkeyed: dict[Entry, Exception] = {}
+        self._seen = 0
+        self._is_read = False
+        self._ending = asyncio.Event()
+        self._news = asyncio.Event()
+        self._failure: Exception | None = None
+        self._read_error: Exception | None = None
+        self._is_cancelled = False
+        self._tasks = TaskSet(self._unexpected)
+        self._runner = HandlerRunner(
+            context.partition_id,
+            HANDLER_TIMEOUT,
+            blocked_after=BLOCKED_AFTER,
+            blocked_pause=BLOCKED_PAUSE,
+            stepped=lambda _: None,
+            report=self._report,
+        )
+        self._workers = KeyedWorkers(
+            processor.settings.concurrency,
+            runner=self._runner,
+            tasks=self._tasks,
+            handle=partial(processor.first_call, context),
+            may_start=lambda: not self._ending.is_set(),
+            recover=self._recover,
+            waits=self._progressed,
+            ended=self._news.set,
+            failed=self._fail,
+        )
+
+    @property
+    def place(self) -> EventPosition | None:
+        """Where a reader would begin that gets every event that is not processed; None if all that was read is."""
+        if not self._queue.events and not self._waiting:
+            return None
+        self._queue.watermark.advance()
+        last = self._queue.watermark.position
+        return self._begins_at if last is None else EventPosition.at_offset(last.offset)
+
+    @property
+    def unprocessed(self) -> list[bytes]:
+        """The messages that were read and are not processed, in order."""
+        in_hand = [entry.event for entry in self._queue.watermark.entries if not entry.is_finished]
+        return [event.raw for event in (*in_hand, *self._waiting)]
+
+    async def run(self) -> None:
+        """Process what is read, to its end. Cancelled, or if an event cannot be processed, running calls end first.
+
+        Raises:
+            Exception: What the handler, or the key of an event, raised; or `read`, once what it had returned before is
+                processed.
+        """
+        receiving = self._tasks.spawn(self._receive(), "eventpump keyed reader")
+        receiving.add_done_callback(lambda _: self._news.set())
+        try:
+            while self._failure is None and (self._queue.events or not self._is_read):
+                await self._change()
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            raise
+        finally:
+            self._tasks.drop(receiving)
+            await self._end()
+        if self._failure is not None:
+            raise self._failure
+        if self._read_error is not None:
+            raise self._read_error
+
+    async def _end(self) -> None:
+        """Begin no further call, and wait for those that run, which are cancelled when they have had their time."""
+        self._ending.set()
+        self._workers.check_again()
+        within = 0.0 if self._is_cancelled else self._close_timeout
+        self._runner.set_deadlines(within, within)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while self._tasks:
+                try:
+                    await self._change()
+                except asyncio.CancelledError as error:
+                    if self._is_cancelled:
+                        # For the second time: handlers that do not end are left to themselves.
+                        self._runner.abandon()
+                        await self._tasks.cancel(0.0)
+                        raise
+                    self._is_cancelled, cancelled = True, error
+                    self._runner.set_deadlines(0.0, 0.0)
+        finally:
+            self._runner.stop()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _receive(self) -> None:
+        """Read and accept events as there is room for them."""
+        queue = self._queue
+        try:
+            while True:
+                while not queue.has_room:
+                    await self._change()
+                messages = await self._read(min(queue.room, READ))
+                if not messages:
+                    return
+                self._waiting.extend(map(ReceivedEvent, messages))
+                self._accept()
+                while self._waiting:
+                    await self._change()
+                    self._accept()
+        except Exception as error:
+            self._read_error = error
+        finally:
+            self._is_read = True
+
+    def _accept(self) -> None:
+        """Accept the events that wait, as there is room for them."""
+        queue, waiting = self._queue, self._waiting
+        chunk = list(islice(waiting, queue.room))
+        sizes = queue.fitting([len(event.raw) for event in chunk])
+        accepted = chunk[: len(sizes)]
+        for entry, error in queue.accept(accepted, sizes, self._processor.key):
+            self._unkeyed[entry] = as_exception("key", error)
+            self._workers.unready.add(entry)
+        for _ in accepted:
+            waiting.popleft()
+        self._seen = queue.events
+        if accepted:
+            self._context.last_delivered = accepted[-1]
+        self._workers.look(queue)
+
+    # ------------------------------------------------------------------------------------------ called by the workers
+
+    async def _recover(self, batch: list[Entry], error: Exception | None) -> bool:
+        """Give events that failed to the handler again, as often as is allowed. Return whether they are processed."""
+        retry, events = self._retry, tuple([entry.event for entry in batch])
+        unkeyed = self._unkeyed.get(batch[0])
+        backoff = None if retry is None else Backoff(retry.base_delay, retry.max_delay)
+        while (error := unkeyed or error) is not None:
+            if self._ending.is_set():
+                _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
+                return False
+            if retry is None or backoff is None or is_used_up(retry, backoff.failures):
+                self._fail(error)
+                await self._call_process_error(error)
+                return False
+            delay = backoff.next(self._rng)
+            where = self._context.partition_id
+            _log.warning("partition %s: process_events failed, trying again in %.1f s: %r", where, delay, error)
+            await self._call_process_error(error)
+            await self._workers.rest(self._queue, wait_for_event(self._ending, delay))
+            if self._ending.is_set():
+                return False
+            if unkeyed is None:
+                error = None
+                try:
+                    await self._runner.run("process_events", self._processor.process_events, self._context, events)
+                except Exception as raised:
+                    error = raised
+        for entry in batch:
+            self._queue.finish(entry)
+        return True
+
+    async def _call_process_error(self, error: Exception) -> None:
+        """Call `process_error`. What it raises is logged."""
+        try:
+            await self._runner.run("process_error", self._processor.process_error, self._context, error)
+        except Exception:
+            _log.exception("partition %s: process_error failed", self._context.partition_id)
+
+    def _progressed(self) -> None:
+        if self._queue.events != self._seen:
+            self._seen = self._queue.events
+            self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._ending.set()
+        self._workers.check_again()
+        self._news.set()
+
+    def _unexpected(self, operation: str, error: BaseException) -> None:
+        self._fail(as_exception(operation, error))
+
+    def _report(self, kind: Callable[..., HostReport], *facts: Any) -> None:
+        report = kind(self._context.owner_id, self._context.partition_id, *facts)
+        # That handlers end late is no news to who cancels them.
+        level = logging.DEBUG if self._is_cancelled else report.level
+        _log.log(level, "partition %s: %s", self._context.partition_id, report.describe())
+
+    async def _change(self) -> None:
+        """Wait until something has changed that what waits may look at."""
+        self._news.clear()
+        await self._news.wait()

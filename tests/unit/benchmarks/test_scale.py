@@ -1,0 +1,38 @@
+"""The benchmarks of many partitions and of keyed processors: their sides measure, and the law is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.processes import run_side
+from benchmarks.scale import law
+from benchmarks.suite import BENCHMARKS
+
+TIMEOUT = 60.0
+
+
+def test_law_of_a_straight_line_is_its_parts() -> None:
+    """A fixed part and one per partition; where the values are no line, both small and large ones count."""
+    assert law({number: 2 + 0.5 * number for number in (1, 32, 1024)}) == pytest.approx((2, 0.5))
+    fixed, each = law({1: 1.0, 32: 33.0, 256: 250.0, 1024: 1100.0})
+    assert 0.9 <= fixed + each <= 1.1
+    assert fixed + each * 1024 == pytest.approx(1100, rel=0.15)
+
+
+def test_hosts_of_several_partitions_have_every_figure() -> None:
+    """Each partition has its events, whichever host takes it."""
+    found = run_side("scale:scale", TIMEOUT, partitions=6, hosts=2, events=60, idle=0.0)
+    assert found.keys() == {"start", "start_cpu", "memory", "cost"}
+    assert found["start"] > 0
+    assert found["cost"] > 0
+
+
+def test_keyed_and_plain_processors_take_turns_over_the_same_events() -> None:
+    """And the difference is that of both."""
+    found = run_side("keyed:keyed", TIMEOUT, events=300, rounds=1, keys=7, waits=True)
+    assert found["over"] == pytest.approx(found["keyed"] - found["plain"])
+
+
+def test_both_can_be_run_by_name() -> None:
+    """As the other benchmarks."""
+    assert {"scale", "keyed"} <= BENCHMARKS.keys()
