@@ -27,6 +27,8 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
     "processing": (
         "EventProcessor",
         "PartitionContext",
+        "BatchIterator",
+        "ReceivedBatch",
         "CloseReason",
         "CheckpointPolicy",
         "Park",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ReaderOptions,
         make_transport,
     )
+    from eventpump.consumer.batches import BatchIterator, ReceivedBatch
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
@@ -169,6 +170,7 @@ __all__ = [
     "AccessToken",
     "AuthenticationError",
     "BalancerFailed",
+    "BatchIterator",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
@@ -294,6 +296,7 @@ __all__ = [
     "ReceiveLink",
     "ReceiveLinkSpec",
     "ReceiveSink",
+    "ReceivedBatch",
     "ReceivedEvent",
     "Recovery",
     "RequestRefusedError",
@@ -344,6 +347,7 @@ _MODULES: Final = {
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
     ),
+    "consumer.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",
