@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         ConnectionLostError,
         ConsumerDisconnectedError,
         DataLossError,
+        DecodeError,
         EntityNotFoundError,
         EventError,
         EventPumpError,
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
         SourceEndedError,
         StoreError,
     )
+    from eventpump.eventhubs.cloudevents import CloudEvent
+    from eventpump.eventhubs.decoding import Decoder, PayloadDecoder
     from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
     from eventpump.interfaces import (
         CheckpointClaim,
@@ -193,6 +196,7 @@ __all__ = [
     "Clock",
     "CloseReason",
     "ClosedError",
+    "CloudEvent",
     "ConfigurationError",
     "ConnectionLostError",
     "ConnectionOptions",
@@ -202,6 +206,8 @@ __all__ = [
     "Credential",
     "DataLossError",
     "DataLost",
+    "DecodeError",
+    "Decoder",
     "DeliveryReceipt",
     "Emulator",
     "EntityNotFoundError",
@@ -273,6 +279,7 @@ __all__ = [
     "PartitionRouter",
     "PartitionStatus",
     "PartitionsFound",
+    "PayloadDecoder",
     "PositionSought",
     "PressureState",
     "ProbedSourceLink",
@@ -365,12 +372,14 @@ _MODULES: Final = {
     "emulator.server": "Emulator",
     "errors": (
         "AuthenticationError BufferFullError CaptureFileError CaptureGapError ClosedError ConfigurationError "
-        "ConnectionLostError ConsumerDisconnectedError DataLossError EntityNotFoundError EventError EventPumpError "
-        "EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError ProcessorFailedError "
-        "ProducerDisconnectedError ProducerStateLostError ProtocolError PublishOutcomeUnknownError "
-        "QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError ServiceTimeoutError "
-        "SourceEndedError StoreError"
+        "ConnectionLostError ConsumerDisconnectedError DataLossError DecodeError EntityNotFoundError EventError "
+        "EventPumpError EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError "
+        "ProcessorFailedError ProducerDisconnectedError ProducerStateLostError ProtocolError "
+        "PublishOutcomeUnknownError QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError "
+        "ServiceTimeoutError SourceEndedError StoreError"
     ),
+    "eventhubs.cloudevents": "CloudEvent",
+    "eventhubs.decoding": "Decoder PayloadDecoder",
     "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
     "interfaces": (
         "CheckpointClaim CheckpointStore Clock ConsumerScope EventSender EventSource HubDirectory HubProperties "
