@@ -12,6 +12,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
+    from eventpump.app.application import EventHubsApp, SubscriberOptions
+    from eventpump.app.hubs import AppHub, AppHubs
     from eventpump.clients import (
         BufferedOptions,
         BufferedProducer,
@@ -171,6 +173,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessToken",
+    "AppHub",
+    "AppHubs",
     "AuthenticationError",
     "BalancerFailed",
     "BatchIterator",
@@ -215,6 +219,7 @@ __all__ = [
     "EventData",
     "EventError",
     "EventHubSource",
+    "EventHubsApp",
     "EventParked",
     "EventPosition",
     "EventProcessor",
@@ -336,6 +341,7 @@ __all__ = [
     "StoredPublisherState",
     "StoredScopeRecord",
     "StoredSubscription",
+    "SubscriberOptions",
     "SubscriptionOptions",
     "SubscriptionRecord",
     "SubscriptionSlow",
@@ -350,6 +356,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "app.application": "EventHubsApp SubscriberOptions",
+    "app.hubs": "AppHub AppHubs",
     "clients": (
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
