@@ -52,6 +52,7 @@ _COVERED_BY = {
     "amqp/sections.py": "unit/amqp/test_message.py unit/amqp/test_event_scan.py",
     "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",
     "amqp/types.py": "unit/amqp/test_codec.py",
+    "app/hubs.py": "integration/test_app.py",
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
     "cli/info.py": "integration/test_cli_info.py",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from eventpump import (
     SqliteLeaseStore,
 )
 
+ROOT = Path(__file__).parents[2]
 TWICE = RetryOptions(max_retries=1, base_delay=0.01, max_delay=0.01)
 
 
@@ -270,3 +274,28 @@ async def test_in_the_background_of_other_code(eventpump_emulator: Emulator) -> 
 
     with pytest.raises(ProcessorFailedError):
         await body()
+
+
+def _example(program: str, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_CONNECTION_STRING"}
+    command = [sys.executable, f"examples/{program}", *arguments]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_example_of_an_application_receives_its_alerts() -> None:
+    """It runs by itself, parks what is garbled, and ends."""
+    printed = _example("app.py", "--count", "200")
+    assert "handled 200 readings" in printed
+    (received, expected) = re.findall(r"received (\d+) of (\d+) alerts", printed)[0]
+    assert received == expected
+
+
+def test_the_example_of_loops_inserts_every_event() -> None:
+    """Also those of the batch with which a loop failed."""
+    printed = _example("batches.py", "--count", "1000")
+    assert "the batch is delivered again" in printed
+    assert "inserted 1000 of 1000 events" in printed

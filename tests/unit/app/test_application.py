@@ -93,7 +93,7 @@ def test_publishers_to_one_hub_share_a_producer() -> None:
     with pytest.raises(ConfigurationError, match="other options"):
         app.publisher("out")
     with pytest.raises(ConfigurationError, match="coroutine function"):
-        app.publisher("out", idempotent=True)(lambda: None)  # type: ignore[type-var,arg-type,return-value]  # that is the point
+        app.publisher("out", idempotent=True)(lambda: None)  # type: ignore[type-var]  # that is the point
 
 
 async def test_what_cannot_run_is_refused_at_the_start() -> None:
