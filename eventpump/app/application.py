@@ -362,7 +362,7 @@ class EventHubsApp:
             async with AsyncExitStack() as stack:
                 # Entered first, and so closed last: hosts finish what they have in hand.
                 await self._open_producers(stack, overrides)
-                hosts = [await stack.enter_async_context(host) for host in await self._make_hosts(overrides)]
+                hosts = await self._open_hosts(stack, overrides)
                 await gather(host.run(until=stopping.wait()) for host in hosts)
         finally:
             self._stopping = None
@@ -385,7 +385,7 @@ class EventHubsApp:
             for each in publications:
                 each.producer = cast(EventPublisher, producers[each.hub])
 
-    async def _make_hosts(self, overrides: _Overrides | None) -> list[EventProcessorHost]:
+    async def _open_hosts(self, stack: AsyncExitStack, overrides: _Overrides | None) -> list[EventProcessorHost]:
         by_host: dict[tuple[str, str], list[_Subscriber]] = {}
         for each in self._subscribers:
             by_host.setdefault((each.hub, each.group), []).append(each)
@@ -404,9 +404,9 @@ class EventHubsApp:
                 hooks=self._hooks if overrides is None else (*self._hooks, overrides.hook),
                 **options,
             )
+            hosts.append(await stack.enter_async_context(host))
             if overrides is not None:
                 overrides.hosts[hub, group] = host
-            hosts.append(host)
             for each in subscribers:
                 if each is not own:
                     await host.subscribe(each.name, each.processor, **each.options)

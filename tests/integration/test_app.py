@@ -156,7 +156,8 @@ async def test_events_before_one_that_fails_are_handled_once() -> None:
         await hubs["numbers"].publish(1, 2, 3, 4)
         await hubs["numbers"].handled()
         assert await hubs["out"].published(int) == [1, 2, 4]
-    assert [calls.count(number) for number in (1, 2, 3, 4)] == [1, 1, 4, 1]
+    assert [calls.count(number) for number in (1, 2, 4)] == [1, 1, 1]
+    assert calls.count(3) >= 2  # alone, and in batches before that; a drain in between begins anew
 
 
 async def test_a_failure_to_publish_is_a_failure_of_the_event() -> None:

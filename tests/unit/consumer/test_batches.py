@@ -256,6 +256,19 @@ async def test_what_was_left_is_not_in_the_last_checkpoint() -> None:
         await other.aclose()
 
 
+async def test_closing_does_not_wait_for_loops_that_there_are_not() -> None:
+    """Batches that wait for a loop are withdrawn at once."""
+    async with _fleet(10, partitions=2) as fleet:
+        host = _host(fleet)
+        async for _ in host.batches():
+            break
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        await host.aclose()
+        assert asyncio.get_running_loop().time() - began < 1
+        assert not fleet.told("a", ProcessorFailed)
+
+
 # -------------------------------------------------------------------------------------------------------- its end
 
 
