@@ -153,9 +153,10 @@ class EventHubsApp:
     ) -> None:
         _check_known(options, _OF_HOST)
         self._connection_string = connection_string
+        _check_store(lease_store)
         self._lease_store = lease_store
         self._hooks = tuple(hooks)
-        self._decoder = PAYLOADS if decoder is None else decoder
+        self._decoder = PAYLOADS if decoder is None else _checked_decoder(decoder)
         self._options: dict[str, Any] = {**options}
         self._subscribers: list[_Subscriber] = []
         self._publications: dict[Function, list[Publication]] = {}
@@ -210,10 +211,12 @@ class EventHubsApp:
         is_keyed = key is not None or bool(keyed)
         self._check_options(checked_hub(hub), group, name, given, is_keyed=is_keyed)
         self._check_name(hub, group, name)
+        own_decoder = self._decoder if decoder is None else _checked_decoder(decoder)
+        _check_store(lease_store)
 
         def decorate(function: _F) -> _F:
             self._check_name(hub, group, name)
-            handler = Handler(function, self._decoder if decoder is None else decoder)
+            handler = Handler(function, own_decoder)
             route = Route(handler, self._publications.setdefault(function, []))
             processor: Processor = (
                 KeyedProcessor(route.handle_keyed, key=key, **keyed)
@@ -521,3 +524,14 @@ def _check_known(options: Mapping[str, object], known: Collection[str]) -> None:
     for name in options:
         if name not in known:
             raise unknown_option(name, known)
+
+
+def _checked_decoder(decoder: object) -> Decoder:
+    if isinstance(decoder, type) or not isinstance(decoder, Decoder):
+        raise ConfigurationError("decoder", "must be an object with the method decoder_for, such as PayloadDecoder()")
+    return decoder
+
+
+def _check_store(given: object) -> None:
+    if given is not None and not callable(given) and not callable(getattr(given, "acquire_lease", None)):
+        raise ConfigurationError("lease_store", "must be a lease store, or a function that returns one")

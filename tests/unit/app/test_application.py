@@ -9,6 +9,7 @@ import pytest
 from eventpump.app.application import EventHubsApp
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.decoding import PayloadDecoder
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import Park
 from eventpump.storage.leases.memory import MemoryLeaseStore
@@ -42,6 +43,15 @@ def test_options_that_cannot_work_are_refused_at_the_decorator(options: dict[str
     """By the rules of the host, the subscription and the keyed processor."""
     with pytest.raises(ConfigurationError, match=problem):
         EventHubsApp().subscriber("telemetry", **options)
+
+
+@pytest.mark.parametrize("option", [{"decoder": "json"}, {"decoder": PayloadDecoder}, {"lease_store": "leases.db"}])
+def test_parts_that_are_none_are_refused(option: Any) -> None:
+    """Of the application and of a subscriber."""
+    with pytest.raises(ConfigurationError, match="must be a"):
+        EventHubsApp(**option)
+    with pytest.raises(ConfigurationError, match="must be a"):
+        EventHubsApp().subscriber("telemetry", **option)
 
 
 def test_options_of_the_application_apply_to_its_subscribers() -> None:
