@@ -40,7 +40,8 @@ def _numbers(batch: ReceivedBatch) -> list[int]:
 
 
 async def _take(batches: BatchIterator, count: int) -> list[list[int]]:
-    return [_numbers(await anext(batches)) for _ in range(count)]
+    async with asyncio.timeout(300):  # a batch that never comes is a failure, and no wait for ever
+        return [_numbers(await anext(batches)) for _ in range(count)]
 
 
 # ----------------------------------------------------------------------------------------------------------- a loop
