@@ -68,9 +68,9 @@ napoleon_use_ivar = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(typing|collections|_?asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*",
+        r"(typing|collections|asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*",
     ),
-    (r"py:.*", r"(pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
+    (r"py:.*", r"(_asyncio|pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
     (r"py:.*", r"[a-z_]+"),  # built-in types, and parameters
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
