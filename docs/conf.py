@@ -66,10 +66,7 @@ napoleon_use_ivar = True
 # No inventories of other projects are loaded, so that the site is built without a network: what is not eventpump's is
 # not a link. Every name of eventpump has to be documented.
 nitpick_ignore_regex = [
-    (
-        r"py:.*",
-        r"(typing|collections|asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*",
-    ),
+    (r"py:.*", r"(typing|collections|asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*"),
     (r"py:.*", r"(_asyncio|pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
     (r"py:.*", r"[a-z_]+"),  # built-in types, and parameters
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
