@@ -67,7 +67,7 @@ napoleon_use_ivar = True
 # not a link. Every name of eventpump has to be documented.
 nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections|asyncio|datetime|enum|pathlib|os|ssl|random|types|logging|contextlib|socket)\..*"),
-    (r"py:.*", r"(pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
+    (r"py:.*", r"(_asyncio|pydantic|annotated_types|pyspark|pandas|pyarrow|azure|pytest)(_\w+)?\..*"),
     (r"py:.*", r"[a-z_]+"),  # built-in types, and parameters
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
@@ -76,7 +76,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
-    (r"py:.*", r"eventpump\.(amqp|eventhubs|options|producer|sources)\..*"),
+    (r"py:.*", r"eventpump\.(amqp|app|consumer\.batches|eventhubs|options|producer|sources)\..*"),
 ]
 
 PROJECT_PAGES: Final = {

@@ -29,6 +29,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 PURPOSES: Final[Mapping[str, str]] = {
     "cli": "the eventpump command",
     "demo": "what eventpump demo runs",
+    "app": "decorated functions",
     "spark": "streaming source and foreachBatch sink",
     "clients": "the public classes, put together",
     "testing": "fixtures, fakes, contract suites for users",

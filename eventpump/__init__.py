@@ -12,6 +12,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
+    from eventpump.app.application import EventHubsApp, SubscriberOptions
+    from eventpump.app.hubs import AppHub, AppHubs
     from eventpump.clients import (
         BufferedOptions,
         BufferedProducer,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         ReaderOptions,
         make_transport,
     )
+    from eventpump.consumer.batches import BatchIterator, ReceivedBatch
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
         ConnectionLostError,
         ConsumerDisconnectedError,
         DataLossError,
+        DecodeError,
         EntityNotFoundError,
         EventError,
         EventPumpError,
@@ -73,6 +77,8 @@ if TYPE_CHECKING:
         SourceEndedError,
         StoreError,
     )
+    from eventpump.eventhubs.cloudevents import CloudEvent
+    from eventpump.eventhubs.decoding import Decoder, PayloadDecoder
     from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
     from eventpump.interfaces import (
         CheckpointClaim,
@@ -167,8 +173,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessToken",
+    "AppHub",
+    "AppHubs",
     "AuthenticationError",
     "BalancerFailed",
+    "BatchIterator",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
@@ -191,6 +200,7 @@ __all__ = [
     "Clock",
     "CloseReason",
     "ClosedError",
+    "CloudEvent",
     "ConfigurationError",
     "ConnectionLostError",
     "ConnectionOptions",
@@ -200,6 +210,8 @@ __all__ = [
     "Credential",
     "DataLossError",
     "DataLost",
+    "DecodeError",
+    "Decoder",
     "DeliveryReceipt",
     "Emulator",
     "EntityNotFoundError",
@@ -207,6 +219,7 @@ __all__ = [
     "EventData",
     "EventError",
     "EventHubSource",
+    "EventHubsApp",
     "EventParked",
     "EventPosition",
     "EventProcessor",
@@ -271,6 +284,7 @@ __all__ = [
     "PartitionRouter",
     "PartitionStatus",
     "PartitionsFound",
+    "PayloadDecoder",
     "PositionSought",
     "PressureState",
     "ProbedSourceLink",
@@ -294,6 +308,7 @@ __all__ = [
     "ReceiveLink",
     "ReceiveLinkSpec",
     "ReceiveSink",
+    "ReceivedBatch",
     "ReceivedEvent",
     "Recovery",
     "RequestRefusedError",
@@ -326,6 +341,7 @@ __all__ = [
     "StoredPublisherState",
     "StoredScopeRecord",
     "StoredSubscription",
+    "SubscriberOptions",
     "SubscriptionOptions",
     "SubscriptionRecord",
     "SubscriptionSlow",
@@ -340,10 +356,13 @@ __all__ = [
 ]
 
 _MODULES: Final = {
+    "app.application": "EventHubsApp SubscriberOptions",
+    "app.hubs": "AppHub AppHubs",
     "clients": (
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
     ),
+    "consumer.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",
@@ -361,12 +380,14 @@ _MODULES: Final = {
     "emulator.server": "Emulator",
     "errors": (
         "AuthenticationError BufferFullError CaptureFileError CaptureGapError ClosedError ConfigurationError "
-        "ConnectionLostError ConsumerDisconnectedError DataLossError EntityNotFoundError EventError EventPumpError "
-        "EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError ProcessorFailedError "
-        "ProducerDisconnectedError ProducerStateLostError ProtocolError PublishOutcomeUnknownError "
-        "QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError ServiceTimeoutError "
-        "SourceEndedError StoreError"
+        "ConnectionLostError ConsumerDisconnectedError DataLossError DecodeError EntityNotFoundError EventError "
+        "EventPumpError EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError "
+        "ProcessorFailedError ProducerDisconnectedError ProducerStateLostError ProtocolError "
+        "PublishOutcomeUnknownError QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError "
+        "ServiceTimeoutError SourceEndedError StoreError"
     ),
+    "eventhubs.cloudevents": "CloudEvent",
+    "eventhubs.decoding": "Decoder PayloadDecoder",
     "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
     "interfaces": (
         "CheckpointClaim CheckpointStore Clock ConsumerScope EventSender EventSource HubDirectory HubProperties "

@@ -6,6 +6,7 @@
     ├── ConfigurationError            a value given by the user cannot work: option, connection string, file
     ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
     ├── EventError                    an event cannot be encoded or decoded
+    │   ├── DecodeError               the payload of a received event is not what its handler wants
     │   └── EventTooLargeError        it, or its batch, is larger than the link allows
     ├── ServiceError                  the service or the connection to it failed; `recovery` says what to rebuild
     │   ├── ConnectionLostError       the connection ended or could not be made
@@ -99,6 +100,28 @@ class ProtocolError(EventPumpError):
 
 class EventError(EventPumpError):
     """An event cannot be encoded, or a received message cannot be decoded."""
+
+
+class DecodeError(EventError):
+    """The payload of a received event cannot be decoded as the type that is wanted.
+
+    Another attempt cannot help: where the failure policy is to retry, `on_retries_exhausted` applies at once.
+
+    Args:
+        partition_id: The partition; None if that is not known.
+        sequence_number: The event's sequence number; None if it cannot be read.
+        wanted: The type.
+        problem: What is wrong with the payload, of which it shows at most an excerpt.
+    """
+
+    def __init__(self, partition_id: str | None, sequence_number: int | None, wanted: str, problem: str) -> None:
+        place = "an event" if sequence_number is None else f"event {sequence_number}"
+        where = "" if partition_id is None else f"partition {partition_id}, "
+        super().__init__(f"{where}{place}: the payload cannot be decoded as {wanted}: {problem}")
+        self.partition_id = partition_id
+        self.sequence_number = sequence_number
+        self.wanted = wanted
+        self.problem = problem
 
 
 class EventTooLargeError(EventError):

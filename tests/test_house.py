@@ -17,29 +17,31 @@ from tests.support.order import LONGEST
 ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
-AccessToken AuthenticationError BalancerFailed BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError
-BufferedOptions BufferedProducer CaptureContainer CaptureFileError CaptureFiles CaptureGapError CaptureSettings
-CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
-ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
-ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
-EventBatch EventData EventError EventHubSource EventParked EventPosition EventProcessor EventProcessorHost EventProducer
-EventPumpError EventSender EventSkipped EventSource EventTooLargeError FairBalancer FeedOptions FleetView
-GeneratorSource GreedyBalancer HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties
-InvalidClientStateError KeyedProcessor LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore
-LeaseTaken LinkDetachedError LinkFailed LinkRestored LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss
-LossKind MachineClock MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential
-OnError OnSuccess OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed
-PartitionLease PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader
-PartitionRouter PartitionStatus PartitionsFound PositionSought PressureState ProbedSourceLink ProcessorFailed
+AccessToken AppHub AppHubs AuthenticationError BalancerFailed BatchIterator BatchState BlobLeaseStore
+BlobPublisherStateStore BufferFullError BufferedOptions BufferedProducer CaptureContainer CaptureFileError CaptureFiles
+CaptureGapError CaptureSettings CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy
+CheckpointStore CheckpointWritten ClientOptions Clock CloseReason ClosedError CloudEvent ConfigurationError
+ConnectionLostError ConnectionOptions ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential
+DataLossError DataLost DecodeError Decoder DeliveryReceipt Emulator EntityNotFoundError EventBatch EventData EventError
+EventHubSource EventHubsApp EventParked EventPosition EventProcessor EventProcessorHost EventProducer EventPumpError
+EventSender EventSkipped EventSource EventTooLargeError FairBalancer FeedOptions FleetView GeneratorSource
+GreedyBalancer HandlerSlow HashRouter Hook HostOptions HostReport HubDirectory HubProperties InvalidClientStateError
+KeyedProcessor LastEnqueued LeaseLost LeasePlan LeaseReleased LeaseSnapshot LeaseStore LeaseTaken LinkDetachedError
+LinkFailed LinkRestored LinkRewound LinkStalled LinkState LinkStateChanged LoopBlocked Loss LossKind MachineClock
+MemoryLeaseStore MemoryLeases MemoryPublisherStateStore MemorySource NamedKey NamedKeyCredential OnError OnSuccess
+OutsideReader OwnershipLostError Park PartitionBalancer PartitionContext PartitionFailed PartitionLease
+PartitionProperties PartitionPublishingOptions PartitionPublishingProperties PartitionReader PartitionRouter
+PartitionStatus PartitionsFound PayloadDecoder PositionSought PressureState ProbedSourceLink ProcessorFailed
 ProcessorFailedError ProducerDisconnectedError ProducerOptions ProducerStateLostError ProtocolError
 PublishOutcomeUnknownError PublisherIntent PublisherState PublisherStateStore PumpClosed PumpOverdue PumpStarted
-PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedEvent Recovery
-RequestRefusedError RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential ScopeRecord SendLink
-SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed ServiceTimeoutError SharedKey
-SharedSignature SourceEndedError SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition
-StaticAssignment StickyRouter StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription
-SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport
-TransportName TransportType UnexpectedFailure connection_settings make_transport
+PumpState QuotaExceededError RangeReplayed ReaderOptions ReceiveLink ReceiveLinkSpec ReceiveSink ReceivedBatch
+ReceivedEvent Recovery RequestRefusedError RetryOptions RingBalancer RingRouter RoundRobinRouter SasCredential
+ScopeRecord SendLink SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFailed
+ServiceTimeoutError SharedKey SharedSignature SourceEndedError SourceLink SqliteLeaseStore SqlitePublisherStateStore
+StartIgnored StartPosition StaticAssignment StickyRouter StoreError StoreFailed StoredPublisherState StoredScopeRecord
+StoredSubscription SubscriberOptions SubscriptionOptions SubscriptionRecord SubscriptionSlow
+SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure connection_settings
+make_transport
 """
 
 _COVERED_BY = {
@@ -50,6 +52,7 @@ _COVERED_BY = {
     "amqp/sections.py": "unit/amqp/test_message.py unit/amqp/test_event_scan.py",
     "amqp/session.py": "unit/amqp/test_link.py unit/amqp/test_limits.py unit/amqp/test_stealing.py",
     "amqp/types.py": "unit/amqp/test_codec.py",
+    "app/hubs.py": "integration/test_app.py",
     "cancellation.py": "unit/consumer/test_escapes.py unit/producer/test_ends.py",
     "cli/emulator.py": "integration/test_emulator_command.py",
     "cli/info.py": "integration/test_cli_info.py",

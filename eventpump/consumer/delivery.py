@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
+from eventpump.consumer.batches import BatchDispatch, BatchSource
 from eventpump.consumer.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.handler import HandlerRunner, PumpEndedError
@@ -115,6 +116,8 @@ class Delivery:
     def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
         processor = partition.processor
         parts = self._tenure, self._runner, self._context, self._requests, self._failing
+        if isinstance(processor, BatchSource):
+            return BatchDispatch(*parts, processor)
         return KeyedDispatch(*parts, processor) if isinstance(processor, KeyedProcessor) else SerialDispatch(*parts)
 
     def wake(self) -> None:

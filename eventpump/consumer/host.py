@@ -12,11 +12,13 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
+from eventpump.consumer.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.consumer.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.manager import PartitionManager
 from eventpump.consumer.owned import PartitionStatus
@@ -110,6 +112,8 @@ class PartitionHost:
         self._main: asyncio.Task[None] | None = None
         self._transport: Transport | None = None
         self._manager: PartitionManager | None = None
+        self._batches: BatchQueue | None = None
+        self._batches_run: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @property
@@ -215,10 +219,78 @@ class PartitionHost:
                 leases, cancelling, and closing the connection and the store may each take one second more.
         """
         self.stop(deadline)
+        if self._batches is not None:
+            self._batches.give_back(asyncio.current_task())
         if self._main is None:
             await self._disconnect()
         elif not self._main.done():
             await asyncio.wait({self._main})
+        if self._batches_run is not None:
+            await asyncio.wait({self._batches_run})
+
+    def batches(self, *, handle_signals: bool = False) -> BatchIterator:
+        """Return an asynchronous iterator over the batches of the partitions, in place of a processor.
+
+        ::
+
+            async with EventProcessorHost(connection_string, "telemetry", lease_store=leases) as host:
+                async for batch in host.batches():
+                    await store(batch.context.partition_id, batch.events)
+
+        The first loop starts the host, unless `run` was called. Of each partition at most one batch is in the hand of a
+        loop, and of each loop at most one batch. A batch is acknowledged when its loop asks for the next one, and then
+        the checkpoint policy applies to it; until then its partition waits, and no other one does if there are loops
+        for them: call this once for each task that is to have a loop of its own.
+
+        A loop that is left before, by `break`, `return`, an exception or a cancellation, acknowledges nothing: its
+        batch is delivered again, to the next loop of this host or to the next owner of the partition. What
+        `batch.checkpoint()` has stored is not delivered again. If this object is kept in a variable, close it
+        (`await batches.aclose()`), because only then is it known that the loop was left; a second loop over it begins
+        with that batch. The host goes on without a loop, with its partitions waiting, until it is closed.
+
+        If the partition moves to another host while its batch is in hand, `batch.context.ownership_lost` is set,
+        `batch.checkpoint()` raises `OwnershipLostError`, and the next owner receives the events again. A loop ends when
+        the host has closed: a batch in hand then has the close time-out to be acknowledged. In the body of a loop call
+        `stop`; `aclose` from there gives the batch in hand back.
+
+        Args:
+            handle_signals: As of `run`, if this loop starts the host. Default: False.
+
+        Raises:
+            ConfigurationError: The host has a processor, or was used without a processor before, or an option does not
+                work with a loop: `failure_policy`, or `on_handler_timeout="cancel"`.
+            ClosedError: The host is closed.
+        """
+        if self._is_closed:
+            raise ClosedError("processor host")
+        if self._batches is None:
+            if self._source is not None:
+                raise ConfigurationError("processor", "cannot be given together with batches(): a batch has one reader")
+            if self._manager is not None:
+                raise ConfigurationError("batches", "must be called before `subscribe` and `run`")
+            queue = BatchQueue()
+            source = ProcessorSource.of(BatchSource(queue))
+            source.check(self._settings)
+            self._batches, self._source = queue, source
+        return BatchIterator(self._batches, partial(self._start_for_batches, handle_signals))
+
+    def _start_for_batches(self, handle_signals: bool) -> asyncio.Task[None]:
+        """Return the task that runs the host, started if there is none."""
+        if self._batches_run is None:
+            running = self._main
+            if running is None:
+                work = self.run(handle_signals=handle_signals)
+                running = asyncio.get_running_loop().create_task(work, name="eventpump host")
+            self._batches_run = running
+            running.add_done_callback(self._batches_ended)
+        return self._batches_run
+
+    def _batches_ended(self, running: asyncio.Task[None]) -> None:
+        assert self._batches is not None
+        is_awaited = self._batches.wake_all()
+        if not running.cancelled() and (error := running.exception()) is not None and not is_awaited:
+            # A loop that asks later raises it, but there may be none.
+            _log.error("host %s: failed: %s: %s", self._owner_id, type(error).__name__, error)
 
     async def subscribe(self, name: str, processor: Processor, **options: Unpack[SubscriptionOptions]) -> None:
         """Deliver the events of the hub to another processor, beside the others, over the same receive links.

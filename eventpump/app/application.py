@@ -1,0 +1,537 @@
+"""`EventHubsApp`: subscribers and publishers of any number of hubs as decorated functions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
+
+from eventpump.aio.tasks import gather
+from eventpump.app.handlers import EventPublisher, Function, Handler, Publication, Route, RouteProcessor
+from eventpump.app.hubs import AppHubs, Changes
+from eventpump.clients import BufferedOptions, BufferedProducer, ClientOptions, EventProcessorHost, HostOptions
+from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.processor import Processor
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
+from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.decoding import PAYLOADS, Decoder
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.interfaces import LeaseStore
+from eventpump.options.base import unknown_option
+from eventpump.options.connection import checked_hub
+from eventpump.options.consumer import (
+    HostSettings,
+    Park,
+    SubscriptionOptions,
+    SubscriptionPosition,
+    SubscriptionSettings,
+)
+from eventpump.reports import Hook
+from eventpump.storage.leases.memory import MemoryLeaseStore
+
+_log = logging.getLogger("eventpump.app")
+
+_DEFAULT_GROUP: Final = "$Default"
+
+TEST_GROUP: Final = "eventpump-test"
+"""The consumer group with which `AppHub.published` reads."""
+
+LeaseStores = LeaseStore | Callable[[], LeaseStore]
+"""A lease store, or a function that returns one for each host."""
+
+_F = TypeVar("_F", bound=Function)
+
+
+class SubscriberOptions(HostOptions, total=False):
+    """Keyword arguments of `EventHubsApp.subscriber`: those of a host; with `name`, those of a subscription."""
+
+    concurrency: int
+    """The most calls of the function at a time, per partition, each for another key. Default: 32, with `key`."""
+    max_events_in_flight: int
+    """With `key`, the most events that are taken and not processed yet, per partition. Default: 1,000."""
+    max_bytes_in_flight: int
+    """With `key`, the most bytes of them. Default: 8,388,608."""
+    max_ahead: int
+    """With `key`, the most events taken above the first one that is not processed. Default: 10,000."""
+    start: SubscriptionPosition | Mapping[str, SubscriptionPosition]
+    """With `name`, where the subscription begins. Default: "latest"."""
+    catch_up: Literal["shared"] | None
+    """With `name`, how it reads events before the end. Default: None."""
+    catch_up_group: str | None
+    """With `name`, a second consumer group to catch up in. Default: None."""
+    slow_after: float
+    """With `name`, seconds after which it is reported if it holds others back. Default: 60.0."""
+    on_slow: Literal["hold", "suspend"]
+    """With `name`, what to do then. Default: "hold"."""
+    keys: Collection[Hashable] | None
+    """With `name`, the keys of the events that are delivered. Default: None, all events."""
+    filter: Callable[[ReceivedEvent], bool] | None
+    """With `name`, returns whether an event is delivered. Default: None, all events."""
+
+
+_KEYED: Final = ("concurrency", "max_events_in_flight", "max_bytes_in_flight", "max_ahead")
+_OF_SUBSCRIPTION: Final = frozenset(SubscriptionOptions.__annotations__)
+_OF_HOST: Final = frozenset(HostOptions.__annotations__)
+
+
+@dataclass(slots=True, repr=False)
+class _Subscriber:
+    """A decorated function and what it is called for.
+
+    Attributes:
+        name: The subscription.
+        route: Handles an event.
+        processor: What the host gets.
+        options: Of the host, or of a named subscription.
+    """
+
+    hub: str
+    group: str
+    name: str
+    route: Route
+    processor: Processor
+    options: dict[str, Any]
+    lease_store: LeaseStores | None
+
+
+@dataclass(slots=True, repr=False)  # the connection string has a key
+class _Overrides:
+    """What `test` has in place of the service and the stores."""
+
+    connection_string: str
+    hook: Hook
+    hosts: dict[tuple[str, str], EventProcessorHost] = field(default_factory=dict)
+
+
+class EventHubsApp:
+    """Calls functions with the events of hubs, and publishes what they return.
+
+    ::
+
+        app = EventHubsApp(connection_string, lease_store=lambda: SqliteLeaseStore("leases.db"))
+
+        @app.subscriber("telemetry", key=by_device, handler_retry=RetryOptions(max_retries=5),
+                        on_retries_exhausted=Park("telemetry-parked"))
+        @app.publisher("alerts")
+        async def watch(reading: Reading, context: PartitionContext) -> Alert | None:
+            return Alert(device=reading.device) if reading.celsius > 90 else None
+
+        app.run()
+
+    Everything is done by `EventProcessorHost`, `KeyedProcessor` and `BufferedProducer`, and holds as it does there:
+    each event is handled at least once, and what is returned for it is published at least once, before its checkpoint.
+    There is one host for each hub and consumer group. A decorated function stays as it was, and can be called.
+
+    Args:
+        connection_string: The connection string of the namespace; None to give `fully_qualified_namespace` and
+            `credential`.
+        lease_store: The store of leases and checkpoints, or a function that returns one, called for each host. A store
+            itself is enough if there is one host. May be given to `subscriber` instead.
+        hooks: Functions that are called with every report of every host.
+        decoder: Decodes payloads. Default: a `PayloadDecoder`.
+        options: See `HostOptions`: for all hosts. Those of the connection (`ClientOptions`) are for producers too.
+
+    Raises:
+        ConfigurationError: There is no such option.
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        *,
+        lease_store: LeaseStores | None = None,
+        hooks: Iterable[Hook] = (),
+        decoder: Decoder | None = None,
+        **options: Unpack[HostOptions],
+    ) -> None:
+        _check_known(options, _OF_HOST)
+        self._connection_string = connection_string
+        _check_store(lease_store)
+        self._lease_store = lease_store
+        self._hooks = tuple(hooks)
+        self._decoder = PAYLOADS if decoder is None else _checked_decoder(decoder)
+        self._options: dict[str, Any] = {**options}
+        self._subscribers: list[_Subscriber] = []
+        self._publications: dict[Function, list[Publication]] = {}
+        self._producer_options: dict[str, dict[str, Any]] = {}
+        self._stopping: asyncio.Event | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    # ------------------------------------------------------------------------------------------------------ decorators
+
+    def subscriber(
+        self,
+        hub: str,
+        *,
+        name: str | None = None,
+        key: Callable[[ReceivedEvent], Hashable] | None = None,
+        lease_store: LeaseStores | None = None,
+        decoder: Decoder | None = None,
+        **options: Unpack[SubscriberOptions],
+    ) -> Callable[[_F], _F]:
+        """Return a decorator: the function is called with each event of a hub.
+
+        It is a coroutine function. A parameter annotated `PartitionContext` gets the context, one annotated
+        `ReceivedEvent` the event, and one with any other annotation the payload, decoded as that type: see
+        `PayloadDecoder`. An event that cannot be decoded fails with a `DecodeError`, which is not retried.
+
+        Without `key` the events of a partition are handled one after the other. What the function raises is handled as
+        `failure_policy`, `handler_retry` and `on_retries_exhausted` say; events that were handled before it in the same
+        batch are not handled again for that reason.
+
+        Args:
+            hub: The hub.
+            name: The subscription, to handle the events beside the other subscribers of the hub, with checkpoints and a
+                pace of its own (`EventProcessorHost.subscribe`); None for the one subscriber of the hub and consumer
+                group that is the host's own. Default: None.
+            key: Returns the key of an event: events of different keys are handled at the same time, those of one key in
+                order (`KeyedProcessor`); `partition_key` of the event is a key, too. This needs a `handler_retry` with
+                a limit, or another `failure_policy` than "retry". With `keys`, as of `subscribe`. None for one event
+                at a time, unless `concurrency` is given. Default: None.
+            lease_store: As of the class, for this hub and consumer group. Default: None, that of the class.
+            decoder: As of the class, for this function. Default: None, that of the class.
+            options: See `SubscriberOptions`.
+
+        Raises:
+            ConfigurationError: The options cannot work. The decorator raises it for a function that cannot.
+        """
+        _check_known(options, SubscriberOptions.__annotations__)
+        given: dict[str, Any] = {**options}
+        group = given.pop("consumer_group", self._options.get("consumer_group", _DEFAULT_GROUP))
+        keyed = {option: given.pop(option) for option in _KEYED if option in given}
+        if "keys" in given and key is not None:
+            given["key"], key = key, None
+        is_keyed = key is not None or bool(keyed)
+        self._check_options(checked_hub(hub), group, name, given, is_keyed=is_keyed)
+        self._check_name(hub, group, name)
+        own_decoder = self._decoder if decoder is None else _checked_decoder(decoder)
+        _check_store(lease_store)
+
+        def decorate(function: _F) -> _F:
+            self._check_name(hub, group, name)
+            handler = Handler(function, own_decoder)
+            route = Route(handler, self._publications.setdefault(function, []))
+            processor: Processor = (
+                KeyedProcessor(route.handle_keyed, key=key, **keyed)
+                if is_keyed
+                else functools.partial(RouteProcessor, route)
+            )
+            found = _Subscriber(hub, group, name or DEFAULT_SUBSCRIPTION, route, processor, given, lease_store)
+            self._subscribers.append(found)
+            return function
+
+        return decorate
+
+    def publisher(
+        self,
+        hub: str,
+        *,
+        partition_key: Callable[[Any], str | None] | None = None,
+        content_mode: Literal["binary", "structured"] = "binary",
+        **options: Unpack[BufferedOptions],
+    ) -> Callable[[_F], _F]:
+        """Return a decorator: what a subscriber's function returns is published to a hub.
+
+        None is not published. An event is processed, and its checkpoint written, after what it led to is stored: at
+        least once, because an event that is handled again is published again. Bytes, text, an `EventData` and a
+        `CloudEvent` are published as they are, other objects as JSON. It may stand above or below `subscriber`.
+
+        Args:
+            hub: The hub.
+            partition_key: Returns the partition key of a return value. Default: None, the key of the event handled.
+            content_mode: How a `CloudEvent` is published. Default: "binary".
+            options: See `BufferedOptions`; the same for all publishers to one hub.
+
+        Raises:
+            ConfigurationError: The options cannot work.
+        """
+        _check_known(options, BufferedOptions.__annotations__)
+        if content_mode not in ("binary", "structured"):
+            raise ConfigurationError("content_mode", 'must be "binary" or "structured"')
+        if partition_key is not None and not callable(partition_key):
+            raise ConfigurationError("partition_key", "must be a function that is called with the return value")
+        if self._producer_options.setdefault(checked_hub(hub), {**options}) != options:
+            raise ConfigurationError("publisher", f"the hub {hub} has a publisher with other options; give them once")
+
+        def decorate(function: _F) -> _F:
+            given: object = function
+            if not inspect.iscoroutinefunction(given):
+                raise ConfigurationError("publisher", "must decorate a coroutine function: async def")
+            self._publications.setdefault(function, []).append(Publication(hub, partition_key, content_mode))
+            return function
+
+        return decorate
+
+    def _check_options(
+        self, hub: str, group: str, name: str | None, given: Mapping[str, Any], *, is_keyed: bool
+    ) -> None:
+        """Raise `ConfigurationError` for options that cannot work, before anything runs."""
+        host = {each: value for each, value in self._options.items() if each not in ClientOptions.__annotations__}
+        if name is None:
+            if wrong := sorted(set(given) - _OF_HOST):
+                raise ConfigurationError(wrong[0], "is an option of a named subscription: give name=, too")
+            own = {each: value for each, value in given.items() if each not in ClientOptions.__annotations__}
+            settings = HostSettings(hub=hub, **{**host, **own, "consumer_group": group})
+        else:
+            if wrong := sorted(set(given) - _OF_SUBSCRIPTION):
+                problem = "is an option of a host: give it to EventHubsApp, or to the subscriber without a name"
+                raise ConfigurationError(wrong[0], problem)
+            base = HostSettings(hub=hub, **{**host, "consumer_group": group})
+            settings = SubscriptionSettings(name=name, **given).applied_to(base)
+        if is_keyed:
+            is_selective = given.get("keys") is not None or given.get("filter") is not None
+            KeyedProcessor.check_settings(settings, is_selective=is_selective)
+
+    def _check_name(self, hub: str, group: str, name: str | None) -> None:
+        taken = {(each.hub, each.group, each.name) for each in self._subscribers}
+        if (hub, group, name or DEFAULT_SUBSCRIPTION) not in taken:
+            return
+        if name is not None:
+            raise ConfigurationError("name", f"the hub {hub} has a subscriber {name} in the group {group} already")
+        problem = f"is needed for a second subscriber of the hub {hub} in the group {group}; or give consumer_group="
+        raise ConfigurationError("name", problem)
+
+    # --------------------------------------------------------------------------------------------------------- running
+
+    def run(self) -> None:
+        """Run until SIGTERM, SIGINT or `stop`, on an event loop of its own. Closes in order.
+
+        Raises:
+            ConfigurationError: There is no subscriber, or an option cannot work.
+            EventPumpError: As of `EventProcessorHost.run`, of the first host that failed.
+        """
+        asyncio.run(self.run_async(handle_signals=True))
+
+    async def run_async(self, *, handle_signals: bool = False) -> None:
+        """Run until `stop` is called. When cancelled, it closes in order first.
+
+        If a host fails, the others are closed in order.
+
+        Args:
+            handle_signals: Stop on SIGTERM and SIGINT. A second signal has the effect that it has without it.
+
+        Raises:
+            ConfigurationError: There is no subscriber, it runs already, or an option cannot work.
+            EventPumpError: As of `EventProcessorHost.run`, of the first host that failed.
+        """
+        await self._run(handle_signals=handle_signals)
+
+    def stop(self) -> None:
+        """Begin to close, without waiting. A function may call this."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    async def __aenter__(self) -> Self:
+        """Run in the background. If a host fails, the body is cancelled, and the error is raised at its end."""
+        if self._group is not None:
+            raise ConfigurationError("app", "runs already")
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._group.create_task(self._run(), name="eventpump app")
+        # So that `stop` has something to stop.
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close in order."""
+        group, self._group = self._group, None
+        assert group is not None
+        self.stop()
+        try:
+            await group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as errors:
+            if len(errors.exceptions) > 1:
+                raise
+            raise errors.exceptions[0] from None
+
+    async def _run(self, *, handle_signals: bool = False, overrides: _Overrides | None = None) -> None:
+        if not self._subscribers:
+            raise ConfigurationError("app", "has no subscriber: decorate a function with @app.subscriber(hub)")
+        self._check_publications()
+        if self._stopping is not None:
+            raise ConfigurationError("app", "runs already")
+        stopping = self._stopping = asyncio.Event()
+        watched = self._watch_signals() if handle_signals else []
+        try:
+            async with AsyncExitStack() as stack:
+                # Entered first, and so closed last: hosts finish what they have in hand.
+                await self._open_producers(stack, overrides)
+                hosts = await self._open_hosts(stack, overrides)
+                await gather(host.run(until=stopping.wait()) for host in hosts)
+        finally:
+            self._stopping = None
+            self._unwatch_signals(watched)
+
+    def _check_publications(self) -> None:
+        subscribed = {each.route.handler.function for each in self._subscribers}
+        for function, publications in self._publications.items():
+            if publications and function not in subscribed:
+                name = getattr(function, "__name__", function)
+                raise ConfigurationError("publisher", f"the function {name} is no subscriber, so nothing calls it")
+
+    async def _open_producers(self, stack: AsyncExitStack, overrides: _Overrides | None) -> None:
+        producers: dict[str, BufferedProducer] = {}
+        connection = {each: value for each, value in self._options.items() if each in ClientOptions.__annotations__}
+        for hub, options in self._producer_options.items():
+            text, rest = self._connection(overrides, {**connection, **options})
+            producers[hub] = await stack.enter_async_context(BufferedProducer(text, hub, **rest))
+        for publications in self._publications.values():
+            for each in publications:
+                each.producer = cast(EventPublisher, producers[each.hub])
+
+    async def _open_hosts(self, stack: AsyncExitStack, overrides: _Overrides | None) -> list[EventProcessorHost]:
+        by_host: dict[tuple[str, str], list[_Subscriber]] = {}
+        for each in self._subscribers:
+            by_host.setdefault((each.hub, each.group), []).append(each)
+        stores: list[LeaseStore] = []
+        hosts = []
+        for (hub, group), subscribers in by_host.items():
+            own = next((each for each in subscribers if each.name == DEFAULT_SUBSCRIPTION), None)
+            store = MemoryLeaseStore() if overrides is not None else self._store_of(hub, subscribers, stores)
+            options = {**self._options, **({} if own is None else own.options), "consumer_group": group}
+            text, options = self._connection(overrides, options)
+            host = EventProcessorHost(
+                text,
+                hub,
+                processor=None if own is None else own.processor,
+                lease_store=store,
+                hooks=self._hooks if overrides is None else (*self._hooks, overrides.hook),
+                **options,
+            )
+            hosts.append(await stack.enter_async_context(host))
+            if overrides is not None:
+                overrides.hosts[hub, group] = host
+            for each in subscribers:
+                if each is not own:
+                    await host.subscribe(each.name, each.processor, **each.options)
+        return hosts
+
+    def _connection(self, overrides: _Overrides | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+        """Return the connection string and the options with which to connect."""
+        if overrides is None:
+            return self._connection_string, options
+        kept = {name: value for name, value in options.items() if name not in ClientOptions.__annotations__}
+        return overrides.connection_string, kept
+
+    def _store_of(self, hub: str, subscribers: Iterable[_Subscriber], used: list[LeaseStore]) -> LeaseStore:
+        given = next((each.lease_store for each in subscribers if each.lease_store is not None), self._lease_store)
+        if given is None:
+            problem = (
+                "is required: a lease store, or a function that returns one, such as lambda: SqliteLeaseStore(path)"
+            )
+            raise ConfigurationError("lease_store", problem)
+        is_store = callable(getattr(given, "acquire_lease", None)) and not isinstance(given, type)
+        store = cast(LeaseStore, given) if is_store else cast(Callable[[], LeaseStore], given)()
+        if any(store is each for each in used):
+            problem = f"is needed once for each host: for hub {hub}, too; give a function that returns one"
+            raise ConfigurationError("lease_store", problem)
+        used.append(store)
+        return store
+
+    def _watch_signals(self) -> list[signal.Signals]:
+        watched: list[signal.Signals] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Raises outside of the main thread, and on some platforms.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
+                watched.append(number)
+        return watched
+
+    def _signalled(self, watched: list[signal.Signals]) -> None:
+        _log.info("closing on a signal")
+        self._unwatch_signals(watched)
+        self.stop()
+
+    @staticmethod
+    def _unwatch_signals(watched: list[signal.Signals]) -> None:
+        while watched:
+            asyncio.get_running_loop().remove_signal_handler(watched.pop())
+
+    # --------------------------------------------------------------------------------------------------------- testing
+
+    @asynccontextmanager
+    async def test(
+        self, *, partitions: int = 2, hubs: Iterable[str] = (), timeout: float = 30.0
+    ) -> AsyncIterator[AppHubs]:
+        """Run against the local service, in this process: `async with app.test() as hubs`.
+
+        All hubs of the application exist there, also those in which events are parked. The body begins when every
+        subscriber reads every partition. Lease stores, and the options of the connection, are not used.
+
+        Args:
+            partitions: Of each hub. Default: 2.
+            hubs: Further hubs. Default: none.
+            timeout: Seconds that any wait of the hubs may take. Default: 30.0.
+
+        Raises:
+            EventPumpError: As of `run_async`: from what the body waits for, or at its end.
+        """
+        # Both are only loaded for a test.
+        from eventpump.emulator.config import HubSpec
+        from eventpump.emulator.server import Emulator
+
+        names = {*hubs, *self._producer_options}
+        groups: dict[str, set[str]] = {}
+        for each in self._subscribers:
+            options = {**self._options, **each.options}
+            groups.setdefault(each.hub, set()).update({each.group, options.get("catch_up_group") or _DEFAULT_GROUP})
+            for policy in (options.get("failure_policy"), options.get("on_retries_exhausted")):
+                match policy:
+                    case Park(str() as to):
+                        names.add(to)
+        specs = [
+            HubSpec(name, partitions, tuple(sorted({TEST_GROUP, *groups.get(name, ())} - {_DEFAULT_GROUP})))
+            for name in sorted(names | set(groups))
+        ]
+        async with Emulator(specs) as service:
+            changes = Changes()
+            overrides = _Overrides(service.connection_string, changes.reported)
+            expected = {(each.hub, each.group, each.name) for each in self._subscribers}
+            running = asyncio.create_task(self._run(overrides=overrides), name="eventpump app")
+            try:
+                async with AppHubs(
+                    service.connection_string,
+                    {spec.name: spec.partitions for spec in specs},
+                    overrides.hosts,
+                    expected,
+                    running=running,
+                    changes=changes,
+                    decoder=self._decoder,
+                    group=TEST_GROUP,
+                    timeout=timeout,
+                ) as made:
+                    yield made
+            finally:
+                self.stop()
+                if not running.done() and self._stopping is None:
+                    running.cancel()  # it has not begun
+                await asyncio.wait({running})
+                _ = running.cancelled() or running.exception()  # raised below, unless the body has failed first
+            if not running.cancelled():
+                running.result()
+
+
+def _check_known(options: Mapping[str, object], known: Collection[str]) -> None:
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known)
+
+
+def _checked_decoder(decoder: object) -> Decoder:
+    if isinstance(decoder, type) or not isinstance(decoder, Decoder):
+        raise ConfigurationError("decoder", "must be an object with the method decoder_for, such as PayloadDecoder()")
+    return decoder
+
+
+def _check_store(given: object) -> None:
+    if given is not None and not callable(given) and not callable(getattr(given, "acquire_lease", None)):
+        raise ConfigurationError("lease_store", "must be a lease store, or a function that returns one")

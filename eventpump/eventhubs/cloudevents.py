@@ -1,0 +1,292 @@
+"""CloudEvents 1.0 over AMQP, in binary and in structured mode."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from eventpump.amqp.types import Timestamp
+from eventpump.errors import DecodeError, EventError
+from eventpump.eventhubs.events import EventData, ReceivedEvent
+from eventpump.texts import excerpt
+
+_STRUCTURED: Final = "application/cloudevents"
+_JSON_FORMAT: Final = "application/cloudevents+json"
+_PREFIXES: Final = ("cloudEvents_", "cloudEvents:")
+_NAME: Final = re.compile(r"[a-z0-9]+")
+_NAMED: Final = ("id", "source", "type", "datacontenttype", "dataschema", "subject", "time", "specversion")
+_INTEGER: Final = range(-(1 << 31), 1 << 31)
+
+
+class _InvalidError(ValueError):
+    """What is wrong with an event or a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudEvent:
+    """A CloudEvent 1.0. As the type of a handler's parameter, it is decoded from either mode.
+
+    ::
+
+        made = CloudEvent(id="7", source="/sensors/7", type="reading", data={"celsius": 21.5})
+        await producer.send(made.to_event_data())
+        ...
+        found = CloudEvent.from_event(event)
+
+    Args:
+        id: Identifies the event among those of its source.
+        source: Where it happened, a URI reference.
+        type: The kind of event.
+        data: What happened: bytes; what has a form in JSON, if `datacontenttype` is that of JSON or None; or text, if
+            it is not. Default: None, no data.
+        datacontenttype: The media type of the data; None stands for JSON, unless the data is bytes. Default: None.
+        dataschema: The URI of the schema of the data. Default: None.
+        subject: What of the source it is about. Default: None.
+        time: When it happened, with a time zone. Default: None.
+        extensions: Further attributes: names of lower-case letters and digits, values that are text, truth values,
+            whole numbers of 32 bits, bytes or times. Default: none.
+
+    Raises:
+        EventError: An attribute is missing, or is not valid.
+    """
+
+    id: str
+    source: str
+    type: str
+    data: Any = None
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    subject: str | None = None
+    time: datetime | None = None
+    extensions: Mapping[str, str | bool | int | bytes | datetime] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except _InvalidError as problem:
+            raise EventError(f"not a CloudEvent: {problem}") from None
+
+    def _check(self) -> None:
+        for name in ("id", "source", "type"):
+            if not _is_text(getattr(self, name)):
+                raise _InvalidError(f"{name} must be text, and not empty")
+        for name in ("datacontenttype", "dataschema", "subject"):
+            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
+                raise _InvalidError(f"{name} must be text, and not empty; leave it out for none")
+        time: Any = self.time
+        if time is not None and (not isinstance(time, datetime) or time.tzinfo is None):
+            raise _InvalidError("time must be a datetime with a time zone")
+        given: Mapping[Any, Any] = self.extensions  # which nothing has checked yet
+        for name, value in given.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise _InvalidError(f"an extension's name has lower-case letters and digits only, not {name!r:.40}")
+            if name in _NAMED or name in ("data", "data_base64"):
+                raise _InvalidError(
+                    f"{name} is no extension, but a part of every CloudEvent; give it by its own argument"
+                )
+            if not isinstance(value, str | bool | int | bytes | datetime):
+                raise _InvalidError(f"the extension {name} must be text, a number, a truth value, bytes or a time")
+            if isinstance(value, int) and value not in _INTEGER:
+                raise _InvalidError(f"the extension {name} must be a number of 32 bits; give larger ones as text")
+            if isinstance(value, datetime) and value.tzinfo is None:
+                raise _InvalidError(f"the extension {name} must have a time zone")
+        _body(self.data, self.datacontenttype)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """All attributes that are set, by their names, `specversion` included."""
+        named = {name: getattr(self, name) for name in _NAMED if name != "specversion"}
+        return {
+            "specversion": "1.0",
+            **{name: value for name, value in named.items() if value is not None},
+            **self.extensions,
+        }
+
+    def to_event_data(self, mode: Literal["binary", "structured"] = "binary") -> EventData:
+        """Return an event to send.
+
+        Args:
+            mode: "binary": the data is the body, its media type the content type, and the other attributes are
+                application properties `cloudEvents:` and the name. "structured": the body is all of it in JSON.
+                Default: "binary".
+
+        Raises:
+            EventError: There is no such mode.
+        """
+        if mode == "structured":
+            whole = {name: _canonical(value) for name, value in self.attributes.items()}
+            if isinstance(self.data, bytes):
+                whole["data_base64"] = base64.b64encode(self.data).decode()
+            elif self.data is not None:
+                whole["data"] = self.data
+            return EventData(_dumped(whole), content_type=f"{_JSON_FORMAT}; charset=utf-8")
+        if mode != "binary":
+            raise EventError('the mode must be "binary" or "structured"')
+        body, content_type = _body(self.data, self.datacontenttype)
+        properties = {
+            # A time as text, because an AMQP timestamp is cut to milliseconds.
+            f"cloudEvents:{name}": _canonical(value) if isinstance(value, datetime) else value
+            for name, value in self.attributes.items()
+            if name != "datacontenttype"
+        }
+        standard = {} if content_type is None else {"content_type": content_type}
+        return EventData(body, properties=properties, **standard)
+
+    @classmethod
+    def from_event(cls, event: ReceivedEvent) -> CloudEvent:
+        """Return the CloudEvent in a received event, of either mode.
+
+        The prefixes `cloudEvents:` and `cloudEvents_` are both read, and attributes in AMQP's own types or as text.
+
+        Raises:
+            DecodeError: It is not a CloudEvent 1.0.
+        """
+        try:
+            if (event.content_type or "").lower().startswith(_STRUCTURED):
+                return _from_structured(event)
+            return _from_binary(event)
+        except (EventError, _InvalidError) as problem:
+            raise decode_error(event, "a CloudEvent", str(problem)) from None
+
+
+def decode_error(event: ReceivedEvent, wanted: str, problem: str) -> DecodeError:
+    """Return the error for an event that is not what it should be."""
+    origin = event.origin
+    partition_id = origin[1] if isinstance(origin, tuple) and len(origin) > 1 else None
+    try:
+        number: int | None = event.sequence_number
+    except EventError:
+        number = None
+    named = partition_id if isinstance(partition_id, str) else None
+    return DecodeError(named, number, wanted, excerpt(problem))
+
+
+def _from_structured(event: ReceivedEvent) -> CloudEvent:
+    media = (event.content_type or "").lower().partition(";")[0].strip()
+    if media != _JSON_FORMAT:
+        raise _InvalidError(f"the structured format {media} cannot be read; only {_JSON_FORMAT} can")
+    whole = event.body_as_json()
+    if not isinstance(whole, dict):
+        raise _InvalidError("its JSON is no object")
+    attributes = {name: value for name, value in whole.items() if value is not None}
+    data = attributes.pop("data", None)
+    encoded = attributes.pop("data_base64", None)
+    if encoded is not None:
+        if data is not None:
+            raise _InvalidError("it has both data and data_base64")
+        try:
+            data = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise _InvalidError("data_base64 is not in base64") from None
+    return _made(attributes, data)
+
+
+def _from_binary(event: ReceivedEvent) -> CloudEvent:
+    prefixes = {prefix for name in event.properties for prefix in _PREFIXES if name.startswith(prefix)}
+    if not prefixes:
+        raise _InvalidError("it has no application property cloudEvents:specversion, and is not in structured mode")
+    if len(prefixes) > 1:
+        raise _InvalidError("its application properties have both prefixes, cloudEvents: and cloudEvents_")
+    (prefix,) = prefixes
+    attributes = {
+        name.removeprefix(prefix): value
+        for name, value in event.properties.items()
+        if name.startswith(prefix) and value is not None
+    }
+    content_type, body = event.content_type, event.body
+    if content_type is not None:
+        attributes["datacontenttype"] = content_type
+    data: Any = body
+    if not body:
+        data = None
+    elif content_type is not None and _is_json(content_type):
+        data = event.body_as_json()
+    elif content_type is not None and content_type.lower().startswith("text/"):
+        data = event.body_as_str()
+    return _made(attributes, data)
+
+
+def _made(attributes: dict[str, Any], data: Any) -> CloudEvent:
+    version = attributes.pop("specversion", None)
+    if version != "1.0":
+        raise _InvalidError(
+            "it has no specversion" if version is None else f"its specversion {version!r:.20} is not 1.0"
+        )
+    for name in ("id", "source", "type"):
+        if name not in attributes:
+            raise _InvalidError(f"it has no {name}")
+    time = attributes.pop("time", None)
+    named = {name: attributes.pop(name) for name in _NAMED if name in attributes}
+    extensions = {name: _native(value) for name, value in attributes.items()}
+    return CloudEvent(**named, time=None if time is None else _moment(time), data=data, extensions=extensions)
+
+
+def _native(value: Any) -> Any:
+    """Return the value of an extension without AMQP's or JSON's own types."""
+    if isinstance(value, Timestamp):
+        return _moment(value)
+    if isinstance(value, bool | bytes | str):
+        return value
+    return int(value) if isinstance(value, int) else value
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        if isinstance(value, Timestamp):
+            return value.to_datetime()
+        if isinstance(value, int) and not isinstance(value, bool):
+            # The official Python package sends milliseconds as a plain number.
+            return Timestamp(value).to_datetime()
+        if isinstance(value, str):
+            found = datetime.fromisoformat(value.upper())
+            if found.tzinfo is not None:
+                return found
+    except (ValueError, OverflowError):
+        pass
+    raise _InvalidError("time is neither a timestamp nor text as in 2026-01-31T12:00:00Z")
+
+
+def _canonical(value: Any) -> Any:
+    """Return an attribute as it is in JSON."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _body(data: Any, content_type: str | None) -> tuple[bytes, str | None]:
+    """Return data as a body, with its media type."""
+    if data is None:
+        return b"", content_type
+    if isinstance(data, bytes):
+        return data, content_type
+    if content_type is None or _is_json(content_type):
+        return _dumped(data).encode(), content_type or "application/json"
+    if isinstance(data, str):
+        return data.encode(), content_type
+    raise _InvalidError(
+        f"data of the type {excerpt(content_type, 80)} must be bytes or text, not {type(data).__name__}"
+    )
+
+
+def _dumped(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _InvalidError(f"data has no form in JSON: {error}") from None
+    return text
+
+
+def _is_json(content_type: str) -> bool:
+    media = content_type.lower().partition(";")[0].strip()
+    return media.endswith(("/json", "+json"))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)

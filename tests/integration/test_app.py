@@ -1,0 +1,302 @@
+"""An application of decorated functions, against the local service as its users test it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from eventpump import (
+    CloudEvent,
+    ConfigurationError,
+    DecodeError,
+    Emulator,
+    EventData,
+    EventHubsApp,
+    EventProducer,
+    MemoryLeaseStore,
+    Park,
+    PartitionContext,
+    ProcessorFailedError,
+    ReceivedEvent,
+    RetryOptions,
+    SqliteLeaseStore,
+)
+
+ROOT = Path(__file__).parents[2]
+TWICE = RetryOptions(max_retries=1, base_delay=0.01, max_delay=0.01)
+
+
+class Reading(BaseModel):
+    device: str
+    celsius: float
+
+
+class Alert(BaseModel):
+    device: str
+
+
+async def test_functions_are_called_and_what_they_return_is_published() -> None:
+    """Payload, event and context by annotation; None is not published; the key of the event is kept."""
+    app = EventHubsApp()
+    seen: list[tuple[str, str, str | None]] = []
+
+    @app.subscriber("telemetry")
+    @app.publisher("alerts")
+    async def watch(reading: Reading, context: PartitionContext, event: ReceivedEvent) -> Alert | None:
+        seen.append((reading.device, context.hub, event.partition_key))
+        return Alert(device=reading.device) if reading.celsius > 90 else None
+
+    async with app.test() as hubs:
+        for device, celsius in (("a", 95.0), ("b", 20.0), ("a", 99.0)):
+            await hubs["telemetry"].publish(Reading(device=device, celsius=celsius), partition_key=device)
+        await hubs["telemetry"].handled()
+        assert sorted(seen) == [("a", "telemetry", "a"), ("a", "telemetry", "a"), ("b", "telemetry", "b")]
+        assert await hubs["alerts"].published(Alert) == [Alert(device="a"), Alert(device="a")]
+        assert {event.partition_key for event in await hubs["alerts"].published()} == {"a"}
+
+
+async def test_several_steps_hubs_groups_and_subscriptions() -> None:
+    """A chain of two hubs, a second group, and a named subscription beside the host's own."""
+    app = EventHubsApp()
+    got: defaultdict[str, list[Any]] = defaultdict(list)
+
+    @app.publisher("doubled", partition_key=str)
+    @app.subscriber("numbers")
+    async def double(number: int) -> int:
+        got["numbers"].append(number)
+        return number * 2
+
+    @app.subscriber("doubled", key=lambda event: event.partition_key, handler_retry=TWICE)
+    async def collect(number: int) -> None:
+        got["doubled"].append(number)
+
+    @app.subscriber("numbers", consumer_group="second")
+    async def raw(body: bytes) -> None:
+        got["second"].append(body)
+
+    @app.subscriber("numbers", name="large", filter=lambda event: len(event.body) > 1)
+    async def large(number: int) -> None:
+        got["large"].append(number)
+
+    async with app.test(partitions=3) as hubs:
+        await hubs["numbers"].publish(*range(8, 13))
+        await hubs["numbers"].handled()
+        await hubs["doubled"].handled()
+        assert sorted(await hubs["doubled"].published(int)) == [16, 18, 20, 22, 24]
+    assert {name: sorted(values) for name, values in got.items()} == {
+        "numbers": [8, 9, 10, 11, 12],
+        "doubled": [16, 18, 20, 22, 24],
+        "second": sorted(str(number).encode() for number in range(8, 13)),
+        "large": [10, 11, 12],
+    }
+
+
+async def test_what_cannot_be_decoded_is_parked_without_retries() -> None:
+    """The others go on, and the error that is parked names the event."""
+    reports: list[object] = []
+    app = EventHubsApp(hooks=[reports.append])
+    devices: list[str] = []
+
+    @app.subscriber("telemetry", on_retries_exhausted=Park("parked"), handler_retry=RetryOptions(max_retries=100))
+    async def watch(reading: Reading) -> None:
+        devices.append(reading.device)
+
+    async with app.test(partitions=1) as hubs:
+        await hubs["telemetry"].publish(Reading(device="a", celsius=1), "nonsense", Reading(device="b", celsius=1))
+        await hubs["telemetry"].handled()
+        (parked,) = await hubs["parked"].published()
+        assert parked.body == b"nonsense"
+        assert "DecodeError" in parked.properties["eventpump.parked.error"]
+        assert "event 1" in parked.properties["eventpump.parked.message"]
+    assert devices == ["a", "b"]
+
+
+async def test_what_cannot_be_decoded_stops_the_application_by_default() -> None:
+    """A wait for it raises, and so does the end."""
+    app = EventHubsApp()
+
+    @app.subscriber("telemetry")
+    async def watch(reading: Reading) -> None:
+        raise AssertionError("not reached")
+
+    async def body() -> None:
+        async with app.test() as hubs:
+            await hubs["telemetry"].publish("nonsense")
+            await hubs["telemetry"].handled()
+
+    with pytest.raises(ProcessorFailedError) as raised:
+        await body()
+    assert isinstance(raised.value.__cause__, DecodeError)
+
+
+async def test_events_before_one_that_fails_are_handled_once() -> None:
+    """Of a batch that is tried again; and what was published for them is there once."""
+    app = EventHubsApp(handler_retry=TWICE, on_retries_exhausted="skip")
+    calls: list[int] = []
+
+    @app.subscriber("numbers")
+    @app.publisher("out")
+    async def handle(number: int) -> int:
+        calls.append(number)
+        if number == 3:
+            raise ValueError("three")
+        return number
+
+    async with app.test(partitions=1) as hubs:
+        await hubs["numbers"].publish(1, 2, 3, 4)
+        await hubs["numbers"].handled()
+        assert await hubs["out"].published(int) == [1, 2, 4]
+    assert [calls.count(number) for number in (1, 2, 4)] == [1, 1, 1]
+    assert calls.count(3) >= 2  # alone, and in batches before that; a drain in between begins anew
+
+
+async def test_a_failure_to_publish_is_a_failure_of_the_event() -> None:
+    """It is not processed before what it led to is stored."""
+    app = EventHubsApp(failure_policy=Park("parked"))
+
+    @app.subscriber("numbers")
+    @app.publisher("out")
+    async def handle(number: int) -> str:
+        return "x" * (2_000_000 if number == 2 else 1)
+
+    async with app.test(partitions=1) as hubs:
+        await hubs["numbers"].publish(1, 2, 3)
+        await hubs["numbers"].handled()
+        assert [event.body for event in await hubs["parked"].published()] == [b"2"]
+        assert await hubs["out"].published(str) == ["x", "x"]
+
+
+async def test_cloud_events_are_read_and_published() -> None:
+    """In either mode."""
+    app = EventHubsApp()
+
+    @app.subscriber("in")
+    @app.publisher("out", content_mode="structured")
+    async def handle(event: CloudEvent) -> CloudEvent:
+        return CloudEvent(id=event.id, source="/app", type="answer", data=event.data)
+
+    async with app.test(partitions=1) as hubs:
+        asked = CloudEvent(id="1", source="/s", type="question", data={"a": 1})
+        await hubs["in"].publish(asked, asked.to_event_data("structured"))
+        await hubs["in"].handled()
+        answers = await hubs["out"].published(CloudEvent)
+        assert [(each.id, each.source, each.data) for each in answers] == [("1", "/app", {"a": 1})] * 2
+        (first, _) = await hubs["out"].published()
+        assert (first.content_type or "").startswith("application/cloudevents+json")
+
+
+async def test_a_wait_that_takes_too_long_says_for_what() -> None:
+    """A function that fails for ever, and one that stops the application."""
+    app = EventHubsApp()
+
+    @app.subscriber("telemetry")
+    async def watch(text: str) -> None:
+        if text == "stop":
+            app.stop()
+        raise ValueError("never")
+
+    async with app.test(timeout=1.0) as hubs:
+        await hubs["telemetry"].publish("a")
+        with pytest.raises(TimeoutError, match="the events of hub telemetry are handled"):
+            await hubs["telemetry"].handled()
+        with pytest.raises(ConfigurationError, match="there is no hub other"):
+            hubs["other"]
+
+
+async def test_run_async_against_a_service_until_stop(eventpump_emulator: Emulator, tmp_path: Path) -> None:
+    """Checkpoints are stored; a second run continues after them."""
+    async with EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
+        await producer.send([EventData(str(number)) for number in range(5)], partition_id="0")
+    for expected in ([0, 1, 2, 3, 4], [5]):
+        seen: list[int] = []
+        last = expected[-1]
+        app = EventHubsApp(
+            eventpump_emulator.connection_string, lease_store=lambda: SqliteLeaseStore(tmp_path / "leases.db")
+        )
+
+        async def collect(number: int) -> None:
+            seen.append(number)  # noqa: B023 - run within this round
+            if number == last:  # noqa: B023 - likewise
+                app.stop()  # noqa: B023 - likewise
+
+        app.subscriber("telemetry")(collect)
+        await asyncio.wait_for(app.run_async(), 30)
+        assert seen == expected
+        async with EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
+            await producer.send(EventData("5"), partition_id="0")
+
+
+async def test_signals_close_in_order(eventpump_emulator: Emulator) -> None:
+    """SIGTERM lets the running call finish."""
+    app = EventHubsApp(eventpump_emulator.connection_string, lease_store=MemoryLeaseStore())
+    done: list[str] = []
+
+    @app.subscriber("telemetry")
+    async def watch(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        done.append(text)
+
+    async with EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
+        await producer.send(EventData("a"))
+    await asyncio.wait_for(app.run_async(handle_signals=True), 30)
+    assert done == ["a"]
+
+
+async def test_in_the_background_of_other_code(eventpump_emulator: Emulator) -> None:
+    """`async with app`: for a web server's lifespan. A failure of a host ends the body, and is raised."""
+    app = EventHubsApp(eventpump_emulator.connection_string, lease_store=MemoryLeaseStore, failure_policy="stop")
+    has = asyncio.Event()
+
+    @app.subscriber("telemetry")
+    async def watch(text: str) -> None:
+        has.set()
+        if text == "bad":
+            raise ValueError(text)
+
+    async with app, EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
+        await producer.send(EventData("good"))
+        await asyncio.wait_for(has.wait(), 30)
+
+    async def body() -> None:
+        async with app, EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
+            await producer.send(EventData("bad"))
+            await asyncio.wait_for(asyncio.Event().wait(), 30)
+
+    with pytest.raises(ProcessorFailedError):
+        await body()
+
+
+def _example(program: str, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_CONNECTION_STRING"}
+    command = [sys.executable, f"examples/{program}", *arguments]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_example_of_an_application_receives_its_alerts() -> None:
+    """It runs by itself, parks what is garbled, and ends."""
+    printed = _example("app.py", "--count", "200")
+    assert "handled 200 readings" in printed
+    (received, expected) = re.findall(r"received (\d+) of (\d+) alerts", printed)[0]
+    assert received == expected
+
+
+def test_the_example_of_loops_inserts_every_event() -> None:
+    """Also those of the batch with which a loop failed."""
+    printed = _example("batches.py", "--count", "1000")
+    assert "the batch is delivered again" in printed
+    assert "inserted 1000 of 1000 events" in printed

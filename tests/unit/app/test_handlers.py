@@ -1,0 +1,210 @@
+"""Functions as processors: what is called with what, and what is called again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from eventpump.app.handlers import Handler, Publication, Route, RouteProcessor
+from eventpump.consumer.processor import PartitionContext
+from eventpump.core.checkpoint import CheckpointPolicy
+from eventpump.errors import ConfigurationError, DecodeError
+from eventpump.eventhubs.decoding import PAYLOADS
+from eventpump.eventhubs.events import EventData, ReceivedEvent
+from eventpump.options.base import RetryOptions
+from eventpump.reports import EventSkipped, ProcessorFailed
+from eventpump.testing.transport import FakeHub
+from tests.support.fleet import Fleet
+
+EACH = CheckpointPolicy(every_events=1)
+
+
+class Reading(BaseModel):
+    device: str
+
+
+async def _any(value: Any) -> None:
+    pass
+
+
+async def _unannotated(value) -> None:  # type: ignore[no-untyped-def]  # that is the point
+    pass
+
+
+async def _two(first: bytes, second: str) -> None:
+    pass
+
+
+async def _many(*values: bytes) -> None:
+    pass
+
+
+async def _named(**values: bytes) -> None:
+    pass
+
+
+async def _nothing(context: PartitionContext) -> None:
+    pass
+
+
+async def _unknown(value: Missing) -> None:  # type: ignore[name-defined]  # noqa: F821 - that is the point
+    pass
+
+
+async def _undecodable(value: asyncio.Task) -> None:  # type: ignore[type-arg]  # that is the point
+    pass
+
+
+def _plain(value: bytes) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (_plain, "must be a coroutine function"),
+        (_unannotated, "parameter value without an annotation"),
+        (_two, "two parameters for the payload, first and second"),
+        (_many, "name each parameter"),
+        (_named, "name each parameter"),
+        (_nothing, "takes no event"),
+        (_unknown, "cannot be resolved"),
+        (_undecodable, "no event can be decoded as Task"),
+    ],
+)
+def test_signatures_that_cannot_be_called_are_refused(function: Any, problem: str) -> None:
+    """When the function is decorated, with its name."""
+    with pytest.raises(ConfigurationError, match=problem):
+        Handler(function, PAYLOADS)
+
+
+def _event(body: bytes, number: int = 0) -> ReceivedEvent:
+    from datetime import UTC, datetime
+
+    return ReceivedEvent.build(
+        body, offset=str(number), sequence_number=number, enqueued_time=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+
+async def test_parameters_are_filled_by_their_types() -> None:
+    """In any order, by position and by name; one with a default and no annotation keeps its default."""
+    context: Any = object()
+    event = _event(b'{"device": "a"}')
+
+    async def all_kinds(one: PartitionContext, /, two: Reading, three=5, *, four: ReceivedEvent) -> Any:  # type: ignore[no-untyped-def]  # that is the point
+        return one, two.device, three, four
+
+    assert await Handler(all_kinds, PAYLOADS)(context, event) == (context, "a", 5, event)
+
+    async def only_the_event(event: ReceivedEvent) -> Any:
+        return event
+
+    assert await Handler(only_the_event, PAYLOADS)(context, event) is event
+
+
+class _Producer:
+    """Stores what is sent, or refuses it; each is known only later."""
+
+    def __init__(self, refuses: Callable[[bytes], bool] = lambda body: False) -> None:
+        self.stored: list[bytes] = []
+        self._refuses = refuses
+
+    async def send(self, event: EventData, *, partition_key: str | None = None) -> Awaitable[object]:
+        return asyncio.ensure_future(self._store(event.body))
+
+    async def _store(self, body: bytes) -> None:
+        await asyncio.sleep(0.1)
+        if self._refuses(body):
+            raise ConnectionError("refused")
+        self.stored.append(body)
+
+
+def _fleet(count: int) -> Fleet:
+    fleet = Fleet(FakeHub(partitions=1))
+    fleet.hub.publish("0", *(str(number) for number in range(count)))
+    return fleet
+
+
+def _route(function: Any, producer: _Producer | None = None) -> Route:
+    return Route(Handler(function, PAYLOADS), [] if producer is None else [Publication("out", producer=producer)])
+
+
+async def test_an_event_is_processed_when_what_it_led_to_is_stored() -> None:
+    """The checkpoint is written after that."""
+    producer = _Producer()
+
+    async def double(number: int) -> int:
+        return number * 2
+
+    async with _fleet(3) as fleet:
+        await fleet.start("a", partial(RouteProcessor, _route(double, producer)), checkpoint_policy=EACH)
+        await asyncio.sleep(0.09)
+        assert (producer.stored, fleet.checkpoint("0")) == ([], None)
+        await asyncio.sleep(1)
+        assert (producer.stored, fleet.checkpoint("0")) == ([b"0", b"2", b"4"], 2)
+
+
+async def test_a_decode_error_is_not_retried() -> None:
+    """Though retries have no limit: `on_retries_exhausted` applies at once, to that event only."""
+    seen: list[int] = []
+
+    async def take(number: int) -> None:
+        seen.append(number)
+
+    async with Fleet(FakeHub(partitions=1)) as fleet:
+        fleet.hub.publish("0", "0", "x", "2")
+        await fleet.start(
+            "a", partial(RouteProcessor, _route(take)), on_retries_exhausted="skip", checkpoint_policy=EACH
+        )
+        await asyncio.sleep(1)
+        assert seen == [0, 2]
+        (skipped,) = fleet.told("a", EventSkipped)
+        assert isinstance(skipped.error, DecodeError)
+        assert len(fleet.told("a", ProcessorFailed)) == 2  # in its batch, and alone
+        assert fleet.checkpoint("0") == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_failures_lose_nothing_and_repeat_little(seed: int) -> None:
+    """Functions and the service fail now and then: all is published in order, and no event twice without a failure.
+
+    An event that was handled, and published, is not handled again because another one of its batch fails.
+    """
+    rng = random.Random(seed)
+    handled: list[int] = []
+    done: set[int] = set()
+
+    async def handle(number: int) -> str:
+        assert number not in done, f"{number} is handled again"
+        if rng.random() < 0.1:
+            await asyncio.sleep(rng.random())
+        match rng.randrange(30):
+            case 0:
+                raise ValueError("sometimes")
+            case 1:
+                raise KeyError("now and then")
+        handled.append(number)
+        return str(number)
+
+    class Recording(_Producer):
+        async def _store(self, body: bytes) -> None:
+            await super()._store(body)
+            done.add(int(body))
+
+    producer = Recording(lambda body: rng.random() < 0.03)
+    async with _fleet(200) as fleet:
+        await fleet.start(
+            "a",
+            partial(RouteProcessor, _route(handle, producer)),
+            checkpoint_policy=EACH,
+            max_batch_size=rng.choice((1, 7, 300)),
+            handler_retry=RetryOptions(max_retries=None, base_delay=0.1, max_delay=0.2),
+        )
+        await fleet.until(lambda: fleet.checkpoint("0") == 199, 3000)
+        assert sorted(map(int, producer.stored)) == list(range(200))
