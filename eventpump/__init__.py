@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         ConnectionLostError,
         ConsumerDisconnectedError,
         DataLossError,
+        DecodeError,
         EntityNotFoundError,
         EventError,
         EventPumpError,
@@ -200,6 +201,7 @@ __all__ = [
     "Credential",
     "DataLossError",
     "DataLost",
+    "DecodeError",
     "DeliveryReceipt",
     "Emulator",
     "EntityNotFoundError",
@@ -361,11 +363,11 @@ _MODULES: Final = {
     "emulator.server": "Emulator",
     "errors": (
         "AuthenticationError BufferFullError CaptureFileError CaptureGapError ClosedError ConfigurationError "
-        "ConnectionLostError ConsumerDisconnectedError DataLossError EntityNotFoundError EventError EventPumpError "
-        "EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError ProcessorFailedError "
-        "ProducerDisconnectedError ProducerStateLostError ProtocolError PublishOutcomeUnknownError "
-        "QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError ServiceTimeoutError "
-        "SourceEndedError StoreError"
+        "ConnectionLostError ConsumerDisconnectedError DataLossError DecodeError EntityNotFoundError EventError "
+        "EventPumpError EventTooLargeError InvalidClientStateError LinkDetachedError OwnershipLostError "
+        "ProcessorFailedError ProducerDisconnectedError ProducerStateLostError ProtocolError "
+        "PublishOutcomeUnknownError QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError "
+        "ServiceTimeoutError SourceEndedError StoreError"
     ),
     "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
     "interfaces": (

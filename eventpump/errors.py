@@ -6,7 +6,8 @@
     ├── ConfigurationError            a value given by the user cannot work: option, connection string, file
     ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
     ├── EventError                    an event cannot be encoded or decoded
-    │   └── EventTooLargeError        it, or its batch, is larger than the link allows
+    │   ├── EventTooLargeError        it, or its batch, is larger than the link allows
+    │   └── DecodeError               the body of a received event is not what its decoder expects
     ├── ServiceError                  the service or the connection to it failed; `recovery` says what to rebuild
     │   ├── ConnectionLostError       the connection ended or could not be made
     │   ├── LinkDetachedError         the link ended
@@ -113,6 +114,26 @@ class EventTooLargeError(EventError):
         super().__init__(f"the message takes {size} bytes, the link allows {limit}")
         self.size = size
         self.limit = limit
+
+
+class DecodeError(EventError):
+    """The body of a received event is not what its decoder expects. An error of the decoder itself is chained.
+
+    Args:
+        partition_id: The event's partition; None if unknown.
+        sequence_number: The event's sequence number.
+        problem: What is wrong with the body, or how the decoder failed.
+    """
+
+    def __init__(self, partition_id: str | None, sequence_number: int, problem: str) -> None:
+        where = "" if partition_id is None else f"partition {partition_id}, "
+        super().__init__(f"{where}sequence number {sequence_number}: the event cannot be decoded: {problem}")
+        self.partition_id = partition_id
+        self.sequence_number = sequence_number
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str | None, int, str]]:
+        return DecodeError, (self.partition_id, self.sequence_number, self.problem)
 
 
 class ServiceError(EventPumpError):
