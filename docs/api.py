@@ -52,6 +52,9 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "PartitionPublishingProperties",
         "PartitionRouter",
         "HashRouter",
+        "PayloadCodec",
+        "EventEncoding",
+        "EventDecoding",
     ),
     "stores": (
         "SqliteLeaseStore",

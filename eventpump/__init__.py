@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         SourceEndedError,
         StoreError,
     )
+    from eventpump.eventhubs.codecs import EventDecoding, EventEncoding, PayloadCodec
     from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
     from eventpump.interfaces import (
         CheckpointClaim,
@@ -207,6 +208,8 @@ __all__ = [
     "EntityNotFoundError",
     "EventBatch",
     "EventData",
+    "EventDecoding",
+    "EventEncoding",
     "EventError",
     "EventHubSource",
     "EventParked",
@@ -273,6 +276,7 @@ __all__ = [
     "PartitionRouter",
     "PartitionStatus",
     "PartitionsFound",
+    "PayloadCodec",
     "PositionSought",
     "PressureState",
     "ProbedSourceLink",
@@ -369,6 +373,7 @@ _MODULES: Final = {
         "PublishOutcomeUnknownError QuotaExceededError Recovery RequestRefusedError ServiceBusyError ServiceError "
         "ServiceTimeoutError SourceEndedError StoreError"
     ),
+    "eventhubs.codecs": "EventDecoding EventEncoding PayloadCodec",
     "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
     "interfaces": (
         "CheckpointClaim CheckpointStore Clock ConsumerScope EventSender EventSource HubDirectory HubProperties "

@@ -10,7 +10,7 @@ from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
-from eventpump.errors import ProcessorFailedError
+from eventpump.errors import DecodeError, ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import Park, failure_step
 from eventpump.reports import EventParked, EventSkipped, ProcessorFailed
@@ -61,7 +61,8 @@ class FailureHandling:
         Returns:
             What follows, and the seconds to wait before it; None for no wait.
         """
-        step = failures.failed(events, self._around.clock.time())
+        can_retry = not isinstance(error, DecodeError)
+        step = failures.failed(events, self._around.clock.time(), can_retry=can_retry)
         delay = None
         if step is FailureStep.RETRY and not self._tenure.life.is_ending:
             delay = failures.delay(self._around.rng)

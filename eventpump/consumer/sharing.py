@@ -29,6 +29,7 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
+from eventpump.eventhubs.codecs import event_maker
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
@@ -1024,11 +1025,12 @@ class SharedPartition:
         spec = replace(self._spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
+        made = event_maker(self._settings.decode or (), spec.partition_id)
         feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
             self._settings,
-            wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
+            wrap=lambda messages: list(map(made, messages, repeat(origin))),
             number=_sequence_number,
             rng=self._rng,
             budget=self._budget,

@@ -16,6 +16,7 @@ from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.starts import OnDataLoss
 from eventpump.core.streams import Selection, is_plain_function
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
@@ -97,6 +98,10 @@ LINK_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.
 HANDLER_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)
 
 
+def _check_codecs(value: object) -> tuple[PayloadCodec, ...] | None:
+    return codecs_of("decode", value) or None
+
+
 class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
@@ -111,6 +116,11 @@ class FeedSettings(SettingsModel):
             exceeded. Fewer events are then received at a time.
         track_last_enqueued: Whether the service adds to every event the number, offset and time of the partition's
             newest event. Without it, lag is known only for silent partitions.
+        decode: Decompresses or decrypts events: a `PayloadCodec`, or several. An event is decoded by those that its
+            `content_encoding` names, from the last name on; every other event is delivered as it is. It is decoded
+            when its body is first accessed, once for all subscriptions. If that fails, accessing the body raises
+            `DecodeError`, which a host does not retry: `on_retries_exhausted` decides what follows. None to deliver
+            events as they are.
         max_message_size: The largest message that a receive link accepts, in bytes.
         link_retry: The delays, in seconds, before a failed link is opened again. After a lost connection the delay does
             not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a
@@ -126,6 +136,7 @@ class FeedSettings(SettingsModel):
     prefetch_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
     strict_prefetch_bytes: bool = False
     track_last_enqueued: bool = False
+    decode: Annotated[tuple[PayloadCodec, ...] | None, PlainValidator(_check_codecs)] = None
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
     link_retry: Annotated[RetryOptions, completed_by(LINK_RETRY)] = LINK_RETRY
     startup_timeout: Seconds = 60.0

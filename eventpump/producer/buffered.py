@@ -125,8 +125,6 @@ class HubBufferedProducer:
         on_success: Is called with the events of a message that is stored, in order, and the partition. Must not block.
         on_error: Is called with the events that failed, the partition, and the error. Must not block. Without it a
             failure that no receipt waits for is logged.
-        encode: Is called with every event, and gives the event that is sent in its place: compressed, encrypted,
-            annotated. What is larger afterwards counts as larger.
 
     Raises:
         ConfigurationError: Options that cannot work together.
@@ -140,14 +138,13 @@ class HubBufferedProducer:
         router: PartitionRouter | None = None,
         on_success: OnSuccess | None = None,
         on_error: OnError | None = None,
-        encode: Callable[[EventData], EventData] | None = None,
     ) -> None:
         self._settings = settings = settings or BufferSettings()
         self._is_idempotent = producer.is_idempotent
         self._is_stamping = producer.is_stamping  # looked at for every event
         if self._is_idempotent and settings.max_in_flight > 1:
             raise ConfigurationError("max_in_flight", "is 1 for an idempotent producer")
-        for name, callback in {"on_success": on_success, "on_error": on_error, "encode": encode}.items():
+        for name, callback in {"on_success": on_success, "on_error": on_error}.items():
             if inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(name, "is a plain function; let it start a task for what takes time")
         check_router(router)
@@ -155,7 +152,7 @@ class HubBufferedProducer:
         self._router = router or HashRouter(partition_for_key)
         self._on_success = on_success
         self._on_error = on_error
-        self._hook = encode
+        self._hook = producer.encode
         self._outbox: Outbox[EventData] = Outbox(
             producer,
             _NAME,
@@ -389,8 +386,6 @@ class HubBufferedProducer:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:
             event = self._hook(event)
-            if not isinstance(event, EventData):
-                raise EventError(f"`encode` returns an EventData, not {type(event).__name__}")
         if partition_key is None:
             return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
         # A key's annotation stands before all that an event encodes.

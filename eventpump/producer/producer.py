@@ -15,6 +15,7 @@ from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import EventEncoding, encoder
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
@@ -96,6 +97,10 @@ class HubProducer:
             publishing, and when the producer closes; what was published since may be published again. A running
             producer raises `ProducerStateLostError` in either case.
         max_in_flight: The most plain sends to one target at a time; None for no limit.
+        encode: Compresses or encrypts every event: a `PayloadCodec`, several that are applied in this order, or a
+            function that is called with the event and returns the event to send in its place, which must not be the
+            same one changed. The size of the encoded event is what counts. An event that cannot be encoded is refused
+            with an `EventError`. Routers see the event as it was given. None to send events as they are.
         router: Chooses the partition of every message that is sent without one, by its first event and its key; the
             partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
 
@@ -120,9 +125,11 @@ class HubProducer:
         scan_consumer_group: str | None = None,
         on_state_lost: Literal["fail", "new"] = "fail",
         max_in_flight: int | None = None,
+        encode: EventEncoding | None = None,
         router: PartitionRouter | None = None,
     ) -> None:
         check_router(router)
+        self._encode = encoder(encode)
         _check_options(
             idempotent=idempotent,
             needs_idempotent={"partition_options": partition_options, "state_store": state_store, "mode": mode},
@@ -180,6 +187,11 @@ class HubProducer:
         return self._is_idempotent
 
     @property
+    def encode(self) -> Callable[[EventData], EventData] | None:
+        """Returns the event to send in place of one that is given; None if events are sent as they are."""
+        return self._encode
+
+    @property
     def waits_for_store_since(self) -> float | None:
         """Since when a send waits for one answer of the state store, on the loop's clock; None where none does."""
         return None if self._states is None else self._states.waits.since
@@ -222,6 +234,7 @@ class HubProducer:
             partition_key=partition_key,
             is_idempotent=self._is_idempotent,
             is_stamped=self.is_stamping,
+            encode=self._encode,
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
