@@ -47,7 +47,7 @@ class ProcessorFailures:
         self._policy = policy
         self._on_exhausted = on_exhausted
         self._retry = retry
-        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._backoff = Backoff.of(retry)
         self._before = 0
         self.in_a_row = 0
         """How many times in a row the present call has failed."""

@@ -358,7 +358,7 @@ class SubscriptionSettings(SettingsModel):
     max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
     call_when_idle: bool | None = None
     failure_policy: Annotated[FailurePolicy | None, PlainValidator(_unless_none(_check_policy))] = None
-    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] | None = None
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY, limits_tries=False)] | None = None
     on_retries_exhausted: Annotated[ExhaustedPolicy | None, PlainValidator(_unless_none(_check_exhausted))] = None
     handler_timeout: Seconds | None = None
     on_handler_timeout: Literal["report", "cancel"] | None = None
@@ -518,7 +518,7 @@ class HostSettings(FeedSettings):
     close_timeout: Seconds = 20.0
     ownership_lost_grace: float = Field(default=5.0, ge=0, le=86_400)
     failure_policy: Annotated[FailurePolicy, PlainValidator(_check_policy)] = "retry"
-    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] = HANDLER_RETRY
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY, limits_tries=False)] = HANDLER_RETRY
     on_retries_exhausted: Annotated[ExhaustedPolicy, PlainValidator(_check_exhausted)] = "stop"
     on_data_loss: OnDataLoss | None = None
     handler_timeout: Seconds = 60.0

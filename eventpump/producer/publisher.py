@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from eventpump.aio.retry import within_try
 from eventpump.aio.tasks import reject, resolve, wait_for_event
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
@@ -170,7 +171,7 @@ class PartitionPublisher:
         self._sequencer = sequencer
         self._retry = retry
         self._rng = rng
-        self._pace = TryPace(retry.base_delay, retry.max_delay)
+        self._pace = TryPace.of(retry)
         self._on_concluded = on_concluded
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
@@ -367,9 +368,9 @@ class PartitionPublisher:
         step, began = sequencer.step, asyncio.get_running_loop().time()
         try:
             if step is Step.ATTACH:
-                await self._attach()
+                await within_try(self._attach, self._retry.try_timeout)
             elif step is Step.SEND:
-                await self._send()
+                await within_try(self._send, self._retry.try_timeout)
             self._answer_attaching()
             self._conclude()
         except EventPumpError as error:

@@ -161,7 +161,7 @@ def test_the_defaults_in_the_docstring_of_retry_options_are_right() -> None:
     """They are written by hand, because users make this model themselves."""
     documents = documented(RetryOptions)
     for name, field in RetryOptions.model_fields.items():
-        assert documents[name].endswith(f"Default: {field.default}."), name
+        assert documents[name].endswith(f"Default: {shown(field.default)}."), name
 
 
 @pytest.mark.parametrize("name", eventpump.__all__)
