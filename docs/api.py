@@ -52,6 +52,8 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "PartitionPublishingProperties",
         "PartitionRouter",
         "HashRouter",
+        "ProducerStats",
+        "SendCount",
         "PayloadCodec",
         "EventEncoding",
         "EventDecoding",

@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     )
     from eventpump.producer.batch import BatchState, EventBatch
     from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
+    from eventpump.producer.stats import ProducerStats, SendCount
     from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
     from eventpump.reports import (
         BalancerFailed,
@@ -285,6 +286,7 @@ __all__ = [
     "ProducerDisconnectedError",
     "ProducerOptions",
     "ProducerStateLostError",
+    "ProducerStats",
     "ProtocolError",
     "PublishOutcomeUnknownError",
     "PublisherIntent",
@@ -309,6 +311,7 @@ __all__ = [
     "RoundRobinRouter",
     "SasCredential",
     "ScopeRecord",
+    "SendCount",
     "SendLink",
     "SendLinkOpener",
     "SendLinkSpec",
@@ -389,6 +392,7 @@ _MODULES: Final = {
     ),
     "producer.batch": "BatchState EventBatch",
     "producer.buffered": "DeliveryReceipt OnError OnSuccess SendResult",
+    "producer.stats": "ProducerStats SendCount",
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
         "BalancerFailed CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook "

@@ -35,6 +35,7 @@ from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
+from eventpump.producer.stats import ProducerStats, SendCounters
 from eventpump.producer.targets import PartitionPublishingProperties
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
@@ -176,6 +177,7 @@ class HubBufferedProducer:
         self._is_closed = False
         self._has_ended = asyncio.Event()
         self._yielding = 0
+        self._counters = SendCounters()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -336,6 +338,16 @@ class HubBufferedProducer:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
 
+    @property
+    def stats(self) -> ProducerStats:
+        """What was sent, failed and was retried since the producer was created, as numbers at this moment.
+
+        Events that are accepted and whose outcome is open are in `buffered_events` only; `failed` counts those for which
+        receipts and `on_error` have an error.
+        """
+        mine = self._counters.stats
+        return ProducerStats(mine.sent, mine.failed, self._producer.stats.retried)
+
     async def get_properties(self) -> HubProperties:
         """Read about the hub.
 
@@ -433,6 +445,7 @@ class HubBufferedProducer:
     def _ended(self, ended: Ended[EventData]) -> None:
         """Release the room of events whose outcome is known, and call the user's callbacks."""
         lane, events, count, size, error, is_awaited = ended
+        (self._counters.sent if error is None else self._counters.failed)(count, size)
         self._queue.release(lane, count, size)
         partition_id = cast("str", lane.partition_id)
         try:

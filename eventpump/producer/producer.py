@@ -23,6 +23,7 @@ from eventpump.interfaces import HubProperties, PartitionProperties, PublisherSt
 from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
+from eventpump.producer.stats import ProducerStats
 from eventpump.producer.targets import (
     IdempotentTarget,
     PartitionOptions,
@@ -190,6 +191,11 @@ class HubProducer:
     def encode(self) -> Callable[[EventData], EventData] | None:
         """Returns the event to send in place of one that is given; None if events are sent as they are."""
         return self._encode
+
+    @property
+    def stats(self) -> ProducerStats:
+        """What was sent, failed and was retried since the producer was created, as numbers at this moment."""
+        return self._context.counters.stats
 
     @property
     def waits_for_store_since(self) -> float | None:

@@ -154,6 +154,7 @@ class PartitionPublisher:
     Attributes:
         on_unknown: Is called when the service has refused the first attach because there is no such partition or hub,
             and nobody waits any more: the publisher is closed then, and holds nothing.
+        on_retried: Is called with a batch before each retry of it.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class PartitionPublisher:
         self._rng = rng
         self._pace = TryPace.of(retry)
         self._on_concluded = on_concluded
+        self.on_retried: Callable[[SealedBatch], None] | None = None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
         self._transfer: asyncio.Future[None] | None = None
@@ -521,6 +523,8 @@ class PartitionPublisher:
         self._attaching.expire(-1 if is_final else self._retry.max_retries, error)
         if self._sequencer.failure is not None or (self._current is None and not self._attaching):
             return
+        if self._current is not None and self.on_retried is not None:
+            self.on_retried(self._current.sealed)
         delay = self._pace.next(
             self._rng,
             began=began,
