@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast, overload
 
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
 from eventpump.errors import (
@@ -34,7 +34,7 @@ from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
-from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
+from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
 from eventpump.producer.stats import ProducerStats, SendCounters
 from eventpump.producer.targets import PartitionPublishingProperties
 
@@ -245,26 +245,48 @@ class HubBufferedProducer:
 
     # ------------------------------------------------------------------------------------------ accepting
 
+    @overload
     async def send(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> DeliveryReceipt:
-        """Accept an event, once there is room for it.
+    ) -> DeliveryReceipt: ...
 
-        Cancelled, it was not accepted.
+    @overload
+    async def send(
+        self, event: Iterable[EventData], *, partition_id: str | None = None, partition_key: str | None = None
+    ) -> list[DeliveryReceipt]: ...
+
+    async def send(
+        self,
+        event: EventData | Iterable[EventData],
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        _encoded: tuple[bytes, bytes] | None = None,  # of a list, whose events are encoded before the first is accepted
+    ) -> DeliveryReceipt | list[DeliveryReceipt]:
+        """Accept an event, or several, once there is room.
+
+        Cancelled, an event was not accepted. Of several, those for which there was room before were accepted, and are
+        sent all the same; so they were if the producer is closed meanwhile.
 
         Args:
+            event: An event; or several, such as a list, which are accepted one after the other in their order, as if
+                each was given to a call of its own: each has a receipt, and events of other calls may come between
+                them. If one of them cannot be encoded, none is accepted. All of them are encoded first, so do not give
+                more at once than fit into memory twice.
             partition_id: Send to this partition.
             partition_key: Send where events of this key go. Readers see the key. At most 128 characters, the JavaScript
                 client's limit; what the service does with a longer one is not known.
 
         Returns:
-            A receipt, which need not be awaited.
+            A receipt, which need not be awaited; for several events a list of receipts, in their order.
 
         Raises:
             EventError: It cannot be encoded.
-            ConfigurationError: The key is too long.
+            ConfigurationError: The key is too long, or there is no such partition.
             ServiceError: Not open yet, and it cannot be.
         """
+        if not isinstance(event, EventData):
+            return await self._send_each(event, partition_id, partition_key)
         if not self._is_open:
             await self._in_turn(self.open())
         now = self._time()
@@ -274,7 +296,7 @@ class HubBufferedProducer:
             now = self._time()
         if self._is_closed:
             raise ClosedError(_NAME)
-        head, rest = self._encode(event, partition_key)
+        head, rest = self._encode(event, partition_key) if _encoded is None else _encoded
         size = len(head) + len(rest)
         lane = self._route(event, partition_id, partition_key)
         if lane.waiting or lane.admitted or not self._room.reserve(lane.partition_id, size):
@@ -288,10 +310,25 @@ class HubBufferedProducer:
             self._outbox.send_now()
         return DeliveryReceipt(batch, len(batch.events) - 1)
 
+    async def _send_each(
+        self, events: Iterable[EventData], partition_id: str | None, partition_key: str | None
+    ) -> list[DeliveryReceipt]:
+        """Accept several events; see `send`."""
+        each = events_of(events)
+        self._require_open()
+        if partition_id is not None and self._is_open:
+            self._route(EventData(b""), partition_id, partition_key)  # what it refuses, it refuses before the first one
+        encoded = [(one, self._encode(one, partition_key)) for one in each]
+        receipts: list[DeliveryReceipt] = []
+        send: Any = self.send
+        for event, pair in encoded:
+            receipts.append(await send(event, partition_id=partition_id, partition_key=partition_key, _encoded=pair))
+        return receipts
+
     def send_nowait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
     ) -> DeliveryReceipt:
-        """Accept an event at once, as `send` does.
+        """Accept an event at once, as `send` does. One event per call: of several, there could be room for some only.
 
         Raises:
             BufferFullError: There is no room now, or others wait for it. Nothing was taken.
@@ -316,17 +353,46 @@ class HubBufferedProducer:
             self._outbox.send_now()
         return DeliveryReceipt(batch, len(batch.events) - 1)
 
+    @overload
     async def send_and_wait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> SendResult:
-        """Send an event as `send` does, and wait until it is stored.
+    ) -> SendResult: ...
 
-        Cancelled, it may have been accepted: it is then sent all the same.
+    @overload
+    async def send_and_wait(
+        self, event: Iterable[EventData], *, partition_id: str | None = None, partition_key: str | None = None
+    ) -> list[SendResult]: ...
+
+    async def send_and_wait(
+        self,
+        event: EventData | Iterable[EventData],
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+    ) -> SendResult | list[SendResult]:
+        """Send an event, or several, as `send` does, and wait until all are stored.
+
+        Cancelled, they may have been accepted: they are then sent all the same.
+
+        Returns:
+            Where it was stored; for several events a list, in their order.
 
         Raises:
-            EventPumpError: What it failed with.
+            EventPumpError: What it failed with; of several, the first that failed, once the outcome of all is known.
         """
-        return await (await self.send(event, partition_id=partition_id, partition_key=partition_key))
+        accepted = await self.send(event, partition_id=partition_id, partition_key=partition_key)
+        if isinstance(accepted, DeliveryReceipt):
+            return await accepted
+        results: list[SendResult] = []
+        first: Exception | None = None
+        for receipt in accepted:
+            try:
+                results.append(await receipt)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return results
 
     @property
     def buffered_events(self) -> int:
@@ -342,8 +408,8 @@ class HubBufferedProducer:
     def stats(self) -> ProducerStats:
         """What was sent, failed and was retried since the producer was created, as numbers at this moment.
 
-        Events that are accepted and whose outcome is open are in `buffered_events` only; `failed` counts those for which
-        receipts and `on_error` have an error.
+        Events that are accepted and whose outcome is open are in `buffered_events` only; `failed` counts those for
+        which receipts and `on_error` have an error.
         """
         mine = self._counters.stats
         return ProducerStats(mine.sent, mine.failed, self._producer.stats.retried)

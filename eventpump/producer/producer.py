@@ -301,7 +301,7 @@ class HubProducer:
             await self._target(events.partition_id).send_batch(events)
             return
         self._check_target(partition_id, partition_key)
-        each = [events] if isinstance(events, EventData) else _events(events)
+        each = [events] if isinstance(events, EventData) else events_of(events)
         if not each:
             return
         if partition_id is None and self._router is not None:
@@ -518,7 +518,7 @@ class HubProducer:
             raise ConfigurationError("partition_id", problem)
 
 
-def _events(given: object) -> list[EventData]:
+def events_of(given: object) -> list[EventData]:
     """Take a list of events.
 
     Raises:

@@ -526,7 +526,7 @@ async def test_send_to_an_invalid_target_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="along with"):
             await producer.send(event(), partition_id="0", partition_key="k")
         with pytest.raises(EventError, match="is text"):
-            await producer.send(event(), partition_key=7)  # type: ignore[arg-type] # the point of the test
+            await producer.send(event(), partition_key=7)  # type: ignore[call-overload] # the point of the test
         with pytest.raises(EventError, match="surrogate"):
             await producer.send(event(), partition_key="\ud800")
         with pytest.raises(ConfigurationError, match="129 characters"):
@@ -948,6 +948,85 @@ async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bo
         assert hooked.buffered_events == 0
     assert service.everything() == ["good"]
     assert not told.errors
+
+
+@pytest.mark.parametrize("given", [list, tuple, iter])
+async def test_a_list_is_accepted_in_its_order(given: Any) -> None:
+    """With room for a part of it at a time: each event has its receipt, and the buffer is never over its bound."""
+    service = ScriptedProducer(idempotent=True)
+    peak = 0
+
+    def look() -> None:
+        nonlocal peak
+        peak = max(peak, producer.buffered_events)
+
+    service.on_stored = look
+    async with buffered(service, max_events=8, max_batch_events=3) as producer:
+        events = [event(number) for number in range(50)]
+        receipts = await producer.send(given(events), partition_id="0")
+        assert len(receipts) == 50
+        assert [await receipt for receipt in receipts] == [SendResult("0", number) for number in range(50)]
+        assert await producer.send([]) == []
+        assert await producer.send_and_wait([event("a"), event("b")], partition_id="0") == [
+            SendResult("0", 50),
+            SendResult("0", 51),
+        ]
+    assert service.bodies("0") == [*map(str, range(50)), "a", "b"]
+    assert 0 < peak <= 8
+
+
+async def test_a_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
+    """Whatever is wrong, and wherever it is; the producer goes on."""
+    service, told = ScriptedProducer(), Told()
+    async with buffered(service, told) as producer:
+        good = event("good")
+        lists: list[Any] = [
+            [good, "text"],
+            [good, EventData("x", properties={"a": object()})],
+            {"a": good},
+            "text",
+            5,
+        ]
+        for wrong in lists:
+            with pytest.raises(EventError):
+                await producer.send(wrong, partition_id="0")
+        with pytest.raises(ConfigurationError, match="no partition"):
+            await producer.send([good], partition_id="9")
+        with pytest.raises(EventError, match="EventData, not list"):
+            producer.send_nowait([good], partition_id="0")  # type: ignore[arg-type]  # the error is the point
+        assert producer.buffered_events == 0
+        await producer.send_and_wait([good, good], partition_id="0")
+    assert service.everything() == ["good", "good"]
+    assert not told.errors
+
+
+async def test_a_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> None:
+    """Nothing of it is half accepted, and the room is free again."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service, max_events=8, max_batch_events=3) as producer:
+        task = asyncio.create_task(producer.send([event(number) for number in range(50)], partition_id="0"))
+        await asyncio.sleep(1)
+        count = producer.buffered_events
+        assert 0 < count <= 8
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        service.let_go("0")
+        await producer.flush()
+        assert producer.buffered_events == 0
+    assert service.bodies("0") == list(map(str, range(count)))
+
+
+async def test_one_failure_of_a_list_is_raised_when_all_outcomes_are_known() -> None:
+    """And by `send_and_wait` only: each receipt has its own."""
+    service = ScriptedProducer()
+    service.script["0"] = [RequestRefusedError("no"), 5.0]
+    async with buffered(service, max_batch_events=2) as producer:
+        with pytest.raises(RequestRefusedError):
+            await producer.send_and_wait([event(number) for number in range(4)], partition_id="0")
+        assert producer.buffered_events == 0
+    assert service.bodies("0") == ["2", "3"]
 
 
 async def test_encode_hook_runs_before_the_size_is_measured() -> None:
