@@ -151,6 +151,7 @@ if TYPE_CHECKING:
         ServiceFailed,
         StartIgnored,
         StoreFailed,
+        StoreRestored,
         SubscriptionSlow,
         SubscriptionWithoutProcessor,
         UnexpectedFailure,
@@ -332,6 +333,7 @@ __all__ = [
     "StickyRouter",
     "StoreError",
     "StoreFailed",
+    "StoreRestored",
     "StoredPublisherState",
     "StoredScopeRecord",
     "StoredSubscription",
@@ -398,8 +400,8 @@ _MODULES: Final = {
         "BalancerFailed CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook "
         "HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored LinkRewound LinkStalled "
         "LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound PositionSought ProcessorFailed "
-        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed SubscriptionSlow "
-        "SubscriptionWithoutProcessor UnexpectedFailure"
+        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed "
+        "StoreRestored SubscriptionSlow SubscriptionWithoutProcessor UnexpectedFailure"
     ),
     "sources.capture": "CaptureSource",
     "sources.files": "CaptureContainer CaptureFiles",

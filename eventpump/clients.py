@@ -237,8 +237,8 @@ class ProducerOptions(ClientOptions, total=False):
     `partition_options` the service gives each producer an id of its own. Default: False."""
     partition_options: PartitionOptions | None
     """How to publish to single partitions: a mapping of partition ids, text or numbers, to
-    `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the stored
-    state is used instead. Default: None."""
+    `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an error at the first send.
+    For a partition that `state_store` knows, the stored state is used instead. Default: None."""
     name: str | None
     """The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
     `state_store`. Default: None."""
@@ -820,8 +820,9 @@ class EventProducer(HubProducer):
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
         partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
-            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
-            `state_store` knows, the stored state is used instead. Default: None.
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an
+            error at the first send. For a partition that `state_store` knows, the stored state is used instead.
+            Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
@@ -952,8 +953,9 @@ class BufferedProducer(HubBufferedProducer):
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
         partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
-            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
-            `state_store` knows, the stored state is used instead. Default: None.
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an
+            error at the first send. For a partition that `state_store` knows, the stored state is used instead.
+            Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also

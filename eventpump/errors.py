@@ -163,6 +163,8 @@ class ServiceError(EventPumpError):
             parts.append(f"condition {condition}")
         if entity is not None:
             parts.append(f"entity {entity}")
+        if len(parts) > 1:
+            parts[0] = description.removesuffix(".")
         super().__init__("; ".join(parts))
         self.description = description
         self.condition = condition

@@ -25,6 +25,7 @@ from eventpump.options.credentials import is_unicode
 
 # None of these checks may show the value: people paste connection strings into the wrong field.
 _HUB: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,254}[A-Za-z0-9])?")
+_INSTANCE: Final = re.compile(r"^Input should be (a dictionary or )?an instance of ")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 PLAIN_SCHEMES: Final = frozenset({"amqp", "http", "ws"})
 
@@ -98,7 +99,8 @@ def _configuration_error(error: ValidationError, known: Iterable[str]) -> Config
             return ConfigurationError(field, "is required")
         case "extra_forbidden":
             return unknown_option(field, known)
-    return ConfigurationError(field, first["msg"].removeprefix("Value error, "))
+    problem = first["msg"].removeprefix("Value error, ")
+    return ConfigurationError(field, _INSTANCE.sub("must be a ", problem))
 
 
 def unknown_option(name: str, known: Iterable[str], *, spelled: str | None = None) -> ConfigurationError:

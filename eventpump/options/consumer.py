@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from eventpump.core.balancers import FairBalancer, check_balancer
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
@@ -239,6 +239,12 @@ class KeyedSettings(SettingsModel):
                 raise ConfigurationError(name, problem)
 
 
+def _check_partition_id(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'must be text such as "0", not {type(value).__name__}')
+    return value
+
+
 class ReaderSettings(FeedSettings):
     """What a reader reads.
 
@@ -257,7 +263,7 @@ class ReaderSettings(FeedSettings):
             "earliest" if retention has removed them, and "fail" if the hub was deleted and recreated while it was read.
     """
 
-    partition_id: Name
+    partition_id: Annotated[Name, BeforeValidator(_check_partition_id)]
     position: Annotated[EventPosition, PlainValidator(start_position)] = EventPosition.earliest()
     end: Annotated[EventPosition | None, PlainValidator(_check_end)] = None
     owner_level: int | None = Field(default=None, ge=0, lt=2**63)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
@@ -20,6 +21,7 @@ from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
@@ -65,8 +67,8 @@ class HubProducer:
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
         partition_options: How to publish to single partitions: a mapping of partition ids, text or numbers, to
-            `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the
-            stored state is used instead.
+            `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an error at the first
+            send. For a partition that `state_store` knows, the stored state is used instead.
         name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
             `state_store`.
         state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
@@ -154,6 +156,8 @@ class HubProducer:
             rng=rng or random.Random(),
             owns_transport=owns_transport,
         )
+        if self._options:
+            self._context.check_partitions = self._check_partitions
         # A target that nobody uses lives on only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
@@ -504,6 +508,27 @@ class HubProducer:
         if (batch_ended := getattr(router, "batch_ended", None)) is not None:
             batch_ended(partition_id)  # each message is a batch of its own
         return partition_id
+
+    async def _check_partitions(self) -> None:
+        """Check, once, that the hub has the partitions that `partition_options` names.
+
+        Raises:
+            ConfigurationError: It lacks one.
+            ServiceError: The partitions cannot be read.
+        """
+        context = self._context
+        found = await retrying(
+            lambda: self._listing.run(self.get_partition_ids),
+            context.retry,
+            context.rng,
+            stop=context.closed,
+            on_retry=retry_logger(_log, "reading the partitions", hub=self._hub),
+        )
+        unknown = sorted(self._options.keys() - set(found), key=int)
+        if unknown:
+            problem = f"the hub has no partition {unknown[0]}: its partitions are {', '.join(found[:3])}"
+            raise ConfigurationError("partition_options", problem + (f" to {found[-1]}" if len(found) > 3 else ""))
+        context.check_partitions = None
 
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
         for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):

@@ -103,6 +103,8 @@ class TargetContext:
         kept: The targets that have something to keep between two uses.
         holds: Which batch an event is in, while its outcome is open.
         counters: Count what is sent.
+        check_partitions: Checks what was given for single partitions against those of the hub, before the first
+            publisher is made; None if there is nothing to check.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class TargetContext:
         self.kept: set[Target] = set()
         self.holds = EventHolds()
         self.counters = SendCounters()
+        self.check_partitions: Callable[[], Awaitable[None]] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
     def require_open(self) -> None:
@@ -651,6 +654,9 @@ class IdempotentTarget:
         async with self._opening:
             self._context.require_open()
             if self._publisher is None:
+                if self._context.check_partitions is not None:
+                    await self._context.check_partitions()
+                    self._context.require_open()
                 self._publisher = await self._context.unless_closed(self._make_publisher())
                 self._publisher.on_unknown = self._forget
                 self._context.kept.add(self)
