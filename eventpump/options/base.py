@@ -152,7 +152,7 @@ class RetryOptions(SettingsModel):
     base_delay: Seconds = 0.8
     mode: Literal["exponential", "fixed"] = "exponential"
     max_delay: Seconds = _MAX_DELAY
-    try_timeout: Seconds | None = None
+    try_timeout: float | None = Field(default=None, gt=0, le=86_400)
 
     def __init__(self, **data: Any) -> None:
         base = data.get("base_delay")
