@@ -58,6 +58,11 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "OnError",
         "PartitionPublishingOptions",
         "PartitionPublishingProperties",
+        "ProducerStats",
+        "SendCount",
+        "PayloadCodec",
+        "EventEncoding",
+        "EventDecoding",
     ),
     "routers": ("PartitionRouter", "HashRouter", "RoundRobinRouter", "StickyRouter", "RingRouter"),
     "balancers": (

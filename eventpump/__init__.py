@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         StoreError,
     )
     from eventpump.eventhubs.cloudevents import CloudEvent
+    from eventpump.eventhubs.codecs import EventDecoding, EventEncoding, PayloadCodec
     from eventpump.eventhubs.decoding import Decoder, PayloadDecoder
     from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
     from eventpump.interfaces import (
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     )
     from eventpump.producer.batch import BatchState, EventBatch
     from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
+    from eventpump.producer.stats import ProducerStats, SendCount
     from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
     from eventpump.reports import (
         BalancerFailed,
@@ -154,6 +156,7 @@ if TYPE_CHECKING:
         ServiceFailed,
         StartIgnored,
         StoreFailed,
+        StoreRestored,
         SubscriptionSlow,
         SubscriptionWithoutProcessor,
         UnexpectedFailure,
@@ -217,6 +220,8 @@ __all__ = [
     "EntityNotFoundError",
     "EventBatch",
     "EventData",
+    "EventDecoding",
+    "EventEncoding",
     "EventError",
     "EventHubSource",
     "EventHubsApp",
@@ -284,6 +289,7 @@ __all__ = [
     "PartitionRouter",
     "PartitionStatus",
     "PartitionsFound",
+    "PayloadCodec",
     "PayloadDecoder",
     "PositionSought",
     "PressureState",
@@ -293,6 +299,7 @@ __all__ = [
     "ProducerDisconnectedError",
     "ProducerOptions",
     "ProducerStateLostError",
+    "ProducerStats",
     "ProtocolError",
     "PublishOutcomeUnknownError",
     "PublisherIntent",
@@ -318,6 +325,7 @@ __all__ = [
     "RoundRobinRouter",
     "SasCredential",
     "ScopeRecord",
+    "SendCount",
     "SendLink",
     "SendLinkOpener",
     "SendLinkSpec",
@@ -338,6 +346,7 @@ __all__ = [
     "StickyRouter",
     "StoreError",
     "StoreFailed",
+    "StoreRestored",
     "StoredPublisherState",
     "StoredScopeRecord",
     "StoredSubscription",
@@ -387,6 +396,7 @@ _MODULES: Final = {
         "ServiceTimeoutError SourceEndedError StoreError"
     ),
     "eventhubs.cloudevents": "CloudEvent",
+    "eventhubs.codecs": "EventDecoding EventEncoding PayloadCodec",
     "eventhubs.decoding": "Decoder PayloadDecoder",
     "eventhubs.events": "Checkpoint EventData EventPosition LastEnqueued ReceivedEvent",
     "interfaces": (
@@ -403,13 +413,14 @@ _MODULES: Final = {
     ),
     "producer.batch": "BatchState EventBatch",
     "producer.buffered": "DeliveryReceipt OnError OnSuccess SendResult",
+    "producer.stats": "ProducerStats SendCount",
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
         "BalancerFailed CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook "
         "HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored LinkRewound LinkStalled "
         "LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound PositionSought ProcessorFailed "
-        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed SubscriptionSlow "
-        "SubscriptionWithoutProcessor UnexpectedFailure"
+        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed StoreRestored "
+        "SubscriptionSlow SubscriptionWithoutProcessor UnexpectedFailure"
     ),
     "sources.capture": "CaptureSource",
     "sources.files": "CaptureContainer CaptureFiles",

@@ -22,7 +22,7 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.router import PartitionRouter
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.codecs import EventDecoding, EventEncoding
 from eventpump.interfaces import EventSource, LeaseStore, PublisherStateStore, Transport
 from eventpump.options.base import RetryOptions, unknown_option
 from eventpump.options.connection import (
@@ -116,6 +116,12 @@ class FeedOptions(ClientOptions, total=False):
     track_last_enqueued: bool
     """Whether the service adds to every event the number, offset and time of the partition's newest event. Without it,
     lag is known only for silent partitions. Default: False."""
+    decode: EventDecoding | None
+    """Decompresses or decrypts events: a `PayloadCodec`, or several. An event is decoded by those that its
+    `content_encoding` names, from the last name on; every other event is delivered as it is. It is decoded when its
+    body is first accessed, once for all subscriptions. If that fails, accessing the body raises `DecodeError`, which a
+    host does not retry: `on_retries_exhausted` decides what follows. None to deliver events as they are. Default:
+    None."""
     max_message_size: int
     """The largest message that a receive link accepts, in bytes. Default: 20,971,520."""
     link_retry: RetryOptions
@@ -232,8 +238,8 @@ class ProducerOptions(ClientOptions, total=False):
     `partition_options` the service gives each producer an id of its own. Default: False."""
     partition_options: PartitionOptions | None
     """How to publish to single partitions: a mapping of partition ids, text or numbers, to
-    `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the stored
-    state is used instead. Default: None."""
+    `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an error at the first send.
+    For a partition that `state_store` knows, the stored state is used instead. Default: None."""
     name: str | None
     """The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
     `state_store`. Default: None."""
@@ -269,6 +275,11 @@ class ProducerOptions(ClientOptions, total=False):
     store. A mark is stored after the first batch of a start, every 30 seconds while publishing, and when the producer
     closes; what was published since may be published again. A running producer raises `ProducerStateLostError` in
     either case. Default: "fail"."""
+    encode: EventEncoding | None
+    """Compresses or encrypts every event: a `PayloadCodec`, several that are applied in this order, or a function that
+    is called with the event and returns the event to send in its place, which must not be the same one changed. The
+    size of the encoded event is what counts. An event that cannot be encoded is refused with an `EventError`. Routers
+    see the event as it was given. None to send events as they are. Default: None."""
     max_in_flight: int | None
     """The most plain sends to one target at a time; None for no limit. Default: None."""
 
@@ -514,6 +525,11 @@ class EventProcessorHost(PartitionHost):
             exceeded. Fewer events are then received at a time. Default: False.
         track_last_enqueued (bool): Whether the service adds to every event the number, offset and time of the
             partition's newest event. Without it, lag is known only for silent partitions. Default: False.
+        decode (EventDecoding | None): Decompresses or decrypts events: a `PayloadCodec`, or several. An event is
+            decoded by those that its `content_encoding` names, from the last name on; every other event is delivered as
+            it is. It is decoded when its body is first accessed, once for all subscriptions. If that fails, accessing
+            the body raises `DecodeError`, which a host does not retry: `on_retries_exhausted` decides what follows.
+            None to deliver events as they are. Default: None.
         max_message_size (int): The largest message that a receive link accepts, in bytes. Default: 20,971,520.
         link_retry (RetryOptions): The delays, in seconds, before a failed link is opened again. After a lost connection
             the delay does not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most.
@@ -687,6 +703,11 @@ class PartitionReader(reader.PartitionReader):
             exceeded. Fewer events are then received at a time. Default: False.
         track_last_enqueued (bool): Whether the service adds to every event the number, offset and time of the
             partition's newest event. Without it, lag is known only for silent partitions. Default: False.
+        decode (EventDecoding | None): Decompresses or decrypts events: a `PayloadCodec`, or several. An event is
+            decoded by those that its `content_encoding` names, from the last name on; every other event is delivered as
+            it is. It is decoded when its body is first accessed, once for all subscriptions. If that fails, accessing
+            the body raises `DecodeError`, which a host does not retry: `on_retries_exhausted` decides what follows.
+            None to deliver events as they are. Default: None.
         max_message_size (int): The largest message that a receive link accepts, in bytes. Default: 20,971,520.
         link_retry (RetryOptions): The delays, in seconds, before a failed link is opened again. After a lost connection
             the delay does not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most.
@@ -798,8 +819,9 @@ class EventProducer(HubProducer):
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
         partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
-            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
-            `state_store` knows, the stored state is used instead. Default: None.
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an
+            error at the first send. For a partition that `state_store` knows, the stored state is used instead.
+            Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
@@ -833,6 +855,11 @@ class EventProducer(HubProducer):
             first batch of a start, every 30 seconds while publishing, and when the producer closes; what was published
             since may be published again. A running producer raises `ProducerStateLostError` in either case. Default:
             "fail".
+        encode (EventEncoding | None): Compresses or encrypts every event: a `PayloadCodec`, several that are applied in
+            this order, or a function that is called with the event and returns the event to send in its place, which
+            must not be the same one changed. The size of the encoded event is what counts. An event that cannot be
+            encoded is refused with an `EventError`. Routers see the event as it was given. None to send events as they
+            are. Default: None.
         max_in_flight (int | None): The most plain sends to one target at a time; None for no limit. Default: None.
         fully_qualified_namespace (str | None): The namespace's host name, such as "example.servicebus.windows.net";
             None with a connection string. Default: None.
@@ -919,16 +946,15 @@ class BufferedProducer(HubBufferedProducer):
         on_success: Called with the events of each stored message, in order, and the partition id. Must not block.
         on_error: Called with the events that failed, the partition id and the error. Must not block. If it is None,
             failures that no receipt waits for are logged.
-        encode: Called with every event; returns the event to send instead: compressed, encrypted or annotated. Its size
-            is what counts. None to send events as they are.
         idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life
             of the producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
             Default: False.
         partition_options (PartitionOptions | None): How to publish to single partitions: a mapping of partition ids,
-            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. For a partition that
-            `state_store` knows, the stored state is used instead. Default: None.
+            text or numbers, to `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an
+            error at the first send. For a partition that `state_store` knows, the stored state is used instead.
+            Default: None.
         name (str | None): The publisher's name, unique per hub: the key under which `state_store` keeps its state.
             Required with `state_store`. Default: None.
         state_store (PublisherStateStore | None): Keeps the publisher's state, so that publishing is exactly once also
@@ -962,6 +988,11 @@ class BufferedProducer(HubBufferedProducer):
             first batch of a start, every 30 seconds while publishing, and when the producer closes; what was published
             since may be published again. A running producer raises `ProducerStateLostError` in either case. Default:
             "fail".
+        encode (EventEncoding | None): Compresses or encrypts every event: a `PayloadCodec`, several that are applied in
+            this order, or a function that is called with the event and returns the event to send in its place, which
+            must not be the same one changed. The size of the encoded event is what counts. An event that cannot be
+            encoded is refused with an `EventError`. Routers see the event as it was given. None to send events as they
+            are. Default: None.
         max_in_flight (int | None): The most batches that are being sent to one partition at a time. With more than 1, a
             retry may reorder events, also those with the same key; an idempotent producer allows only 1. Default: 1.
         max_batch_events (int): The number of events at which a batch is sent without waiting for more. Default: 5,000.
@@ -1028,7 +1059,6 @@ class BufferedProducer(HubBufferedProducer):
         router: PartitionRouter | None = None,
         on_success: OnSuccess | None = None,
         on_error: OnError | None = None,
-        encode: Callable[[EventData], EventData] | None = None,
         **options: Unpack[BufferedOptions],
     ) -> None:
         connection, rest = _split(BufferedProducer, BufferedOptions, connection_string, hub, options)
@@ -1041,5 +1071,4 @@ class BufferedProducer(HubBufferedProducer):
             router=router,
             on_success=on_success,
             on_error=on_error,
-            encode=encode,
         )

@@ -6,8 +6,8 @@
     ├── ConfigurationError            a value given by the user cannot work: option, connection string, file
     ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
     ├── EventError                    an event cannot be encoded or decoded
-    │   ├── DecodeError               the payload of a received event is not what its handler wants
-    │   └── EventTooLargeError        it, or its batch, is larger than the link allows
+    │   ├── EventTooLargeError        it, or its batch, is larger than the link allows
+    │   └── DecodeError               the payload of a received event is not what its decoder expects
     ├── ServiceError                  the service or the connection to it failed; `recovery` says what to rebuild
     │   ├── ConnectionLostError       the connection ended or could not be made
     │   ├── LinkDetachedError         the link ended
@@ -102,28 +102,6 @@ class EventError(EventPumpError):
     """An event cannot be encoded, or a received message cannot be decoded."""
 
 
-class DecodeError(EventError):
-    """The payload of a received event cannot be decoded as the type that is wanted.
-
-    Another attempt cannot help: where the failure policy is to retry, `on_retries_exhausted` applies at once.
-
-    Args:
-        partition_id: The partition; None if that is not known.
-        sequence_number: The event's sequence number; None if it cannot be read.
-        wanted: The type.
-        problem: What is wrong with the payload, of which it shows at most an excerpt.
-    """
-
-    def __init__(self, partition_id: str | None, sequence_number: int | None, wanted: str, problem: str) -> None:
-        place = "an event" if sequence_number is None else f"event {sequence_number}"
-        where = "" if partition_id is None else f"partition {partition_id}, "
-        super().__init__(f"{where}{place}: the payload cannot be decoded as {wanted}: {problem}")
-        self.partition_id = partition_id
-        self.sequence_number = sequence_number
-        self.wanted = wanted
-        self.problem = problem
-
-
 class EventTooLargeError(EventError):
     """An event or batch is larger than the link allows.
 
@@ -136,6 +114,34 @@ class EventTooLargeError(EventError):
         super().__init__(f"the message takes {size} bytes, the link allows {limit}")
         self.size = size
         self.limit = limit
+
+
+class DecodeError(EventError):
+    """The payload of a received event cannot be decoded. An error of the decoder itself is chained.
+
+    Another attempt cannot help: where the failure policy is to retry, `on_retries_exhausted` applies at once.
+
+    Args:
+        partition_id: The event's partition; None if that is not known.
+        sequence_number: The event's sequence number; None if it cannot be read.
+        problem: What is wrong with the payload, of which it shows at most an excerpt, or how the decoder failed.
+        wanted: The type that was wanted; None if it is about the encoding.
+    """
+
+    def __init__(
+        self, partition_id: str | None, sequence_number: int | None, problem: str, wanted: str | None = None
+    ) -> None:
+        where = "" if partition_id is None else f"partition {partition_id}, "
+        place = "an event" if sequence_number is None else f"event {sequence_number}"
+        what = "cannot be decoded" if wanted is None else f"the payload cannot be decoded as {wanted}"
+        super().__init__(f"{where}{place}: {what}: {problem}")
+        self.partition_id = partition_id
+        self.sequence_number = sequence_number
+        self.problem = problem
+        self.wanted = wanted
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str | None, int | None, str, str | None]]:
+        return DecodeError, (self.partition_id, self.sequence_number, self.problem, self.wanted)
 
 
 class ServiceError(EventPumpError):
@@ -165,6 +171,8 @@ class ServiceError(EventPumpError):
             parts.append(f"condition {condition}")
         if entity is not None:
             parts.append(f"entity {entity}")
+        if len(parts) > 1:
+            parts[0] = description.removesuffix(".")
         super().__init__("; ".join(parts))
         self.description = description
         self.condition = condition

@@ -6,7 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, Final
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.pump_state import CloseReason
@@ -320,6 +321,23 @@ class StoreFailed(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRestored(HostReport):
+    """The lease store answers again, after its failure was reported.
+
+    Args:
+        operation: The operation that had failed and succeeds now.
+        failed_for: Seconds since the first failure.
+    """
+
+    level: ClassVar[int] = logging.WARNING  # as the failure: who sees the one sees the other
+    operation: str
+    failed_for: float
+
+    def describe(self) -> str:
+        return f"the lease store answers again: {self.operation} succeeded, {self.failed_for:.1f} s after it failed"
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFailed(HostReport):
     """A request for the hub's or a partition's properties failed.
 
@@ -618,6 +636,19 @@ Hook = Callable[[HostReport], None]
 """Called with every report, on the event loop. It must not block. What it raises is logged and otherwise ignored."""
 
 
+def _frames_of_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame on that is not of this library, or of the event loop that it runs in."""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _NOT_USERS:
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+_NOT_USERS: Final = frozenset({"eventpump", "asyncio", "concurrent"})
+
+
 class Reporter:
     """Writes every report to the log, one line each, and passes it to the hooks.
 
@@ -650,7 +681,13 @@ class Reporter:
                 where += f" {report.subscription}:"
             error = getattr(report, "error", None)
             # The user's own failures need their traceback; everything else says all in its line.
-            trace = error if isinstance(report, ProcessorFailed | UnexpectedFailure) else None
+            trace: Any = None
+            if isinstance(report, UnexpectedFailure) or (
+                isinstance(report, ProcessorFailed) and self._logger.isEnabledFor(logging.DEBUG)
+            ):
+                trace = error
+            elif isinstance(report, ProcessorFailed):
+                trace = (type(error), error, _frames_of_user(report.error.__traceback__))
             extra = {
                 **self._fields,
                 **present(owner_id=report.host, partition_id=report.partition_id, subscription=report.subscription),

@@ -10,8 +10,32 @@ from typing import TypeVar
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.core.backoff import Retries, RetryPolicy, gives_up
+from eventpump.errors import ServiceTimeoutError
 
 _T = TypeVar("_T")
+
+
+async def within_try(attempt: Callable[[], Awaitable[_T]], try_timeout: float | None) -> _T:
+    """Run one attempt of an operation, and cancel it after its time.
+
+    Args:
+        attempt: Starts the attempt.
+        try_timeout: Seconds; None for no limit.
+
+    Raises:
+        ServiceTimeoutError: It took longer.
+    """
+    if try_timeout is None:
+        return await attempt()
+    limit = asyncio.timeout(try_timeout)
+    try:
+        async with limit:
+            return await attempt()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        problem = f"the attempt was cancelled after {try_timeout:g} s, the try_timeout of the RetryOptions"
+        raise ServiceTimeoutError(problem) from error
 
 
 async def retrying(
@@ -34,7 +58,7 @@ async def retrying(
 
     Args:
         attempt: Starts the operation; called once per attempt.
-        policy: The number of attempts and the delays between them.
+        policy: The number of attempts, the delays between them, and how long one may take.
         rng: Spreads the delays.
         is_final: Returns whether no further attempt can help after an error. By default: unless it is a `ServiceError`
             whose `Recovery` is not to give up, or a `StoreError`.
@@ -62,7 +86,7 @@ async def retrying(
         limit = asyncio.timeout_at(None if end == math.inf else end)
         try:
             async with limit:
-                return await attempt()
+                return await within_try(attempt, policy.try_timeout)
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 if failure is None:

@@ -286,8 +286,7 @@ class EventHubsApp:
             base = HostSettings(hub=hub, **{**host, "consumer_group": group})
             settings = SubscriptionSettings(name=name, **given).applied_to(base)
         if is_keyed:
-            is_selective = given.get("keys") is not None or given.get("filter") is not None
-            KeyedProcessor.check_settings(settings, is_selective=is_selective)
+            KeyedProcessor.check_settings(settings)
 
     def _check_name(self, hub: str, group: str, name: str | None) -> None:
         taken = {(each.hub, each.group, each.name) for each in self._subscribers}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FAILED = 2
 """The exit code for invalid input, or a service that refuses it."""
+HUBS = "The hubs here are"
+"""What the emulator says of its hubs, where there is no such hub."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
@@ -62,6 +64,21 @@ def _quitting_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _told(error: Exception) -> str:
+    """Return an error in the words of the command line."""
+    from eventpump.errors import ConfigurationError, EntityNotFoundError
+
+    if isinstance(error, ConfigurationError) and error.field in ("hub", "connection_string"):
+        problem = error.problem.replace(
+            "either as an argument or as EntityPath of the connection string",
+            "unless the connection string has an EntityPath",
+        )
+        return f"--{error.field.replace('_', '-')}: {problem}"
+    if isinstance(error, EntityNotFoundError) and HUBS not in str(error):
+        return f"{error}; the portal, or `az eventhubs eventhub list`, shows which hubs and consumer groups exist"
+    return str(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -81,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = made.parse_args(arguments)
         return int(args.run(args))
     except EventPumpError as error:
-        print(f"eventpump: {error}", file=sys.stderr)
+        print(f"eventpump: {_told(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

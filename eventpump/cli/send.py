@@ -342,13 +342,21 @@ class _Send:
         if self._refused is None:
             self._refused = (number, reason)
 
+    def _counted(self) -> str:
+        """Return what the producer has counted besides lines."""
+        stats = self._producer.stats
+        text = f"; {stats.sent.batches:,} {'message' if stats.sent.batches == 1 else 'messages'}"
+        if stats.retried.batches:
+            text += f", {stats.retried.batches:,} {'retry' if stats.retried.batches == 1 else 'retries'}"
+        return text + (f", {stats.failed.batches:,} failed" if stats.failed.batches else "")
+
     def _conclude(self, interrupts: Interrupts, seconds: float) -> int:
         if self._failure is not None and self._source.is_file:
             self.lines += self._source.count_rest()
             self._is_at_end = True
         size = f"{self.sent_bytes / 1e6:,.1f} MB" if self.sent_bytes >= 100_000 else f"{self.sent_bytes:,} bytes"
         rate = self.sent / seconds if seconds > 0 else 0.0
-        say(f"sent {_lines(self.sent)}, {size}, in {seconds:.1f} s ({rate:,.0f} lines/s)")
+        say(f"sent {_lines(self.sent)}, {size}, in {seconds:.1f} s ({rate:,.0f} lines/s){self._counted()}")
         unsent = self.lines - self.sent
         if interrupts.number is not None:
             left = f"; {_lines(unsent)} read before that {_were(unsent)} not sent" if unsent else ""

@@ -61,8 +61,8 @@ class FailureHandling:
         Returns:
             What follows, and the seconds to wait before it; None for no wait.
         """
-        is_final = isinstance(error, DecodeError)
-        step = failures.failed(events, self._around.clock.time(), is_final=is_final)
+        can_retry = not isinstance(error, DecodeError)
+        step = failures.failed(events, self._around.clock.time(), can_retry=can_retry)
         delay = None
         if step is FailureStep.RETRY and not self._tenure.life.is_ending:
             delay = failures.delay(self._around.rng)
@@ -108,7 +108,7 @@ class FailureHandling:
             return True
         policies = (settings.failure_policy, settings.on_retries_exhausted)
         park = next(each for each in policies if isinstance(each, Park))
-        backoff = Backoff(settings.handler_retry.base_delay, settings.handler_retry.max_delay)
+        backoff = Backoff.of(settings.handler_retry)
         assert failures.first_failed is not None
         facts = (park, self._context, event, error, failures.attempts, failures.first_failed)
         # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.

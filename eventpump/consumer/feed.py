@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Generic, NoReturn, TypeVar
 
+from eventpump.aio.retry import within_try
 from eventpump.aio.tasks import TaskSet, resolve
 from eventpump.core.backoff import Backoff, is_used_up, least_delay
 from eventpump.core.budget import Account, BufferBudget
@@ -94,8 +95,9 @@ class PartitionFeed(Generic[_T]):
         self._settings = settings
         self._locate = locate
         self._retry = settings.link_retry
-        self._backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
-        self._report_backoff = Backoff(self._retry.base_delay, self._retry.max_delay)
+        self._backoff = Backoff.of(self._retry)
+        longest = max(self._retry.base_delay, self._retry.max_delay)
+        self._report_backoff = Backoff(self._retry.base_delay, longest)
         self._quiet_until = float("-inf")
         self._startup_timeout = startup_timeout
         self._was_attached = False
@@ -442,15 +444,18 @@ class PartitionFeed(Generic[_T]):
     def _is_too_late(self, elapsed: float) -> bool:
         return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
 
-    async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
-        """Open the link, and raise the error with which it ends."""
+    async def _open_link(self) -> ReceiveLink:
         position = self.position
         if self._locate is not None and (located := await self._locate(position)) != position:
             self._spec = replace(self._spec, position=located)
             self.newest = None
         self._is_attaching = True
         self._is_refusing = False
-        link = await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
+        return await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
+
+    async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
+        """Open the link, and raise the error with which it ends."""
+        link = await within_try(self._open_link, self._retry.try_timeout)
         self._is_attaching = False
         try:
             self._link = link

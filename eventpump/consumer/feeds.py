@@ -12,6 +12,7 @@ from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.opening import HubRecreatedError
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import EventError
+from eventpump.eventhubs.codecs import event_maker
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ConsumerScope, HubProperties, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
@@ -96,11 +97,12 @@ class FeedMaker:
         spec = replace(self._spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
+        made = event_maker(self._settings.decode or (), spec.partition_id)
         feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
             self._settings,
-            wrap=lambda messages: list(map(ReceivedEvent, messages, repeat(origin))),
+            wrap=lambda messages: list(map(made, messages, repeat(origin))),
             number=_sequence_number,
             rng=self._rng,
             budget=self._budget,

@@ -38,6 +38,7 @@ class KeyedReading:
         processor: The processor, open.
         context: What it is called with.
         read: Called with the most messages to return; returns the next ones, none at the end. Canceling it is safe.
+        make: Makes an event of a message.
         begins_at: Where a reader would begin that gets what is read here.
         retry: The delays before events that failed are given to the handler again; None for no retry.
         close_timeout: Seconds that running calls of the handler have after another one failed, before they are
@@ -51,6 +52,7 @@ class KeyedReading:
         context: PartitionContext,
         read: Callable[[int], Awaitable[list[bytes]]],
         *,
+        make: Callable[[bytes], ReceivedEvent],
         begins_at: EventPosition,
         retry: RetryOptions | None,
         close_timeout: float,
@@ -59,6 +61,7 @@ class KeyedReading:
         self._processor = processor
         self._context = context
         self._read = read
+        self._make = make
         self._begins_at = begins_at
         self._retry = retry
         self._close_timeout = close_timeout
@@ -166,7 +169,7 @@ class KeyedReading:
                 messages = await self._read(min(queue.room, READ))
                 if not messages:
                     return
-                self._waiting.extend(map(ReceivedEvent, messages))
+                self._waiting.extend(map(self._make, messages))
                 self._accept()
                 while self._waiting:
                     await self._change()

@@ -49,6 +49,7 @@ from eventpump.reports import (
     PartitionsFound,
     ServiceFailed,
     StoreFailed,
+    StoreRestored,
     UnexpectedFailure,
 )
 
@@ -112,6 +113,8 @@ class PartitionManager:
         self._renewals = TaskSet(self._unexpected)
         self._renewals_due = Schedule()
         self._renewal_timer: asyncio.TimerHandle | None = None
+        # When calls of the store began to fail that have not succeeded since, by operation and partition.
+        self._store_troubles: dict[tuple[str, str | None], float] = {}
         self._renews = True
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
@@ -667,15 +670,22 @@ class PartitionManager:
             call: The call.
             timeout: Seconds for the call and its wait for a turn; None for only the store's own time-out per call.
         """
+        key = operation, partition_id
         try:
             async with asyncio.timeout(timeout):
-                return await call
+                result = await call
         except BaseException as error:
             if not is_failure(error):
                 raise
             failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
+            self._store_troubles.setdefault(key, self._clock.monotonic())
             self._report(StoreFailed(self._around.owner_id, partition_id, operation, failure))
             return _FAILED
+        if key in self._store_troubles:
+            failed_for = self._clock.monotonic() - min(self._store_troubles.values())
+            self._store_troubles.clear()
+            self._report(StoreRestored(self._around.owner_id, partition_id, operation, failed_for))
+        return result
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
         self._report(UnexpectedFailure(self._around.owner_id, None, operation, error))

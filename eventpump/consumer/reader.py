@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import datetime
+from itertools import repeat
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +25,7 @@ from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
+from eventpump.eventhubs.codecs import event_maker
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
@@ -73,6 +75,7 @@ class PartitionReader:
         self._transport_factory = transport_factory
         self._owns_transport = owns_transport
         self._settings = settings
+        self._event = event_maker(settings.decode or (), settings.partition_id)
         self._on_loss = on_loss or _log_loss
         self._rng = random.Random() if rng is None else rng
         self._transport: Transport | None = None
@@ -186,7 +189,7 @@ class PartitionReader:
             ServiceError: The link ended, and retries cannot help.
             DataLossError: Events are lost, and `on_data_loss` is "fail". Events returned before are not affected.
         """
-        return list(map(ReceivedEvent, await self.read_raw(max_events, max_wait_time)))
+        return list(map(self._event, await self.read_raw(max_events, max_wait_time), repeat(None)))
 
     async def read_all(self) -> list[ReceivedEvent]:
         """Return all events up to the end of the range. All of them are held in memory; `async for` does without that.
@@ -252,6 +255,7 @@ class PartitionReader:
             processor,
             context,
             self._read_next,
+            make=lambda message: self._event(message, None),
             begins_at=self.position,
             retry=handler_retry,
             close_timeout=close_timeout,

@@ -15,7 +15,7 @@ from eventpump.consumer.subscriptions import Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError, StoreError
-from eventpump.reports import ServiceFailed, StartIgnored, StoreFailed
+from eventpump.reports import ServiceFailed, StartIgnored, StoreFailed, StoreRestored
 
 _T = TypeVar("_T")
 
@@ -127,7 +127,11 @@ class HostOpening:
                     raise
                 raise self._own_error(operation, error, is_read) from error
 
+        failed_at: float | None = None
+
         def report(failure: Exception, _: float) -> None:
+            nonlocal failed_at
+            failed_at = self._clock.monotonic() if failed_at is None else failed_at
             kind = ServiceFailed if is_read else StoreFailed
             self._around.reporter.report(kind(self._around.owner_id, None, operation, failure))
 
@@ -140,11 +144,15 @@ class HostOpening:
             on_retry=report,
         )
         try:
-            return await self._tasks.unless(self._ending, attempts, f"eventpump start: {operation}")
+            result = await self._tasks.unless(self._ending, attempts, f"eventpump start: {operation}")
         except StoppedError:
             return None
         except TimeoutError as error:
             raise self._own_error(operation, error, is_read) from error
+        if failed_at is not None and not is_read:
+            failed_for = self._clock.monotonic() - failed_at
+            self._around.reporter.report(StoreRestored(self._around.owner_id, None, operation, failed_for))
+        return result
 
     def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:
         """Return the error for what a call raised at the start."""

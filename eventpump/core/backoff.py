@@ -25,6 +25,14 @@ class RetryPolicy(Protocol):
     def max_delay(self) -> float:
         """Seconds; the bound of the longest delay."""
 
+    @property
+    def mode(self) -> str:
+        """Return "exponential", or "fixed": each delay is `base_delay`."""
+
+    @property
+    def try_timeout(self) -> float | None:
+        """Seconds that one attempt may take; None for no limit."""
+
 
 class Unlimited(NamedTuple):
     """A policy that repeats an operation until it succeeds, or fails in a way that no repeat can help."""
@@ -32,6 +40,8 @@ class Unlimited(NamedTuple):
     base_delay: float
     max_delay: float
     max_retries: None = None
+    mode: str = "exponential"
+    try_timeout: None = None
 
 
 UNLIMITED: Final = Unlimited(0.2, 5.0)
@@ -68,17 +78,24 @@ class Backoff:
     Args:
         base: The first ceiling, in seconds.
         maximum: The highest ceiling, in seconds.
+        is_fixed: Whether each wait is `base` instead. Default: False.
     """
 
-    __slots__ = ("_base", "_ceiling", "_maximum", "failures")
+    __slots__ = ("_base", "_ceiling", "_is_fixed", "_maximum", "failures")
 
-    def __init__(self, base: float, maximum: float) -> None:
-        if not 0 < base <= maximum:
+    def __init__(self, base: float, maximum: float, *, is_fixed: bool = False) -> None:
+        if not 0 < base <= maximum and not is_fixed:
             raise ValueError("a backoff needs 0 < base <= maximum")
+        self._is_fixed = is_fixed
         self._base = base
         self._maximum = maximum
         self._ceiling = base
         self.failures = 0
+
+    @classmethod
+    def of(cls, policy: RetryPolicy) -> Backoff:
+        """Return the waits of a policy."""
+        return cls(policy.base_delay, policy.max_delay, is_fixed=policy.mode == "fixed")
 
     def next(self, rng: random.Random, *, at_least: float = 0.0) -> float:
         """Count a failure, and return how long to wait, in seconds.
@@ -88,6 +105,8 @@ class Backoff:
         """
         ceiling = self._ceiling
         self.failures += 1
+        if self._is_fixed:
+            return at_least + self._base
         self._ceiling = min(ceiling * 2, self._maximum)
         return at_least + rng.uniform(0, ceiling)
 
@@ -114,13 +133,19 @@ class TryPace:
     Args:
         base: The first ceiling of the delays, in seconds.
         maximum: The highest, in seconds.
+        is_fixed: Whether each delay is `base` instead. Default: False.
     """
 
     __slots__ = ("_backoff", "_due")
 
-    def __init__(self, base: float, maximum: float) -> None:
-        self._backoff = Backoff(base, maximum)
+    def __init__(self, base: float, maximum: float, *, is_fixed: bool = False) -> None:
+        self._backoff = Backoff(base, maximum, is_fixed=is_fixed)
         self._due = -math.inf
+
+    @classmethod
+    def of(cls, policy: RetryPolicy) -> TryPace:
+        """Return the delays of a policy."""
+        return cls(policy.base_delay, policy.max_delay, is_fixed=policy.mode == "fixed")
 
     @property
     def failures(self) -> int:
@@ -180,7 +205,7 @@ class Retries:
     __slots__ = ("_allows_early", "_pace", "_policy", "_until")
 
     def __init__(self, policy: RetryPolicy, *, until: float = math.inf, allows_early: bool = False) -> None:
-        self._pace = TryPace(policy.base_delay, policy.max_delay)
+        self._pace = TryPace.of(policy)
         self._policy = policy
         self._until = until
         self._allows_early = allows_early

@@ -47,7 +47,7 @@ class ProcessorFailures:
         self._policy = policy
         self._on_exhausted = on_exhausted
         self._retry = retry
-        self._backoff = Backoff(retry.base_delay, retry.max_delay)
+        self._backoff = Backoff.of(retry)
         self._before = 0
         self.in_a_row = 0
         """How many times in a row the present call has failed."""
@@ -59,18 +59,19 @@ class ProcessorFailures:
         """How many times the events in hand were delivered in vain, alone and in their batch."""
         return self._before + self.in_a_row
 
-    def failed(self, events: int | None, now: float, *, is_final: bool = False) -> FailureStep:
+    def failed(self, events: int | None, now: float, *, can_retry: bool = True) -> FailureStep:
         """Record a failure, and return what follows.
 
         Args:
             events: The number of events that were delivered; None if it was another call than a delivery.
             now: The time, in seconds since the epoch.
-            is_final: Whether another attempt cannot help: it counts as the last one.
+            can_retry: Whether a retry can succeed. If not, this failure is as the one after the last retry. Default:
+                True.
         """
         self.in_a_row += 1
         if self.first_failed is None:
             self.first_failed = now
-        is_last = is_final or is_used_up(self._retry, self.in_a_row - 1)
+        is_last = not can_retry or is_used_up(self._retry, self.in_a_row - 1)
         step = self._policy
         if step is FailureStep.RETRY and is_last:
             step = self._on_exhausted

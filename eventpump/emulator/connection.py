@@ -553,7 +553,7 @@ class ServiceConnection:
     def _hub_of(self, address: Address) -> Hub:
         hub = self.service.hub(address.hub)
         if hub is None:
-            raise _RefusedError("amqp:not-found", entity_not_found(self.service.address_of(str(address))))
+            raise _RefusedError("amqp:not-found", self.service.no_such_hub(str(address)))
         return hub
 
     def _partition_of(self, hub: Hub, address: Address) -> PartitionLog:

@@ -15,7 +15,7 @@ from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
 from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
-from eventpump.emulator.log import entity_not_found, invalid_partition
+from eventpump.emulator.log import invalid_partition
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs import cbs, management
 from eventpump.eventhubs.addresses import Address, AddressKind
@@ -166,9 +166,7 @@ class RequestEnd(ReceivingEnd):
             )
         hub = service.hub(read.hub)
         if hub is None:
-            return management.error_response(
-                request, 404, Symbol("amqp:not-found"), entity_not_found(service.address_of(read.hub))
-            )
+            return management.error_response(request, 404, Symbol("amqp:not-found"), service.no_such_hub(read.hub))
         if read.partition_id is None:
             return management.hub_response(
                 request,

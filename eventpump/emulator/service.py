@@ -18,11 +18,14 @@ from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
 from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerRetention, ProducerState, Repeat, Run
 from eventpump.emulator.links import ProducerEnd, Ticket
-from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, group_names
+from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, entity_not_found, group_names
 from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
 from eventpump.texts import excerpt
+
+_MANY = 10
+"""Names of hubs that an error lists."""
 
 if TYPE_CHECKING:
     from eventpump.emulator.connection import ServiceConnection
@@ -169,6 +172,16 @@ class Service:
     def address_of(self, entity: str) -> str:
         """Return an entity's address as in the service's texts."""
         return f"sb://{self.authority}/{excerpt(entity)}"
+
+    def no_such_hub(self, entity: str) -> str:
+        """Return the text for a hub that does not exist. Azure's ends before the names of those that do.
+
+        Args:
+            entity: What was asked for.
+        """
+        names = [hub.name for hub in self._hubs.values()]
+        more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
+        return f"{entity_not_found(self.address_of(entity))} The hubs here are: {', '.join(names[:_MANY])}{more}."
 
     # ----------------------------------------------------------------------------------------------- storing
 

@@ -164,7 +164,7 @@ def decode_error(event: ReceivedEvent, wanted: str, problem: str) -> DecodeError
     except EventError:
         number = None
     named = partition_id if isinstance(partition_id, str) else None
-    return DecodeError(named, number, wanted, excerpt(problem))
+    return DecodeError(named, number, excerpt(problem), wanted)
 
 
 def _from_structured(event: ReceivedEvent) -> CloudEvent:

@@ -1,4 +1,4 @@
-"""Options that name a callable to import: "module:callable"."""
+"""Options that name something to import, such as a callable: "module:name"."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pkgutil
 from typing import Any
 
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 
 
 def check_import_name(name: str) -> str:
@@ -30,11 +31,47 @@ def call_by_import_name(field: str, name: str) -> Any:
     Raises:
         ConfigurationError: It cannot be imported, or is not callable.
     """
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        problem = f"{name} cannot be imported ({type(error).__name__}); it must be importable in every process"
-        raise ConfigurationError(field, problem) from error
+    found = _imported(field, name)
     if not callable(found):
         raise ConfigurationError(field, f"{name} is not callable")
     return found()
+
+
+def check_codecs(field: str, given: object) -> object:
+    """Return codecs, or the import name of a codec or a list of them, if it has that form. Nothing is imported.
+
+    Args:
+        field: The option, for errors.
+        given: Its value.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not isinstance(given, str):
+        return codecs_of(field, given)
+    try:
+        return check_import_name(given)
+    except ValueError:
+        problem = 'must be a PayloadCodec, a list of them, or the import name of either, as "module:name"'
+        raise ConfigurationError(field, problem) from None
+
+
+def loaded_codecs(field: str, given: object) -> tuple[PayloadCodec, ...]:
+    """Return the codecs that `check_codecs` has accepted, imported where they are named.
+
+    Args:
+        field: The option, for errors.
+        given: What `check_codecs` returned.
+
+    Raises:
+        ConfigurationError: They cannot be imported, or are something else.
+    """
+    return codecs_of(field, _imported(field, given) if isinstance(given, str) else given)
+
+
+def _imported(field: str, name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        problem = f"{name} cannot be imported ({type(error).__name__}); it must be importable in every process"
+        raise ConfigurationError(field, problem) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from eventpump.core.balancers import FairBalancer, check_balancer
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointPolicy
@@ -17,6 +17,7 @@ from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.starts import OnDataLoss
 from eventpump.core.streams import Selection, is_plain_function, takes_one_argument
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
@@ -98,6 +99,10 @@ LINK_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.
 HANDLER_RETRY: Final = RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)
 
 
+def _check_codecs(value: object) -> tuple[PayloadCodec, ...] | None:
+    return codecs_of("decode", value) or None
+
+
 class FeedSettings(SettingsModel):
     """How a partition's events are read ahead.
 
@@ -112,6 +117,11 @@ class FeedSettings(SettingsModel):
             exceeded. Fewer events are then received at a time.
         track_last_enqueued: Whether the service adds to every event the number, offset and time of the partition's
             newest event. Without it, lag is known only for silent partitions.
+        decode: Decompresses or decrypts events: a `PayloadCodec`, or several. An event is decoded by those that its
+            `content_encoding` names, from the last name on; every other event is delivered as it is. It is decoded
+            when its body is first accessed, once for all subscriptions. If that fails, accessing the body raises
+            `DecodeError`, which a host does not retry: `on_retries_exhausted` decides what follows. None to deliver
+            events as they are.
         max_message_size: The largest message that a receive link accepts, in bytes.
         link_retry: The delays, in seconds, before a failed link is opened again. After a lost connection the delay does
             not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a
@@ -127,6 +137,7 @@ class FeedSettings(SettingsModel):
     prefetch_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
     strict_prefetch_bytes: bool = False
     track_last_enqueued: bool = False
+    decode: Annotated[tuple[PayloadCodec, ...] | None, PlainValidator(_check_codecs)] = None
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
     link_retry: Annotated[RetryOptions, completed_by(LINK_RETRY)] = LINK_RETRY
     startup_timeout: Seconds = 60.0
@@ -229,6 +240,12 @@ class KeyedSettings(SettingsModel):
                 raise ConfigurationError(name, problem)
 
 
+def _check_partition_id(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'must be text such as "0", not {type(value).__name__}')
+    return value
+
+
 class ReaderSettings(FeedSettings):
     """What a reader reads.
 
@@ -247,7 +264,7 @@ class ReaderSettings(FeedSettings):
             "earliest" if retention has removed them, and "fail" if the hub was deleted and recreated while it was read.
     """
 
-    partition_id: Name
+    partition_id: Annotated[Name, BeforeValidator(_check_partition_id)]
     position: Annotated[EventPosition, PlainValidator(start_position)] = EventPosition.earliest()
     end: Annotated[EventPosition | None, PlainValidator(_check_end)] = None
     owner_level: int | None = Field(default=None, ge=0, lt=2**63)
@@ -351,7 +368,7 @@ class SubscriptionSettings(SettingsModel):
     max_batch_size: int | None = Field(default=None, ge=1, le=100_000)
     call_when_idle: bool | None = None
     failure_policy: Annotated[FailurePolicy | None, PlainValidator(_unless_none(_check_policy))] = None
-    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] | None = None
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY, limits_tries=False)] | None = None
     on_retries_exhausted: Annotated[ExhaustedPolicy | None, PlainValidator(_unless_none(_check_exhausted))] = None
     handler_timeout: Seconds | None = None
     on_handler_timeout: Literal["report", "cancel"] | None = None
@@ -511,7 +528,7 @@ class HostSettings(FeedSettings):
     close_timeout: Seconds = 20.0
     ownership_lost_grace: float = Field(default=5.0, ge=0, le=86_400)
     failure_policy: Annotated[FailurePolicy, PlainValidator(_check_policy)] = "retry"
-    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY)] = HANDLER_RETRY
+    handler_retry: Annotated[RetryOptions, completed_by(HANDLER_RETRY, limits_tries=False)] = HANDLER_RETRY
     on_retries_exhausted: Annotated[ExhaustedPolicy, PlainValidator(_check_exhausted)] = "stop"
     on_data_loss: OnDataLoss | None = None
     handler_timeout: Seconds = 60.0

@@ -47,7 +47,9 @@ class EventBatch:
 
     __slots__ = (
         "_add",
+        "_encode",
         "_packer",
+        "_refused",
         "_sealed",
         "events",
         "is_idempotent",
@@ -69,6 +71,7 @@ class EventBatch:
         partition_key: str | None = None,
         is_idempotent: bool = False,
         is_stamped: bool = False,
+        encode: Callable[[EventData], EventData] | None = None,
     ) -> None:
         self.max_size_in_bytes = max_size_in_bytes
         self.partition_id = partition_id
@@ -88,6 +91,8 @@ class EventBatch:
             stamped=is_stamped,
         )
         self._add = self._packer.add  # bound once, because it is called for every event
+        self._encode = encode
+        self._refused: tuple[bytes, bytes] | None = None
         self._sealed: SealedBatch | None = None
 
     def try_add(self, event: EventData) -> bool:
@@ -99,7 +104,7 @@ class EventBatch:
         Raises:
             EventTooLargeError: It would not fit an empty batch either.
             EventError: It is no `EventData`, cannot be encoded, or carries a number already; or the batch is on its way
-                or published.
+                or published. The batch is as it was before.
         """
         if not isinstance(event, EventData):
             raise no_event(event)
@@ -107,17 +112,31 @@ class EventBatch:
             raise EventError(f"the batch is {self.state.value}, and takes no more events")
         if self.is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
+        sent = event if self._encode is None else self._encode(event)
         if self.partition_key is None:
-            head, rest = pieces_of(event, idempotent=self.is_idempotent, stamped=self.is_stamped)
+            head, rest = pieces_of(sent, idempotent=self.is_idempotent, stamped=self.is_stamped)
         else:
-            encoded = event.encode(self.partition_key)
+            encoded = sent.encode(self.partition_key)
             head, rest = pieces(with_room(encoded) if self.is_stamped else encoded, idempotent=self.is_idempotent)
         if not self._add(head, rest):
+            self._refused = head, rest
             return False
         if self.is_idempotent:
             self.events.append(event)
         self._sealed = None
         return True
+
+    def take_refused(self, event: EventData, other: EventBatch) -> None:
+        """Add the event that did not fit another batch of the same kind: it is not encoded again.
+
+        Raises:
+            EventTooLargeError: It does not fit an empty batch.
+        """
+        assert other._refused is not None
+        self._add(*other._refused)
+        other._refused = None
+        if self.is_idempotent:
+            self.events.append(event)
 
     @property
     def count(self) -> int:
@@ -164,6 +183,7 @@ def fill(events: Iterable[EventData], new_batch: Callable[[], EventBatch]) -> li
     batches = [new_batch()]
     for event in events:
         if not batches[-1].try_add(event):
+            full = batches[-1]
             batches.append(new_batch())
-            batches[-1].try_add(event)
+            batches[-1].take_refused(event, full)
     return batches

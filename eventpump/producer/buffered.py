@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast, overload
 
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
 from eventpump.errors import (
@@ -34,7 +34,8 @@ from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
-from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer
+from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
+from eventpump.producer.stats import ProducerStats, SendCounters
 from eventpump.producer.targets import PartitionPublishingProperties
 
 OnSuccess = Callable[[Sequence[EventData], str], None]
@@ -125,8 +126,6 @@ class HubBufferedProducer:
         on_success: Is called with the events of a message that is stored, in order, and the partition. Must not block.
         on_error: Is called with the events that failed, the partition, and the error. Must not block. Without it a
             failure that no receipt waits for is logged.
-        encode: Is called with every event, and gives the event that is sent in its place: compressed, encrypted,
-            annotated. What is larger afterwards counts as larger.
 
     Raises:
         ConfigurationError: Options that cannot work together.
@@ -140,14 +139,13 @@ class HubBufferedProducer:
         router: PartitionRouter | None = None,
         on_success: OnSuccess | None = None,
         on_error: OnError | None = None,
-        encode: Callable[[EventData], EventData] | None = None,
     ) -> None:
         self._settings = settings = settings or BufferSettings()
         self._is_idempotent = producer.is_idempotent
         self._is_stamping = producer.is_stamping  # looked at for every event
         if self._is_idempotent and settings.max_in_flight > 1:
             raise ConfigurationError("max_in_flight", "is 1 for an idempotent producer")
-        for name, callback in {"on_success": on_success, "on_error": on_error, "encode": encode}.items():
+        for name, callback in {"on_success": on_success, "on_error": on_error}.items():
             if inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(name, "is a plain function; let it start a task for what takes time")
         check_router(router)
@@ -155,7 +153,7 @@ class HubBufferedProducer:
         self._router = router or HashRouter(partition_for_key)
         self._on_success = on_success
         self._on_error = on_error
-        self._hook = encode
+        self._hook = producer.encode
         self._outbox: Outbox[EventData] = Outbox(
             producer,
             _NAME,
@@ -179,6 +177,7 @@ class HubBufferedProducer:
         self._is_closed = False
         self._has_ended = asyncio.Event()
         self._yielding = 0
+        self._counters = SendCounters()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -246,26 +245,48 @@ class HubBufferedProducer:
 
     # ------------------------------------------------------------------------------------------ accepting
 
+    @overload
     async def send(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> DeliveryReceipt:
-        """Accept an event, once there is room for it.
+    ) -> DeliveryReceipt: ...
 
-        Cancelled, it was not accepted.
+    @overload
+    async def send(
+        self, event: Iterable[EventData], *, partition_id: str | None = None, partition_key: str | None = None
+    ) -> list[DeliveryReceipt]: ...
+
+    async def send(
+        self,
+        event: EventData | Iterable[EventData],
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+        _encoded: tuple[bytes, bytes] | None = None,  # of a list, whose events are encoded before the first is accepted
+    ) -> DeliveryReceipt | list[DeliveryReceipt]:
+        """Accept an event, or several, once there is room.
+
+        Cancelled, an event was not accepted. Of several, those for which there was room before were accepted, and are
+        sent all the same; so they were if the producer is closed meanwhile.
 
         Args:
+            event: An event; or several, such as a list, which are accepted one after the other in their order, as if
+                each was given to a call of its own: each has a receipt, and events of other calls may come between
+                them. If one of them cannot be encoded, none is accepted. All of them are encoded first, so do not give
+                more at once than fit into memory twice.
             partition_id: Send to this partition.
             partition_key: Send where events of this key go. Readers see the key. At most 128 characters, the JavaScript
                 client's limit; what the service does with a longer one is not known.
 
         Returns:
-            A receipt, which need not be awaited.
+            A receipt, which need not be awaited; for several events a list of receipts, in their order.
 
         Raises:
             EventError: It cannot be encoded.
-            ConfigurationError: The key is too long.
+            ConfigurationError: The key is too long, or there is no such partition.
             ServiceError: Not open yet, and it cannot be.
         """
+        if not isinstance(event, EventData):
+            return await self._send_each(event, partition_id, partition_key)
         if not self._is_open:
             await self._in_turn(self.open())
         now = self._time()
@@ -275,7 +296,7 @@ class HubBufferedProducer:
             now = self._time()
         if self._is_closed:
             raise ClosedError(_NAME)
-        head, rest = self._encode(event, partition_key)
+        head, rest = self._encode(event, partition_key) if _encoded is None else _encoded
         size = len(head) + len(rest)
         lane = self._route(event, partition_id, partition_key)
         if lane.waiting or lane.admitted or not self._room.reserve(lane.partition_id, size):
@@ -289,10 +310,25 @@ class HubBufferedProducer:
             self._outbox.send_now()
         return DeliveryReceipt(batch, len(batch.events) - 1)
 
+    async def _send_each(
+        self, events: Iterable[EventData], partition_id: str | None, partition_key: str | None
+    ) -> list[DeliveryReceipt]:
+        """Accept several events; see `send`."""
+        each = events_of(events)
+        self._require_open()
+        if partition_id is not None and self._is_open:
+            self._route(EventData(b""), partition_id, partition_key)  # what it refuses, it refuses before the first one
+        encoded = [(one, self._encode(one, partition_key)) for one in each]
+        receipts: list[DeliveryReceipt] = []
+        send: Any = self.send
+        for event, pair in encoded:
+            receipts.append(await send(event, partition_id=partition_id, partition_key=partition_key, _encoded=pair))
+        return receipts
+
     def send_nowait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
     ) -> DeliveryReceipt:
-        """Accept an event at once, as `send` does.
+        """Accept an event at once, as `send` does. One event per call: of several, there could be room for some only.
 
         Raises:
             BufferFullError: There is no room now, or others wait for it. Nothing was taken.
@@ -317,17 +353,46 @@ class HubBufferedProducer:
             self._outbox.send_now()
         return DeliveryReceipt(batch, len(batch.events) - 1)
 
+    @overload
     async def send_and_wait(
         self, event: EventData, *, partition_id: str | None = None, partition_key: str | None = None
-    ) -> SendResult:
-        """Send an event as `send` does, and wait until it is stored.
+    ) -> SendResult: ...
 
-        Cancelled, it may have been accepted: it is then sent all the same.
+    @overload
+    async def send_and_wait(
+        self, event: Iterable[EventData], *, partition_id: str | None = None, partition_key: str | None = None
+    ) -> list[SendResult]: ...
+
+    async def send_and_wait(
+        self,
+        event: EventData | Iterable[EventData],
+        *,
+        partition_id: str | None = None,
+        partition_key: str | None = None,
+    ) -> SendResult | list[SendResult]:
+        """Send an event, or several, as `send` does, and wait until all are stored.
+
+        Cancelled, they may have been accepted: they are then sent all the same.
+
+        Returns:
+            Where it was stored; for several events a list, in their order.
 
         Raises:
-            EventPumpError: What it failed with.
+            EventPumpError: What it failed with; of several, the first that failed, once the outcome of all is known.
         """
-        return await (await self.send(event, partition_id=partition_id, partition_key=partition_key))
+        accepted = await self.send(event, partition_id=partition_id, partition_key=partition_key)
+        if isinstance(accepted, DeliveryReceipt):
+            return await accepted
+        results: list[SendResult] = []
+        first: Exception | None = None
+        for receipt in accepted:
+            try:
+                results.append(await receipt)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return results
 
     @property
     def buffered_events(self) -> int:
@@ -338,6 +403,16 @@ class HubBufferedProducer:
     def buffered_bytes(self) -> int:
         """What they take in their messages."""
         return self._room.bytes if self._is_open else 0
+
+    @property
+    def stats(self) -> ProducerStats:
+        """What was sent, failed and was retried since the producer was created, as numbers at this moment.
+
+        Events that are accepted and whose outcome is open are in `buffered_events` only; `failed` counts those for
+        which receipts and `on_error` have an error.
+        """
+        mine = self._counters.stats
+        return ProducerStats(mine.sent, mine.failed, self._producer.stats.retried)
 
     async def get_properties(self) -> HubProperties:
         """Read about the hub.
@@ -389,8 +464,6 @@ class HubBufferedProducer:
             raise EventError("the event is published already, with a number")
         if self._hook is not None:
             event = self._hook(event)
-            if not isinstance(event, EventData):
-                raise EventError(f"`encode` returns an EventData, not {type(event).__name__}")
         if partition_key is None:
             return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
         # A key's annotation stands before all that an event encodes.
@@ -438,6 +511,7 @@ class HubBufferedProducer:
     def _ended(self, ended: Ended[EventData]) -> None:
         """Release the room of events whose outcome is known, and call the user's callbacks."""
         lane, events, count, size, error, is_awaited = ended
+        (self._counters.sent if error is None else self._counters.failed)(count, size)
         self._queue.release(lane, count, size)
         partition_id = cast("str", lane.partition_id)
         try:

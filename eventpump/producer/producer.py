@@ -11,17 +11,21 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import EventEncoding, encoder
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
+from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
+from eventpump.producer.stats import ProducerStats
 from eventpump.producer.targets import (
     IdempotentTarget,
     PartitionOptions,
@@ -63,8 +67,8 @@ class HubProducer:
             distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
             the second without storing it. Without `partition_options` the service gives each producer an id of its own.
         partition_options: How to publish to single partitions: a mapping of partition ids, text or numbers, to
-            `PartitionPublishingOptions`; the service decides the rest. For a partition that `state_store` knows, the
-            stored state is used instead.
+            `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an error at the first
+            send. For a partition that `state_store` knows, the stored state is used instead.
         name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
             `state_store`.
         state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
@@ -96,6 +100,10 @@ class HubProducer:
             publishing, and when the producer closes; what was published since may be published again. A running
             producer raises `ProducerStateLostError` in either case.
         max_in_flight: The most plain sends to one target at a time; None for no limit.
+        encode: Compresses or encrypts every event: a `PayloadCodec`, several that are applied in this order, or a
+            function that is called with the event and returns the event to send in its place, which must not be the
+            same one changed. The size of the encoded event is what counts. An event that cannot be encoded is refused
+            with an `EventError`. Routers see the event as it was given. None to send events as they are.
         router: Chooses the partition of every message that is sent without one, by its first event and its key; the
             partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
 
@@ -120,9 +128,11 @@ class HubProducer:
         scan_consumer_group: str | None = None,
         on_state_lost: Literal["fail", "new"] = "fail",
         max_in_flight: int | None = None,
+        encode: EventEncoding | None = None,
         router: PartitionRouter | None = None,
     ) -> None:
         check_router(router)
+        self._encode = encoder(encode)
         _check_options(
             idempotent=idempotent,
             needs_idempotent={"partition_options": partition_options, "state_store": state_store, "mode": mode},
@@ -146,6 +156,8 @@ class HubProducer:
             rng=rng or random.Random(),
             owns_transport=owns_transport,
         )
+        if self._options:
+            self._context.check_partitions = self._check_partitions
         # A target that nobody uses lives on only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
@@ -178,6 +190,16 @@ class HubProducer:
     def is_idempotent(self) -> bool:
         """Whether each event is published exactly once."""
         return self._is_idempotent
+
+    @property
+    def encode(self) -> Callable[[EventData], EventData] | None:
+        """Returns the event to send in place of one that is given; None if events are sent as they are."""
+        return self._encode
+
+    @property
+    def stats(self) -> ProducerStats:
+        """What was sent, failed and was retried since the producer was created, as numbers at this moment."""
+        return self._context.counters.stats
 
     @property
     def waits_for_store_since(self) -> float | None:
@@ -222,6 +244,7 @@ class HubProducer:
             partition_key=partition_key,
             is_idempotent=self._is_idempotent,
             is_stamped=self.is_stamping,
+            encode=self._encode,
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
@@ -282,7 +305,7 @@ class HubProducer:
             await self._target(events.partition_id).send_batch(events)
             return
         self._check_target(partition_id, partition_key)
-        each = [events] if isinstance(events, EventData) else _events(events)
+        each = [events] if isinstance(events, EventData) else events_of(events)
         if not each:
             return
         if partition_id is None and self._router is not None:
@@ -486,6 +509,27 @@ class HubProducer:
             batch_ended(partition_id)  # each message is a batch of its own
         return partition_id
 
+    async def _check_partitions(self) -> None:
+        """Check, once, that the hub has the partitions that `partition_options` names.
+
+        Raises:
+            ConfigurationError: It lacks one.
+            ServiceError: The partitions cannot be read.
+        """
+        context = self._context
+        found = await retrying(
+            lambda: self._listing.run(self.get_partition_ids),
+            context.retry,
+            context.rng,
+            stop=context.closed,
+            on_retry=retry_logger(_log, "reading the partitions", hub=self._hub),
+        )
+        unknown = sorted(self._options.keys() - set(found), key=int)
+        if unknown:
+            problem = f"the hub has no partition {unknown[0]}: its partitions are {', '.join(found[:3])}"
+            raise ConfigurationError("partition_options", problem + (f" to {found[-1]}" if len(found) > 3 else ""))
+        context.check_partitions = None
+
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
         for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):
             # A key of another type would be routed by nothing at all.
@@ -499,7 +543,7 @@ class HubProducer:
             raise ConfigurationError("partition_id", problem)
 
 
-def _events(given: object) -> list[EventData]:
+def events_of(given: object) -> list[EventData]:
     """Take a list of events.
 
     Raises:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from eventpump.aio.retry import within_try
 from eventpump.aio.tasks import reject, resolve, wait_for_event
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
@@ -153,6 +154,7 @@ class PartitionPublisher:
     Attributes:
         on_unknown: Is called when the service has refused the first attach because there is no such partition or hub,
             and nobody waits any more: the publisher is closed then, and holds nothing.
+        on_retried: Is called with a batch before each retry of it.
     """
 
     def __init__(
@@ -170,8 +172,9 @@ class PartitionPublisher:
         self._sequencer = sequencer
         self._retry = retry
         self._rng = rng
-        self._pace = TryPace(retry.base_delay, retry.max_delay)
+        self._pace = TryPace.of(retry)
         self._on_concluded = on_concluded
+        self.on_retried: Callable[[SealedBatch], None] | None = None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
         self._transfer: asyncio.Future[None] | None = None
@@ -367,9 +370,9 @@ class PartitionPublisher:
         step, began = sequencer.step, asyncio.get_running_loop().time()
         try:
             if step is Step.ATTACH:
-                await self._attach()
+                await within_try(self._attach, self._retry.try_timeout)
             elif step is Step.SEND:
-                await self._send()
+                await within_try(self._send, self._retry.try_timeout)
             self._answer_attaching()
             self._conclude()
         except EventPumpError as error:
@@ -520,6 +523,8 @@ class PartitionPublisher:
         self._attaching.expire(-1 if is_final else self._retry.max_retries, error)
         if self._sequencer.failure is not None or (self._current is None and not self._attaching):
             return
+        if self._current is not None and self.on_retried is not None:
+            self.on_retried(self._current.sealed)
         delay = self._pace.next(
             self._rng,
             began=began,

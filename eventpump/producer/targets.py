@@ -37,6 +37,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart, PublisherStates
 from eventpump.producer.publisher import PartitionPublisher
+from eventpump.producer.stats import SendCounters
 
 _T = TypeVar("_T")
 
@@ -101,6 +102,9 @@ class TargetContext:
         closed: Set when the producer is closed.
         kept: The targets that have something to keep between two uses.
         holds: Which batch an event is in, while its outcome is open.
+        counters: Count what is sent.
+        check_partitions: Checks what was given for single partitions against those of the hub, before the first
+            publisher is made; None if there is nothing to check.
     """
 
     def __init__(
@@ -114,6 +118,8 @@ class TargetContext:
         self.closed = asyncio.Event()
         self.kept: set[Target] = set()
         self.holds = EventHolds()
+        self.counters = SendCounters()
+        self.check_partitions: Callable[[], Awaitable[None]] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
     def require_open(self) -> None:
@@ -307,8 +313,14 @@ class PlainTarget:
         async def transfer(link: SendLink) -> None:
             await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
 
+        counters = self._context.counters
         async with self._turns:
-            await self._with_retries(transfer)
+            try:
+                await self._with_retries(transfer, sealed)
+            except BaseException:
+                counters.failed(sealed.count, sealed.size)
+                raise
+            counters.sent(sealed.count, sealed.size)
 
     async def send_batch(self, batch: EventBatch) -> None:
         """See :class:`Target`."""
@@ -338,8 +350,13 @@ class PlainTarget:
     def doubt(self) -> None:
         """None, as for :meth:`settle`."""
 
-    async def _with_retries(self, use: Callable[[SendLink], Awaitable[_T]]) -> _T:
-        """Call `use` with the target's link, again under the retry policy if that can help."""
+    async def _with_retries(self, use: Callable[[SendLink], Awaitable[_T]], sealed: SealedBatch | None = None) -> _T:
+        """Call `use` with the target's link, again under the retry policy if that can help.
+
+        Args:
+            use: Called with the link.
+            sealed: The message that it sends, if it does.
+        """
         link: SendLink | None = None
 
         async def attempt() -> _T:
@@ -356,13 +373,20 @@ class PlainTarget:
 
         context = self._context
         what = "sending" if self._partition_id is None else f"sending to partition {self._partition_id}"
+        log = retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id)
+
+        def on_retry(error: Exception, delay: float) -> None:
+            if sealed is not None:
+                context.counters.retried(sealed.count, sealed.size)
+            log(error, delay)
+
         return await retrying(
             attempt,
             context.retry,
             context.rng,
             was_attached=lambda: link is not None,
             stop=context.closed,
-            on_retry=retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id),
+            on_retry=on_retry,
         )
 
     async def _attached(self) -> SendLink:
@@ -601,6 +625,8 @@ class IdempotentTarget:
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Called by the publisher when the outcome of a message is known, whether or not a caller waits for it."""
+        counters = self._context.counters
+        (counters.failed if first is None else counters.sent)(sealed.count, sealed.size)
         if first is not None:
             last = advance(first, sealed.count - 1)
             assert self._links is not None
@@ -628,6 +654,9 @@ class IdempotentTarget:
         async with self._opening:
             self._context.require_open()
             if self._publisher is None:
+                if self._context.check_partitions is not None:
+                    await self._context.check_partitions()
+                    self._context.require_open()
                 self._publisher = await self._context.unless_closed(self._make_publisher())
                 self._publisher.on_unknown = self._forget
                 self._context.kept.add(self)
@@ -667,9 +696,11 @@ class IdempotentTarget:
                     context.kept.discard(self)
                 raise
 
-        return PartitionPublisher(
+        publisher = PartitionPublisher(
             self._links, context.hub, sequencer, retry=context.retry, rng=context.rng, on_concluded=self._concluded
         )
+        publisher.on_retried = lambda sealed: context.counters.retried(sealed.count, sealed.size)
+        return publisher
 
     def _forget(self) -> None:
         """Keep nothing of a partition that the service does not know: its id is the caller's mistake."""

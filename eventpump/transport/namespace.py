@@ -99,7 +99,8 @@ class NamespaceTransport(ABC):
         self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
         retry = settings.retry
         # Not with `retrying`: nothing is repeated here. It spaces the attempts that links and requests cause.
-        self._backoff = Backoff(min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX))
+        base, longest = min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX)
+        self._backoff = Backoff(base, longest, is_fixed=retry.mode == "fixed")
         self._proven_at = float("-inf")
         self._not_before = 0.0
         self._live: _Live | None = None

@@ -172,7 +172,7 @@ async def test_send_that_is_refused_counts_the_lines_not_sent(eventpump_emulator
     assert code == 1
     assert out.startswith(f"sent {len(there):,} lines, ".encode())
     unsent = len(lines) - len(there)
-    assert err.startswith(f"eventpump: {unsent:,} of 200,000 lines were not sent: No.")
+    assert err.startswith(f"eventpump: {unsent:,} of 200,000 lines were not sent: No; condition amqp:not-allowed")
     assert err.count("\n") == 1
 
 

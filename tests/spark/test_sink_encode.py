@@ -23,8 +23,11 @@ from pyspark.sql.types import (
 )
 
 from eventpump import EventData
+from eventpump.amqp.message import Message
 from eventpump.core.router import RingRouter
 from eventpump.errors import ConfigurationError, EventError
+from eventpump.eventhubs.codecs import PayloadCodec
+from eventpump.eventhubs.codecs import encoder as payload_encoder
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.spark.connection import SparkConnection
@@ -32,6 +35,7 @@ from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, Si
 from eventpump.spark.sink.exactly_once import stamped
 from eventpump.spark.sink.foreach_batch import SinkSettings, stamp_room
 from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
+from tests.support.codecs import DEFLATE, GZIP
 
 TEXT = StringType()
 MAP = MapType(TEXT, TEXT)
@@ -278,3 +282,39 @@ def test_plan_keeps_the_router_that_it_was_made_with() -> None:
     }
     assert Plan(**facts).router == "hash"
     assert Plan.model_validate_json(Plan(**facts, router="ring").model_dump_json()).router == "ring"
+
+
+# ------------------------------------------------------------------------------------------------------- codecs
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=5), st.booleans(), st.booleans())
+def test_rows_are_encoded_as_a_producer_encodes_events(bodies: list[bytes], keyed: bool, with_properties: bool) -> None:
+    """The same bytes: body, mark and properties, with a key and without."""
+    pairs = {"a": "1"} if with_properties else None
+    columns = EventColumns("body", partition_key="key" if keyed else None, properties="p" if with_properties else None)
+    arrays = {"body": pa.array(bodies, pa.binary())}
+    if keyed:
+        arrays["key"] = pa.array(["k"] * len(bodies))
+    if with_properties:
+        arrays["p"] = pa.array([list({"a": "1"}.items())] * len(bodies), pa.map_(pa.string(), pa.string()))
+    made = EventEncoder(columns, partition_count=4, max_message_size=1024 * 1024, codecs=[GZIP, DEFLATE])
+    encode = payload_encoder([GZIP, DEFLATE])
+    assert encode is not None
+    expected = [Message.decode(encode(EventData(body, properties=pairs)).encode()) for body in bodies]
+    found = [Message.decode(raw) for raw in made.encode(batch(**arrays))[1]]
+    assert [(each.body, each.properties, each.application_properties) for each in found] == [
+        (each.body, each.properties, each.application_properties) for each in expected
+    ]
+
+
+def test_a_row_that_cannot_be_encoded_is_named() -> None:
+    """With its number and the codec; so is one whose encoded body is too large."""
+    columns = EventColumns("body")
+    wrong = PayloadCodec("odd", lambda body: body * 100 if body == b"b" else bytes(1 // (body != b"c")), bytes)
+    made = EventEncoder(columns, partition_count=4, max_message_size=300, codecs=[wrong])
+    with pytest.raises(EventError, match=r"row 1 .*codec odd raised ZeroDivisionError"):
+        made.encode(batch(body=pa.array([b"a", b"c"])))
+    large = PayloadCodec("large", lambda body: body * 1000, bytes)
+    made = EventEncoder(columns, partition_count=4, max_message_size=300, codecs=[large])
+    with pytest.raises(EventError, match=r"row 0 .*the limit of a message is 300"):
+        made.encode(batch(body=pa.array([b"a"])))

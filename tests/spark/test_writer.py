@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventpump.emulator.faults import DropConnection, LinkRole, Reject
@@ -110,3 +110,25 @@ def test_save_with_wrong_columns_or_options_is_refused(
     key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
     assert key not in str(caught.value)
     assert not any(sink.stored().values())
+
+
+def test_bodies_are_encoded_and_decoded_by_import_name(spark: SparkSession, sink: SinkHub) -> None:
+    """A writer, and the sink that publishes exactly once, encode; the source decodes, plain events beside them too."""
+    append(numbered(spark, 0, 10), sink, encode="tests.support.codecs:SPARKS")
+    sink.writer(encode="tests.support.codecs:STABLE")(numbered(spark, 10, 20), 0)
+    append(numbered(spark, 20, 25), sink)
+    marks = {
+        str(event.system_properties.get("content-encoding"))
+        for each in sink.service.read(sink.name).values()
+        for event in each
+    }
+    assert marks == {"gzip, toy-2030", "gzip", "None"}
+    place = {"connectionString": sink.service.connection_string, "hub": sink.name}
+    source = spark.read.format("eventpump").options(**place, decode="tests.support.codecs:SPARKS")
+    assert sorted(int(row["body"]) for row in source.load().collect()) == list(range(25))
+
+
+def test_codecs_that_cannot_be_imported_are_named(spark: SparkSession, sink: SinkHub) -> None:
+    """By the executors, which import them."""
+    with pytest.raises(PySparkException, match=r"encode: no_such:CODEC cannot be imported"):
+        append(numbered(spark, 0, 1), sink, encode="no_such:CODEC")

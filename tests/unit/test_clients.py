@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import pickle
 import pydoc
@@ -28,6 +29,7 @@ from eventpump import (
     MemoryLeases,
     MemoryLeaseStore,
     PartitionReader,
+    PayloadCodec,
     RetryOptions,
     clients,
 )
@@ -47,9 +49,11 @@ KNOWN: dict[type, type] = {
 }
 CLASSES = tuple(KNOWN)
 
+CODEC = PayloadCodec("gzip", gzip.compress, gzip.decompress)
 WIDER: dict[str, tuple[object, ...]] = {
     "position": ("-1", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.latest()),
     "end": ("@latest", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.at_sequence_number(5), None),
+    "decode": (CODEC, [CODEC], (), None),
     "initial_position": ("-1", 5, datetime(2024, 1, 1, tzinfo=UTC), EventPosition.latest(), {"0": "-1", "1": 5}),
 }
 """Options that take more than their models hold: a value of each kind that the typed dictionaries name."""
@@ -157,7 +161,7 @@ def test_the_defaults_in_the_docstring_of_retry_options_are_right() -> None:
     """They are written by hand, because users make this model themselves."""
     documents = documented(RetryOptions)
     for name, field in RetryOptions.model_fields.items():
-        assert documents[name].endswith(f"Default: {field.default}."), name
+        assert documents[name].endswith(f"Default: {shown(field.default)}."), name
 
 
 @pytest.mark.parametrize("name", eventpump.__all__)

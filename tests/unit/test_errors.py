@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from eventpump.errors import (
@@ -10,6 +13,8 @@ from eventpump.errors import (
     ClosedError,
     ConfigurationError,
     ConnectionLostError,
+    DecodeError,
+    EventError,
     EventPumpError,
     EventTooLargeError,
     OwnershipLostError,
@@ -35,6 +40,7 @@ from eventpump.errors import (
         (PublishOutcomeUnknownError("0", 5, 1, problem="another process"), False),
         (ConfigurationError("hub", "is required"), False),
         (EventTooLargeError(2, 1), False),
+        (DecodeError("0", 7, "no zstd"), False),
         (OwnershipLostError("0"), False),
         (ClosedError("producer"), False),
         (EventPumpError("other"), False),
@@ -44,3 +50,14 @@ from eventpump.errors import (
 def test_error_says_whether_another_try_can_help(error: EventPumpError, is_retryable: bool) -> None:
     """As its recovery says, where it has one."""
     assert error.is_retryable is is_retryable
+
+
+@pytest.mark.parametrize("partition_id", ["3", None])
+def test_decode_error_says_which_event_and_survives_copies(partition_id: str | None) -> None:
+    """Spark's readers and process pools send errors between processes."""
+    error = DecodeError(partition_id, 7, "it is not gzip")
+    assert isinstance(error, EventError)
+    for made in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (made.partition_id, made.sequence_number, made.problem) == (partition_id, 7, "it is not gzip")
+        where = "" if partition_id is None else "partition 3, "
+        assert str(made) == f"{where}event 7: cannot be decoded: it is not gzip"

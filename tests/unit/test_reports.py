@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.reports import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
 
 _VALUES: dict[str, Any] = {
+    "failed_for": 12.0,
     "problem": "it raised ValueError: x",
     "host": "a",
     "partition_id": "3",
@@ -104,6 +106,48 @@ def test_report_of_the_users_failure_alone_has_a_traceback(caplog: pytest.LogCap
     first, second = caplog.records
     assert first.exc_info is not None
     assert second.exc_info is None
+
+
+def _raised(function: Any) -> Exception:
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("level", "is_whole"), [(logging.INFO, False), (logging.DEBUG, True)])
+def test_traceback_of_a_processor_begins_with_the_users_frames(level: int, *, is_whole: bool) -> None:
+    """What the library did before is there at DEBUG; the error keeps its own traceback in any case."""
+    ours: dict[str, Any] = {"__name__": "eventpump.consumer.handler"}
+    exec("def call(function):\n    function()", ours)
+
+    def handler() -> None:
+        deeper()
+
+    def deeper() -> None:
+        raise ValueError("no such column")
+
+    error = _raised(lambda: ours["call"](handler))
+    # As in the host: the first frames are the library's.
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_name != "call":
+        error.__traceback__ = error.__traceback__.tb_next
+
+    class Leveled(logging.Logger):
+        """Its level counts, though the tests look at what is logged at every level."""
+
+        def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - as in the base
+            return level >= self.level
+
+    logger = Leveled("leveled", level)
+    records: list[logging.LogRecord] = []
+    logger.addFilter(lambda record: bool(records.append(record)))  # type: ignore[func-returns-value]  # it drops all
+    Reporter(logger).report(ProcessorFailed("a", "3", "process_events", error, 1, 0.5))
+    (record,) = records
+    assert record.exc_info is not None
+    names = [each.name for each in traceback.extract_tb(record.exc_info[2])]
+    assert names == (["call", "handler", "deeper"] if is_whole else ["handler", "deeper"])
+    assert [each.name for each in traceback.extract_tb(error.__traceback__)] == ["call", "handler", "deeper"]
 
 
 def test_hook_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.options.base import RetryOptions
+from eventpump.options.callables import loaded_codecs
 from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
@@ -179,6 +180,7 @@ class SendTask:
         partition_count: How many partitions the hub has.
         idempotent: Have the service tell repeats, within this attempt.
         router: How rows without a partition are routed.
+        encode: The codecs to encode bodies with, or their import name.
     """
 
     connection: SparkConnection
@@ -186,6 +188,7 @@ class SendTask:
     partition_count: int
     idempotent: bool
     router: SinkRouter = "hash"
+    encode: object = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send, and give receipts without numbers: for `mapInArrow`."""
@@ -229,6 +232,7 @@ class SendTask:
                         max_message_size=limit,
                         router=self.router,
                         first=task_number(),
+                        codecs=loaded_codecs("encode", self.encode),
                     )
                 worker.run(sender.add(*encoder.encode(batch)))
             if sender is None:

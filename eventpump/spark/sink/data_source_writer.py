@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import pyarrow as pa
+from pydantic import AfterValidator
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import SettingsModel, unknown_option
+from eventpump.options.callables import check_import_name
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
 from eventpump.spark.sink.at_least_once import SendTask, retried
@@ -30,10 +32,13 @@ class WriterOptions(SettingsModel):
         idempotent: Let the service discard repeats within one attempt of a task; needs a hub that offers idempotent
             publishing.
         router: How rows without a partition are routed: "hash", "ring", "round-robin" or "sticky"; see `SinkSettings`.
+        encode: "module:name", the import name of a `PayloadCodec` or a list of them, that encode bodies; None to
+            send them as they are.
     """
 
     idempotent: bool = True
     router: SinkRouter = "hash"
+    encode: Annotated[str, AfterValidator(check_import_name)] | None = None
 
 
 _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
@@ -91,7 +96,8 @@ class _Writing:
         transport = worker.transport(connection)
         properties = worker.run(retried(lambda: transport.get_hub_properties(connection.hub)))
         count = len(properties.partition_ids)
-        return cls(SendTask(connection, columns, count, settings.idempotent, settings.router), positions)
+        task = SendTask(connection, columns, count, settings.idempotent, settings.router, settings.encode)
+        return cls(task, positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         positions = list(self.positions)

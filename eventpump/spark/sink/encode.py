@@ -21,6 +21,7 @@ from pyspark.taskcontext import TaskContext
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, encode_data, section
 from eventpump.core.router import RingRouter
 from eventpump.errors import ConfigurationError, EventError
+from eventpump.eventhubs.codecs import PayloadCodec, encoded, marked
 from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
@@ -138,9 +139,22 @@ class EventEncoder:
         reserved: Bytes that will be added to each event besides its numbers.
         router: How rows without a partition are routed, see `SinkRouter`.
         first: The partition that the first row goes to round robin.
+        codecs: Applied to every body, in this order. Default: none.
     """
 
-    __slots__ = ("_columns", "_count", "_first", "_ids", "_is_round_robin", "_limit", "_reserved", "_route", "_row")
+    __slots__ = (
+        "_codecs",
+        "_columns",
+        "_count",
+        "_first",
+        "_ids",
+        "_is_round_robin",
+        "_limit",
+        "_mark",
+        "_reserved",
+        "_route",
+        "_row",
+    )
 
     def __init__(
         self,
@@ -151,7 +165,10 @@ class EventEncoder:
         reserved: int = 0,
         router: SinkRouter = "hash",
         first: int = 0,
+        codecs: Sequence[PayloadCodec] = (),
     ) -> None:
+        self._codecs = codecs
+        self._mark = _mark_of(codecs)
         self._columns = columns
         self._count = partition_count
         self._ids = {str(number): number for number in range(partition_count)}
@@ -176,7 +193,10 @@ class EventEncoder:
         bodies = next(arrays).cast(pa.binary())
         if bodies.null_count:
             raise self._error(bodies.is_null().index(True).as_py(), f"{columns.body} is null")
-        events = list(map(encode_data, bodies.to_pylist()))
+        payloads = bodies.to_pylist()
+        if self._codecs:
+            payloads = list(map(self._encoded, count(), payloads))
+        events = list(map(encode_data, payloads))
         partitions: list[int] | None = None
         keys: list[str | None] | None = None
         if columns.partition is not None:
@@ -186,6 +206,8 @@ class EventEncoder:
         if columns.properties is not None:
             sections = _properties(next(arrays))
             events = [before + event for before, event in zip(sections, events, strict=True)]
+        if self._codecs:
+            events = [self._mark + event for event in events]
         if keys is not None:
             self._check_keys(keys)
             route = self._route
@@ -203,6 +225,12 @@ class EventEncoder:
             ]
         self._row += len(events)
         return partitions, events
+
+    def _encoded(self, row: int, body: bytes) -> bytes:
+        try:
+            return encoded(self._codecs, body)
+        except EventError as error:
+            raise self._error(row, str(error)) from error
 
     def _check_keys(self, keys: list[str | None]) -> None:
         for row, key in enumerate(keys):
@@ -232,6 +260,13 @@ class EventEncoder:
 
     def _error(self, row: int, problem: str) -> EventError:
         return EventError(f"row {self._row + row} of the DataFrame's partition {task_number()}: {problem}")
+
+
+def _mark_of(codecs: Sequence[PayloadCodec]) -> bytes:
+    """Return the section that names what bodies are encoded with; empty without codecs."""
+    if not codecs:
+        return b""
+    return EventData(b"", content_encoding=marked(codecs)).encode().removesuffix(encode_data(b""))
 
 
 def _by_the_service(count: int, key: str) -> int:

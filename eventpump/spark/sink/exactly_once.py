@@ -392,7 +392,7 @@ class PartitionPublishing:
         self._entry: PartitionPlan = plan.partition(partition_id)
         self._options = options
         self._rng = random.Random() if rng is None else rng
-        self._backoff = Backoff(options.retry.base_delay, options.retry.max_delay)
+        self._backoff = Backoff.of(options.retry)
         self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
         self._publisher: PartitionPublisher | None = None
         self._digest = hashlib.sha256()

@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from eventpump.interfaces import Transport
+from eventpump.options.callables import loaded_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.encode import EventColumns, EventEncoder, StableRouter, hashed
@@ -29,6 +30,7 @@ class EncodeTask:
         columns: The columns of the batches, in the order of `EventColumns.names`.
         reserved: Bytes that will be added to each event besides its numbers.
         router: How keys are assigned to partitions.
+        encode: The codecs to encode bodies with, or their import name.
     """
 
     columns: EventColumns
@@ -36,6 +38,7 @@ class EncodeTask:
     max_message_size: int
     reserved: int
     router: StableRouter = "hash"
+    encode: object = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return partition, ordering columns, and encoded event.
@@ -49,6 +52,7 @@ class EncodeTask:
             max_message_size=self.max_message_size,
             reserved=self.reserved,
             router=self.router,
+            codecs=loaded_codecs("encode", self.encode),
         )
         names = encoded_names(len(self.columns.order_by))
         for batch in batches:

@@ -21,7 +21,9 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.options.base import Name, SettingsModel
+from eventpump.options.callables import check_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink import staging as staged
@@ -96,6 +98,10 @@ def _ledger(value: object) -> object:
     return value
 
 
+def _codecs(value: object) -> object:
+    return check_codecs("encode", value)
+
+
 def _names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -119,6 +125,9 @@ class SinkSettings(SettingsModel):
         router: How rows without a partition are routed. "hash": by key as the service does, and others by their
             content. "ring": keys by a consistent ring, as `RingRouter` does. With `idempotent=False` also
             "round-robin", whatever the key, and "sticky", one partition per message for rows without key.
+        encode: Compresses or encrypts bodies: a `PayloadCodec`, or several that are applied in this order; or
+            "module:name", the import name of either in every process. Publishing exactly once without `staging`, they
+            must return the same bytes for the same body, which encryption with a random nonce does not.
         max_tasks: How many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
             several partitions one after another.
         max_batch_events: The most events in a message.
@@ -134,6 +143,7 @@ class SinkSettings(SettingsModel):
     stamp: bool = False
     on_producer_state_lost: OnProducerStateLost = OnProducerStateLost.FAIL
     router: SinkRouter = "hash"
+    encode: Annotated[Any, BeforeValidator(_codecs)] = ()
     max_tasks: int | None = Field(default=None, ge=1)
     max_batch_events: int = Field(default=PackingLimits().max_events, ge=1, le=1_000_000)
     max_batch_bytes: int = Field(default=PackingLimits().max_bytes, ge=1024)
@@ -180,6 +190,7 @@ class SinkOptions(ConnectionOptions, total=False):
     order_by: str | Sequence[str]
     stamp: bool
     router: SinkRouter
+    encode: str | PayloadCodec | Sequence[PayloadCodec]
     on_producer_state_lost: OnProducerStateLost | Literal["fail", "tailScan", "atLeastOnce"]
     max_tasks: int
     max_batch_events: int
@@ -229,7 +240,14 @@ class ForeachBatchWriter:
     def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
         connection = self.settings.connection
         hub = worker.run(retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
-        task = SendTask(connection, columns, len(hub.partition_ids), idempotent=False, router=self.settings.router)
+        task = SendTask(
+            connection,
+            columns,
+            len(hub.partition_ids),
+            idempotent=False,
+            router=self.settings.router,
+            encode=self.settings.encode,
+        )
         counts: dict[int | None, int] = {}
         for row in _selected(frame, columns).mapInArrow(task, RECEIPTS_DDL).collect():
             counts[row["partition"]] = counts.get(row["partition"], 0) + row["count"]
@@ -287,7 +305,9 @@ class ForeachBatchWriter:
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
-        task = EncodeTask(columns, len(plan.partitions), self._message_limit(), stamp_room(plan), plan.router)
+        task = EncodeTask(
+            columns, len(plan.partitions), self._message_limit(), stamp_room(plan), plan.router, self.settings.encode
+        )
         names = encoded_names(len(columns.order_by))
         kinds = [IntegerType(), *(frame.schema[name].dataType for name in columns.order_by), BinaryType()]
         return _selected(frame, columns).mapInArrow(

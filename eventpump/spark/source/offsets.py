@@ -64,6 +64,7 @@ class ReceiveOptions:
         fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
         cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
         cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
+        decode: The import name of the codecs that decode bodies; None to return them as they are.
     """
 
     consumer_group: str = "$Default"
@@ -73,6 +74,7 @@ class ReceiveOptions:
     fail_on_data_loss: bool = True
     cache_memory: int = 64 * 1024 * 1024
     cache_disk: int = 512 * 1024 * 1024
+    decode: str | None = None
 
 
 # --------------------------------------------------------------------------------------------------- what the hub has

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
+from eventpump.options.callables import check_import_name
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
 from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 
@@ -40,6 +41,7 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "snapshotInterval": "snapshot_interval",
         "rangeCacheMemory": "range_cache_memory",
         "rangeCacheDisk": "range_cache_disk",
+        "decode": "decode",
     }
 )
 """The source's options, not case-sensitive, and the fields they set."""
@@ -227,6 +229,8 @@ class SourceOptions(SettingsModel):
         snapshot_interval: Seconds for which the known ends of the hub's partitions are reused.
         range_cache_memory: How many bytes of the last ranges a worker keeps in memory, and in its spill file
             (`range_cache_disk`), for a second evaluation of the same batch; 0 disables the cache.
+        decode: "module:name", the import name of a `PayloadCodec` or a list of them, in every process: the column
+            `body` is decoded by those that an event's `content_encoding` names. None to return bodies as they are.
     """
 
     connection: SparkConnection
@@ -249,6 +253,7 @@ class SourceOptions(SettingsModel):
     snapshot_interval: Duration = 0.5
     range_cache_memory: ByteSize = ByteSize(64 * 1024 * 1024)
     range_cache_disk: ByteSize = ByteSize(512 * 1024 * 1024)
+    decode: Annotated[str, AfterValidator(check_import_name)] | None = None
 
     @field_validator("starting_positions", "ending_positions", mode="before")
     @classmethod
@@ -338,6 +343,7 @@ class SourceOptions(SettingsModel):
             fail_on_data_loss=self.fail_on_data_loss,
             cache_memory=self.range_cache_memory,
             cache_disk=self.range_cache_disk,
+            decode=self.decode,
         )
 
     @property

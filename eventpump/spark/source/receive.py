@@ -16,6 +16,7 @@ from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.options.callables import loaded_codecs
 from eventpump.options.consumer import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
@@ -87,10 +88,12 @@ def read_ranges(
         ConsumerDisconnectedError: Another reader took the partition with an equal or a higher owner level.
         ServiceError: The service cannot be reached, or refuses.
         EventError: A message cannot be decoded.
+        ConfigurationError: The codecs cannot be imported.
     """
     cache = worker.once(RangeCache)
     counting = worker.once(_Counting)
-    encoders = [RowEncoder(each.partition_id, columns) for each in ranges]
+    codecs = loaded_codecs("decode", options.decode)
+    encoders = [RowEncoder(each.partition_id, columns, codecs) for each in ranges]
     keys = [RangeKey(connection, each) for each in ranges]
     cached = {index: found for index, key in enumerate(keys) if (found := cache.find(key)) is not None}
     missing = [index for index in range(len(ranges)) if index not in cached]

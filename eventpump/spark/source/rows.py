@@ -22,7 +22,9 @@ from eventpump.amqp.codec import DecodeError, decode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Properties
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from eventpump.errors import DecodeError as EventDecodeError
 from eventpump.errors import EventError
+from eventpump.eventhubs.codecs import PayloadCodec, event_maker
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.spark.source.columnar import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
@@ -52,6 +54,7 @@ _NULL, _SMALL_LONG, _LONG, _TIMESTAMP = 0x40, 0x55, 0x81, 0x83
 _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encode()
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
+_CONTENT_ENCODING: Final = b"content-encoding"
 _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
 
@@ -93,19 +96,21 @@ class RowEncoder:
     Args:
         partition_id: The hub partition.
         columns: Some of `COLUMNS`, in any order.
+        codecs: Decode the bodies of events that name them. Default: none.
     """
 
-    def __init__(self, partition_id: str, columns: Sequence[str]) -> None:
+    def __init__(self, partition_id: str, columns: Sequence[str], codecs: Sequence[PayloadCodec] = ()) -> None:
         self._partition_id = partition_id
+        self._codecs = codecs
         self.schema = arrow_schema(columns)
 
     def encode(self, events: PackedEvents) -> pa.RecordBatch:
         """Return a batch with one row per event.
 
         Raises:
-            EventError: A message cannot be decoded; the error names the partition and the event.
+            EventError: A message cannot be decoded, or its body; the error names the partition and the event.
         """
-        made = _Batch(events, self._partition_id)
+        made = _Batch(events, self._partition_id, self._codecs)
         return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
 
 
@@ -113,8 +118,10 @@ class _Batch:
     """The columns of one batch, from the values that the walk finds, and from the general decoder's for odd
     messages."""
 
-    def __init__(self, events: PackedEvents, partition_id: str) -> None:
+    def __init__(self, events: PackedEvents, partition_id: str, codecs: Sequence[PayloadCodec]) -> None:
         self._events = events
+        self._codecs = codecs
+        self._make_event = event_maker(codecs, partition_id)
         self._partition_id = partition_id
         self._walk = Walk(events.data, events.lengths)
         self._decoded: dict[int, ReceivedEvent] = {}
@@ -205,6 +212,9 @@ class _Batch:
         if found is None:
             found = self._walk.no_values()
         odd = found.kind == 0
+        if self._codecs and (section := self._walk.section(PROPERTIES)) is not None:
+            encoding = self._walk.entry(self._walk.list_entries(section, _STANDARD_NAMES), _CONTENT_ENCODING).kind
+            odd |= (encoding != 0) & (encoding != _NULL)
         return self._copied("body", found, odd, np.zeros(self._walk.count, np.bool_))
 
     def _text(self, column: str, name: Symbol, *, is_required: bool = False) -> pa.Array:
@@ -302,12 +312,14 @@ class _Batch:
         event = self._decoded.get(row)
         if event is None:
             start, end = int(self._walk.starts[row]), int(self._walk.ends[row])
-            event = self._decoded[row] = ReceivedEvent(self._events.data[start:end])
+            event = self._decoded[row] = self._make_event(self._events.data[start:end], None)
         return event
 
     def _read(self, row: int, read: Callable[[ReceivedEvent], Any]) -> Any:
         try:
             return read(self._event(row))
+        except EventDecodeError:
+            raise  # it names the event
         except EventError as error:
             raise EventError(f"{self._where(row)}: {error}") from error
 
@@ -335,8 +347,8 @@ def body_of(event: ReceivedEvent) -> bytes | None:
     match event.raw_message.body:
         case None:
             return None
-        case Data(parts):
-            return b"".join(parts)
+        case Data():
+            return event.body
         case AmqpValue(bytes() as value):
             return bytes(value)
         case AmqpValue() | AmqpSequence():

@@ -16,6 +16,7 @@ from eventpump.errors import (
     ConnectionLostError,
     ServiceBusyError,
     ServiceError,
+    ServiceTimeoutError,
     StoreError,
 )
 from eventpump.eventhubs.conditions import SERVER_BUSY_WAIT
@@ -220,3 +221,69 @@ async def test_retrying_cancelled_in_a_delay_or_an_attempt_ends() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert len(script.began) == 2
+
+
+async def test_fixed_delays_are_all_alike() -> None:
+    """Neither drawn at random nor growing, and the service's busy wait comes on top."""
+    script = _Script(ServiceError("a"), ServiceError("b"), ServiceBusyError("c"))
+    policy = RetryOptions(max_retries=3, base_delay=100, mode="fixed")
+    assert await retrying(script, policy, random.Random(1)) == "done"
+    assert script.began == [0.0, 100.0, 200.0, 300.0 + SERVER_BUSY_WAIT]
+
+
+class _Slow:
+    """An operation whose attempts take these times, and then succeed or raise."""
+
+    def __init__(self, *takes: float, raises: BaseException | None = None) -> None:
+        self._takes = list(takes)
+        self._raises = raises
+        self.began: list[float] = []
+        self.cancelled = 0
+
+    async def __call__(self) -> str:
+        self.began.append(round(asyncio.get_running_loop().time(), 6))
+        try:
+            await asyncio.sleep(self._takes.pop(0))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self._raises is not None:
+            raise self._raises
+        return "done"
+
+
+async def test_an_attempt_beyond_its_time_is_cancelled_and_another_one_follows() -> None:
+    """It is a failure like any other, with the delay of the policy."""
+    policy = RetryOptions(max_retries=3, base_delay=1, mode="fixed", try_timeout=10)
+    slow, start = _Slow(60, 60, 5), asyncio.get_running_loop().time()
+    assert await retrying(slow, policy, RNG) == "done"
+    assert [round(began - start, 6) for began in slow.began] == [0, 11, 22]
+    assert slow.cancelled == 2
+
+
+async def test_the_last_attempt_beyond_its_time_is_an_error_that_names_the_option() -> None:
+    """Retryable, as its cause may pass; a caller's own cancellation is never mistaken for it."""
+    policy = RetryOptions(max_retries=1, base_delay=1, mode="fixed", try_timeout=10)
+    with pytest.raises(ServiceTimeoutError, match="after 10 s, the try_timeout of the RetryOptions") as caught:
+        await retrying(_Slow(60, 60), policy, RNG)
+    assert caught.value.is_retryable
+    with pytest.raises(TimeoutError, match="its own"):
+        await retrying(_Slow(1, raises=TimeoutError("its own")), policy, RNG)
+    slow = _Slow(60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await retrying(slow, policy, RNG)
+    assert (slow.cancelled, len(slow.began)) == (1, 1)
+
+
+async def test_an_attempt_that_swallows_its_cancellation_succeeds() -> None:
+    """What it returns is not thrown away."""
+
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "late"
+        return "never"
+
+    assert await retrying(stubborn, RetryOptions(max_retries=0, try_timeout=10), RNG) == "late"

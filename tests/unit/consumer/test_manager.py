@@ -28,6 +28,7 @@ from eventpump.reports import (
     PumpOverdue,
     ServiceFailed,
     StoreFailed,
+    StoreRestored,
     UnexpectedFailure,
 )
 from eventpump.storage.leases.memory import MemoryLeaseStore
@@ -715,3 +716,32 @@ async def test_listings_are_jittered() -> None:
         assert max(gaps) <= 10.1
         assert min(gaps) >= 7.9
         assert max(gaps) - min(gaps) > 0.5
+
+
+async def test_a_store_that_answers_again_is_reported_once_at_the_level_of_its_failure() -> None:
+    """However many partitions and operations had failed; what goes on failing takes no part in it."""
+    async with Fleet(FakeHub(partitions=4)) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(60)
+        assert fleet.told("a", StoreRestored) == []
+        fleet.stores["a"].fail("renew", times=float("inf"))
+        fleet.stores["a"].fail("list", times=float("inf"))
+        await asyncio.sleep(15)
+        assert fleet.told("a", StoreFailed)
+        assert fleet.told("a", StoreRestored) == []
+        fleet.stores["a"].heal()
+        await asyncio.sleep(60)
+        (restored,) = fleet.told("a", StoreRestored)
+        assert 0 < restored.failed_for < 40
+        assert restored.level == StoreFailed.level
+
+
+async def test_a_store_that_is_late_at_the_start_is_reported_too() -> None:
+    """Trouble and its end."""
+    async with Fleet(FakeHub(partitions=1)) as fleet:
+        fleet.host("a")
+        fleet.stores["a"].fail("open", times=3)
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(30)
+        assert len(fleet.told("a", StoreFailed)) == 3
+        assert len(fleet.told("a", StoreRestored)) == 1

@@ -29,6 +29,7 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
+from eventpump.eventhubs.codecs import EventEncoding
 from eventpump.eventhubs.envelope import decode_batch
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
@@ -54,8 +55,18 @@ class ScriptedProducer(HubProducer):
         held: Partitions that answer nothing until they are let go.
     """
 
-    def __init__(self, partitions: int = 4, *, idempotent: bool = False, limit: int = MIB, first: int = 0) -> None:
-        super().__init__(FakeTransport(FakeHub(partitions=partitions)), "telemetry", idempotent=idempotent)
+    def __init__(
+        self,
+        partitions: int = 4,
+        *,
+        idempotent: bool = False,
+        limit: int = MIB,
+        first: int = 0,
+        encode: EventEncoding | None = None,
+    ) -> None:
+        super().__init__(
+            FakeTransport(FakeHub(partitions=partitions)), "telemetry", idempotent=idempotent, encode=encode
+        )
         self.limit = limit
         self.sent: defaultdict[str, list[list[bytes]]] = defaultdict(list)
         self.script: defaultdict[str, list[Exception | float]] = defaultdict(list)
@@ -388,7 +399,7 @@ async def test_callback_that_raises_is_logged_only(caplog: pytest.LogCaptureFixt
     assert caplog.text.count("RuntimeError: callback") == 2
 
 
-@pytest.mark.parametrize("name", ["on_success", "on_error", "encode"])
+@pytest.mark.parametrize("name", ["on_success", "on_error"])
 def test_callback_that_is_a_coroutine_function_is_refused(name: str) -> None:
     """What would never be awaited is refused when given."""
 
@@ -515,7 +526,7 @@ async def test_send_to_an_invalid_target_is_refused() -> None:
         with pytest.raises(ConfigurationError, match="along with"):
             await producer.send(event(), partition_id="0", partition_key="k")
         with pytest.raises(EventError, match="is text"):
-            await producer.send(event(), partition_key=7)  # type: ignore[arg-type] # the point of the test
+            await producer.send(event(), partition_key=7)  # type: ignore[call-overload] # the point of the test
         with pytest.raises(EventError, match="surrogate"):
             await producer.send(event(), partition_key="\ud800")
         with pytest.raises(ConfigurationError, match="129 characters"):
@@ -923,7 +934,8 @@ async def test_event_that_cannot_be_encoded_is_not_accepted() -> None:
 async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bool) -> None:
     """Given to the call or returned by the `encode` hook, it is not accepted, and fails no other event."""
     service, told = ScriptedProducer(idempotent=idempotent), Told()
-    async with buffered(service, told) as producer, buffered(service, told, encode=lambda _: wrong) as hooked:
+    another = ScriptedProducer(idempotent=idempotent, encode=lambda _: wrong)
+    async with buffered(service, told) as producer, buffered(another, told) as hooked:
         good = await producer.send(event("good"), partition_id="0")
         for key in (None, "k"):
             with pytest.raises(EventError, match="EventData, not"):
@@ -938,14 +950,93 @@ async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bo
     assert not told.errors
 
 
+@pytest.mark.parametrize("given", [list, tuple, iter])
+async def test_a_list_is_accepted_in_its_order(given: Any) -> None:
+    """With room for a part of it at a time: each event has its receipt, and the buffer is never over its bound."""
+    service = ScriptedProducer(idempotent=True)
+    peak = 0
+
+    def look() -> None:
+        nonlocal peak
+        peak = max(peak, producer.buffered_events)
+
+    service.on_stored = look
+    async with buffered(service, max_events=8, max_batch_events=3) as producer:
+        events = [event(number) for number in range(50)]
+        receipts = await producer.send(given(events), partition_id="0")
+        assert len(receipts) == 50
+        assert [await receipt for receipt in receipts] == [SendResult("0", number) for number in range(50)]
+        assert await producer.send([]) == []
+        assert await producer.send_and_wait([event("a"), event("b")], partition_id="0") == [
+            SendResult("0", 50),
+            SendResult("0", 51),
+        ]
+    assert service.bodies("0") == [*map(str, range(50)), "a", "b"]
+    assert 0 < peak <= 8
+
+
+async def test_a_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
+    """Whatever is wrong, and wherever it is; the producer goes on."""
+    service, told = ScriptedProducer(), Told()
+    async with buffered(service, told) as producer:
+        good = event("good")
+        lists: list[Any] = [
+            [good, "text"],
+            [good, EventData("x", properties={"a": object()})],
+            {"a": good},
+            "text",
+            5,
+        ]
+        for wrong in lists:
+            with pytest.raises(EventError):
+                await producer.send(wrong, partition_id="0")
+        with pytest.raises(ConfigurationError, match="no partition"):
+            await producer.send([good], partition_id="9")
+        with pytest.raises(EventError, match="EventData, not list"):
+            producer.send_nowait([good], partition_id="0")  # type: ignore[arg-type]  # the error is the point
+        assert producer.buffered_events == 0
+        await producer.send_and_wait([good, good], partition_id="0")
+    assert service.everything() == ["good", "good"]
+    assert not told.errors
+
+
+async def test_a_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> None:
+    """Nothing of it is half accepted, and the room is free again."""
+    service = ScriptedProducer()
+    service.hold("0")
+    async with buffered(service, max_events=8, max_batch_events=3) as producer:
+        task = asyncio.create_task(producer.send([event(number) for number in range(50)], partition_id="0"))
+        await asyncio.sleep(1)
+        count = producer.buffered_events
+        assert 0 < count <= 8
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        service.let_go("0")
+        await producer.flush()
+        assert producer.buffered_events == 0
+    assert service.bodies("0") == list(map(str, range(count)))
+
+
+async def test_one_failure_of_a_list_is_raised_when_all_outcomes_are_known() -> None:
+    """And by `send_and_wait` only: each receipt has its own."""
+    service = ScriptedProducer()
+    service.script["0"] = [RequestRefusedError("no"), 5.0]
+    async with buffered(service, max_batch_events=2) as producer:
+        with pytest.raises(RequestRefusedError):
+            await producer.send_and_wait([event(number) for number in range(4)], partition_id="0")
+        assert producer.buffered_events == 0
+    assert service.bodies("0") == ["2", "3"]
+
+
 async def test_encode_hook_runs_before_the_size_is_measured() -> None:
     """What the hook gives is what is sent and counted; callbacks speak of what was given."""
-    service, told = ScriptedProducer(), Told()
 
     def squeeze(given: EventData) -> EventData:
         return EventData(b"z" * 10, properties={"was": len(given.body)})
 
-    async with buffered(service, told, encode=squeeze, max_batch_bytes=200, max_wait_time=60) as producer:
+    service, told = ScriptedProducer(encode=squeeze), Told()
+    async with buffered(service, told, max_batch_bytes=200, max_wait_time=60) as producer:
         sent = EventData(b"a" * 5000)
         receipt = await producer.send(sent, partition_id="0")
         assert producer.buffered_bytes == size_of(squeeze(sent).encode())

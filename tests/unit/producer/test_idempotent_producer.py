@@ -22,6 +22,7 @@ from eventpump.errors import (
     ProducerDisconnectedError,
     PublishOutcomeUnknownError,
     RequestRefusedError,
+    ServiceBusyError,
     ServiceError,
 )
 from eventpump.eventhubs.conditions import error_for
@@ -691,3 +692,20 @@ async def test_send_of_an_event_that_was_refused_succeeds(scene: Scene) -> None:
     assert isinstance(await error_of(producer.send(listed, partition_id="0")), ServiceError)
     await producer.send(listed[::-1], partition_id="0")
     assert scene.bodies() == ["b", "a"]
+
+
+async def test_options_for_a_partition_that_the_hub_lacks_are_refused_at_the_first_send() -> None:
+    """Whichever partition that is for; a number is as good as its text, and the question is retried."""
+    hub = FakeHub(partitions=2)
+    options: Any = {1: PartitionPublishingOptions(owner_level=3), 9: PartitionPublishingOptions()}
+    async with HubProducer(FakeTransport(hub), hub.name, idempotent=True, partition_options=options) as producer:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="the hub has no partition 9: its partitions are 0, 1"):
+                await producer.send(EventData("x"), partition_id="0")
+    assert hub.events("0") == []
+    options = {1: PartitionPublishingOptions(owner_level=3)}
+    async with HubProducer(FakeTransport(hub), hub.name, idempotent=True, partition_options=options) as producer:
+        hub.refuse(ServiceBusyError("busy"), operation="hub")
+        await producer.send(EventData("x"), partition_id="1")
+        assert (await producer.get_partition_publishing_properties("1")).owner_level == 3
+    assert len(hub.events("1")) == 1

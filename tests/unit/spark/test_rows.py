@@ -33,10 +33,12 @@ from eventpump.amqp.types import (
     ULong,
     UShort,
 )
-from eventpump.errors import EventError
-from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.errors import DecodeError, EventError
+from eventpump.eventhubs.codecs import PayloadCodec, encoder
+from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from tests.support.codecs import DEFLATE, GZIP, OLD_KEY
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PUBLISHER = Symbol("x-opt-publisher")
@@ -319,3 +321,27 @@ def test_rows_of_a_map_that_does_not_fit_its_items_raise(code: int, kind: int, c
 def test_rows_of_no_events_are_an_empty_batch() -> None:
     """No events make an empty batch with the right schema."""
     assert _rows([], list(COLUMNS)) == []
+
+
+@given(messages=st.lists(_messages(), max_size=4), applied=st.lists(st.sampled_from([GZIP, OLD_KEY]), unique=True))
+def test_bodies_are_decoded_where_codecs_are_named(messages: list[bytes], applied: list[PayloadCodec]) -> None:
+    """Beside events of any other kind, whose rows are as without codecs."""
+    encode = encoder([*applied, DEFLATE])
+    assert encode is not None
+    sent = encode(EventData(b"body"))
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": _EPOCH}
+    raw = ReceivedEvent.build(sent.body, content_encoding=(sent.standard or {})["content_encoding"], **place).raw
+    mixed = [*messages, raw, *messages]
+    plain = RowEncoder("7", ["body", "offset"]).encode(PackedEvents.pack(mixed)).to_pydict()
+    made = RowEncoder("7", ["body", "offset"], [GZIP, OLD_KEY, DEFLATE]).encode(PackedEvents.pack(mixed)).to_pydict()
+    assert made["offset"] == plain["offset"]
+    assert made["body"] == [*plain["body"][: len(messages)], b"body", *plain["body"][len(messages) + 1 :]]
+
+
+def test_body_that_cannot_be_decoded_is_an_error_that_names_the_event() -> None:
+    """And only if the column is asked for."""
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 5, "enqueued_time": _EPOCH}
+    events = PackedEvents.pack([ReceivedEvent.build(b"no gzip", content_encoding="gzip", **place).raw])
+    with pytest.raises(DecodeError, match=r"^partition 7, sequence number 5: "):
+        RowEncoder("7", ["body"], [GZIP]).encode(events)
+    assert RowEncoder("7", ["offset"], [GZIP]).encode(events).num_rows == 1
