@@ -35,7 +35,6 @@ async def _take(body: bytes) -> None:
         ({"concurrency": 8}, "must have a limit for a KeyedProcessor"),
         ({"name": "a", "prefetch_events": 5}, "is an option of a host"),
         ({"name": "default"}, "default is the subscription"),
-        ({"name": "a", "keys": ["x"], "concurrency": 4, "handler_retry": TWICE}, "takes every event"),
         ({"name": "a", "start": "earliest"}, "without catch_up"),
     ],
 )

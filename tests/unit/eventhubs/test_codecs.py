@@ -127,7 +127,7 @@ def test_decode_that_fails_is_one_error_that_names_the_event(wrong: Any) -> None
 
     event = received(EventData(b"x", content_encoding="odd", properties={"a": 1}), PayloadCodec("odd", bytes, decode))
     for read in (lambda: event.body, event.body_as_json, lambda: event.value, event.to_event_data):
-        with pytest.raises(DecodeError, match=r"^partition 3, sequence number 7: .*codec odd") as caught:
+        with pytest.raises(DecodeError, match=r"^partition 3, event 7: .*codec odd") as caught:
             read()
         assert (caught.value.partition_id, caught.value.sequence_number) == ("3", 7)
         assert not caught.value.is_retryable
