@@ -232,8 +232,10 @@ def run_side(function: str, timeout: float, loop: str = "asyncio", /, **argument
 
 
 def build() -> str:
-    """Return what of the package measured is compiled."""
-    return "pure Python"
+    """Return which build of the package is measured."""
+    from eventpump import build_info
+
+    return str(build_info())
 
 
 def version(distribution: str) -> str | None:

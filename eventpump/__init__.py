@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ReaderOptions,
         make_transport,
     )
+    from eventpump.compiled import BuildInfo, build_info
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
@@ -175,6 +176,7 @@ __all__ = [
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "BuildInfo",
     "CaptureContainer",
     "CaptureFileError",
     "CaptureFiles",
@@ -335,6 +337,7 @@ __all__ = [
     "TransportName",
     "TransportType",
     "UnexpectedFailure",
+    "build_info",
     "connection_settings",
     "make_transport",
 ]
@@ -344,6 +347,7 @@ _MODULES: Final = {
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
     ),
+    "compiled": "BuildInfo build_info",
     "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",

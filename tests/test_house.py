@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
 AccessToken AuthenticationError BalancerFailed BatchState BlobLeaseStore BlobPublisherStateStore BufferFullError
-BufferedOptions BufferedProducer CaptureContainer CaptureFileError CaptureFiles CaptureGapError CaptureSettings
+BufferedOptions BufferedProducer BuildInfo CaptureContainer CaptureFileError CaptureFiles CaptureGapError
+CaptureSettings
 CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy CheckpointStore CheckpointWritten
 ClientOptions Clock CloseReason ClosedError ConfigurationError ConnectionLostError ConnectionOptions ConnectionSettings
 ConsumerDisconnectedError ConsumerScope Credential DataLossError DataLost DeliveryReceipt Emulator EntityNotFoundError
@@ -39,7 +40,7 @@ SendLinkOpener SendLinkSpec SendResult ServiceBusyError ServiceError ServiceFail
 SharedSignature SourceEndedError SourceLink SqliteLeaseStore SqlitePublisherStateStore StartIgnored StartPosition
 StaticAssignment StickyRouter StoreError StoreFailed StoredPublisherState StoredScopeRecord StoredSubscription
 SubscriptionOptions SubscriptionRecord SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport
-TransportName TransportType UnexpectedFailure connection_settings make_transport
+TransportName TransportType UnexpectedFailure build_info connection_settings make_transport
 """
 
 _COVERED_BY = {
