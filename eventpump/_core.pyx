@@ -8,9 +8,14 @@ Every size and index that comes from bytes is compared with what is there before
 the wire have 32 bits and are kept in 64, so that no sum of them overflows.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint32_t
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.datetime cimport datetime_new, get_utc, import_datetime
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp
+
+import_datetime()
 
 cdef extern from *:
     """
@@ -66,3 +71,330 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t larg
         pos += size
         room -= 1
     return pos
+
+
+# ------------------------------------------------------------------------ eventhubs/events.py: what is read of events
+
+cdef object reference = None
+cdef object python_moment = None
+cdef bytes sequence_name = b"", offset_name = b"", time_name = b"", key_name = b""
+
+
+def use_reference(
+    event_class, to_moment, bytes sequence not None, bytes offset not None, bytes time not None, bytes key not None
+):
+    """Set what `EncodedEvent` leaves unusual messages to, and which annotations it reads.
+
+    Args:
+        event_class: The class that is the reference.
+        to_moment: Makes a datetime of any number of milliseconds.
+        sequence: The name of the annotation with the sequence number; likewise the others.
+    """
+    global reference, python_moment, sequence_name, offset_name, time_name, key_name
+    reference, python_moment = event_class, to_moment
+    sequence_name, offset_name, time_name, key_name = sequence, offset, time, key
+
+
+cdef struct Found:
+    # What a message has. Places are counted from its start.
+    bint has_sequence
+    bint has_time
+    int64_t sequence
+    int64_t time
+    Py_ssize_t offset_at
+    Py_ssize_t offset_size
+    Py_ssize_t key_at  # or one of the two below
+    Py_ssize_t key_size
+    Py_ssize_t body_at  # -1 where it is not one data section
+    Py_ssize_t body_size
+
+
+cdef enum:
+    NO_KEY = -1
+    UNKNOWN_KEY = -2  # only the general decoder can read it
+
+
+cdef inline int64_t long_at(const unsigned char *at) noexcept nogil:
+    """Read eight bytes as a signed number."""
+    return <int64_t>((<uint64_t>size_at(at) << 32) | <uint64_t>size_at(at + 4))
+
+
+cdef inline bint is_named(const unsigned char *at, Py_ssize_t size, bytes name) noexcept:
+    return size == PyBytes_GET_SIZE(name) and memcmp(at, PyBytes_AS_STRING(name), size) == 0
+
+
+cdef Py_ssize_t after_value(const unsigned char *raw, Py_ssize_t pos, Py_ssize_t end) noexcept nogil:
+    """Return the place after the value whose constructor is at `pos`, which is below `end`.
+
+    -1 where it ends behind `end`, is described, or has no valid constructor.
+    """
+    cdef int kind = raw[pos] >> 4
+    cdef Py_ssize_t size
+    pos += 1
+    if kind < 4:
+        return -1
+    if kind == 4:
+        size = 0
+    elif kind <= 9:
+        size = 1 << (kind - 5)
+    elif kind & 1 == 0:
+        if end - pos < 1:
+            return -1
+        size = raw[pos]
+        pos += 1
+    else:
+        if end - pos < 4:
+            return -1
+        size = size_at(raw + pos)
+        pos += 4
+    return pos + size if size <= end - pos else -1
+
+
+cdef bint find_annotations(const unsigned char *raw, Py_ssize_t item, Py_ssize_t after, Found *found) noexcept:
+    """Read the annotations whose items begin at `item`. False where the reference has to."""
+    cdef Py_ssize_t value, following, size
+    cdef const unsigned char *name
+    cdef int kind
+    while item < after:
+        if raw[item] != 0xA3 or after - item < 2:
+            return False
+        name = raw + item + 2
+        size = raw[item + 1]
+        if size >= after - item - 2:
+            return False
+        value = item + 2 + size
+        following = after_value(raw, value, after)
+        if following < 0:
+            return False
+        kind = raw[value]
+        if is_named(name, size, sequence_name) and kind in (0x81, 0x55):
+            found.has_sequence = True
+            found.sequence = long_at(raw + value + 1) if kind == 0x81 else <signed char>raw[value + 1]
+        elif kind == 0xA1 and is_named(name, size, offset_name):
+            found.offset_at = value + 2
+            found.offset_size = raw[value + 1]
+        elif kind == 0x83 and is_named(name, size, time_name):
+            found.has_time = True
+            found.time = long_at(raw + value + 1)
+        elif is_named(name, size, key_name):
+            if kind == 0xA1 and found.key_at == NO_KEY:
+                found.key_at = value + 2
+                found.key_size = raw[value + 1]
+            else:
+                found.key_at = UNKNOWN_KEY
+        item = following
+    return item == after
+
+
+cdef bint find(const unsigned char *raw, Py_ssize_t end, Found *found) noexcept:
+    """Do what `amqp.sections._walk_event` does. False where the reference has to: the message may be unsound."""
+    cdef Py_ssize_t pos = 0, start, size
+    cdef int constructor, code, bodies = 0
+    cdef bint has_annotations = False
+    found.has_sequence = found.has_time = False
+    found.offset_at = found.body_at = -1
+    found.offset_size = found.body_size = found.key_size = 0
+    found.key_at = NO_KEY
+    while pos < end:
+        if end - pos < 5 or raw[pos] != 0 or raw[pos + 1] != 0x53:
+            return False
+        code = raw[pos + 2]
+        constructor = raw[pos + 3]
+        if constructor < 0xA0:
+            return False
+        if constructor & 0x10:
+            if end - pos < 8:
+                return False
+            start = pos + 8
+            size = size_at(raw + pos + 4)
+        else:
+            start = pos + 5
+            size = raw[pos + 4]
+        if size > end - start:
+            return False
+        if code == 0x75:
+            if constructor & 0xEF != 0xA0:
+                return False
+            found.body_at = start
+            found.body_size = size
+            bodies += 1
+        elif code == 0x72:
+            if has_annotations or constructor & 0xEF != 0xC1:
+                return False
+            has_annotations = True
+            if not find_annotations(raw, start + (4 if constructor & 0x10 else 1), start + size, found):
+                return False
+        elif code > 0x75:
+            bodies += 2
+        pos = start + size
+    if bodies != 1:
+        found.body_at = -1
+    return found.has_sequence and found.has_time and found.offset_at >= 0
+
+
+def moment(int64_t milliseconds):
+    """Make a datetime in UTC of milliseconds since 1970."""
+    if not 0 <= milliseconds < 4_000_000_000_000:
+        return python_moment(milliseconds)
+    cdef int64_t seconds = milliseconds // 1000
+    cdef int of_day = <int>(seconds % 86400)
+    # The date of a day, by eras of 400 years that begin in March (Howard Hinnant, "chrono-compatible algorithms").
+    cdef int day = <int>(seconds // 86400) + 719468
+    cdef int era = day // 146097
+    cdef int of_era = day - era * 146097
+    cdef int year_of_era = (of_era - of_era // 1460 + of_era // 36524 - of_era // 146096) // 365
+    cdef int of_year = of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    cdef int from_march = (5 * of_year + 2) // 153
+    cdef int month = from_march + 3 if from_march < 10 else from_march - 9
+    return datetime_new(
+        year_of_era + era * 400 + (1 if month <= 2 else 0), month, of_year - (153 * from_march + 2) // 5 + 1,
+        of_day // 3600, of_day // 60 % 60, of_day % 60, <int>(milliseconds % 1000) * 1000, get_utc(),
+    )
+
+
+@cython.auto_pickle(False)
+cdef class EncodedEvent:
+    """The base of `ReceivedEvent` in the compiled build. Its names are those of the reference."""
+
+    cdef public object _raw, _origin, _offset, _body, _message
+    cdef public int64_t _sequence_number, _enqueued
+    cdef int body_at, body_size, key_at, key_size
+
+    def __cinit__(self):
+        self.body_at = -1
+        self.key_at = UNKNOWN_KEY
+
+    def __init__(self, raw, origin=None):
+        self._raw = raw
+        self._origin = origin
+        self._offset = self._body = self._message = None
+        self.body_at = -1
+        self.key_at = UNKNOWN_KEY
+
+    cdef bint read(self) except -1:
+        """Read the message in one walk. False, and nothing is changed, where the reference has to."""
+        cdef Found found
+        cdef const char *raw
+        if not PyBytes_CheckExact(self._raw) or PyBytes_GET_SIZE(self._raw) > INT32_MAX:
+            return False
+        raw = PyBytes_AS_STRING(self._raw)
+        if not find(<const unsigned char *>raw, PyBytes_GET_SIZE(self._raw), &found):
+            return False
+        try:
+            offset = PyUnicode_DecodeUTF8(raw + found.offset_at, found.offset_size, NULL)
+        except UnicodeDecodeError:
+            return False
+        self._sequence_number = found.sequence
+        self._enqueued = found.time
+        self.body_at = <int>found.body_at
+        self.body_size = <int>found.body_size
+        self.key_at = <int>found.key_at
+        self.key_size = <int>found.key_size
+        self._body = None
+        self._offset = offset
+        return True
+
+    cdef int locate(self) except -1:
+        """Read the message, if it was not read."""
+        cdef bint is_read
+        with cython.critical_section(self):
+            is_read = self._offset is not None or self.read()
+        if not is_read:
+            reference._scan(self)
+        return 0
+
+    cdef const char *part(self, int at, int size) noexcept:
+        """Return where a part of the message begins; NULL where it has no such part."""
+        if at < 0 or not PyBytes_CheckExact(self._raw) or <Py_ssize_t>at + size > PyBytes_GET_SIZE(self._raw):
+            return NULL
+        return PyBytes_AS_STRING(self._raw) + at
+
+    @property
+    def raw(self):
+        """The encoded message, as received."""
+        return self._raw
+
+    @property
+    def origin(self):
+        """Identifies the partition from which a host delivered the event; None for other events."""
+        return self._origin
+
+    @property
+    def sequence_number(self):
+        """The event's sequence number in the partition."""
+        if self._offset is None:
+            self.locate()
+        return self._sequence_number
+
+    @property
+    def offset(self):
+        """The event's offset in the partition, an opaque text."""
+        if self._offset is None:
+            self.locate()
+        return self._offset
+
+    @property
+    def enqueued_time(self):
+        """When the service stored the event: a UTC time, to the millisecond."""
+        if self._offset is None:
+            self.locate()
+        return moment(self._enqueued)
+
+    @property
+    def body(self):
+        """The body as bytes; several data sections are joined.
+
+        Raises:
+            EventError: The body is not data; see `value`.
+        """
+        cdef const char *part
+        if self._offset is None:
+            self.locate()
+        if self._body is not None:
+            return self._body
+        with cython.critical_section(self):
+            part = self.part(self.body_at, self.body_size)
+            if part != NULL and self._body is None:
+                self._body = PyBytes_FromStringAndSize(part, self.body_size)
+        return reference.body.fget(self) if part == NULL else self._body
+
+    def body_as_str(self, encoding="utf-8"):
+        """Return the body as text: data decoded, or a value that is text.
+
+        Args:
+            encoding: The encoding of data. Default: "utf-8".
+
+        Raises:
+            EventError: The body is not text in that encoding.
+        """
+        cdef const char *part
+        if self._offset is None:
+            self.locate()
+        part = self.part(self.body_at, self.body_size)
+        if part != NULL:
+            if encoding == "utf-8":
+                try:
+                    return PyUnicode_DecodeUTF8(part, self.body_size, NULL)
+                except UnicodeDecodeError:
+                    pass
+            self.body  # so that the reference does not decode the whole message
+        return reference.body_as_str(self, encoding)
+
+    @property
+    def partition_key(self):
+        """The partition key that the event was sent with; None if there was none."""
+        cdef const char *part
+        if self._message is None:
+            if self._offset is None:
+                with cython.critical_section(self):
+                    if self._offset is None:
+                        self.read()
+            if self.key_at == NO_KEY:
+                return None
+            part = self.part(self.key_at, self.key_size)
+            if part != NULL:
+                try:
+                    return PyUnicode_DecodeUTF8(part, self.key_size, NULL)
+                except UnicodeDecodeError:
+                    pass
+        return reference.partition_key.fget(self)

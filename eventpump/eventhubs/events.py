@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
@@ -22,6 +23,7 @@ from eventpump.amqp.sections import (
     scan_key,
 )
 from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.compiled import core
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
     ENQUEUED_TIME,
@@ -473,6 +475,27 @@ def _is_long(number: int) -> bool:
     return number >> 63 in (0, -1)
 
 
+_EventT = TypeVar("_EventT")
+_SLOTS = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+
+
+def _compiled(reference: type[_EventT]) -> type[_EventT]:
+    """Return a class that differs from the reference in what the compiled core does; the reference if there is none.
+
+    The reference reads what the core does not: a message in an unusual form, or an unsound one.
+    """
+    if core is None:
+        return reference
+    base = core.EncodedEvent
+    fields = (_FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key)
+    core.use_reference(reference, _moment, *fields)
+    replaced = {*_SLOTS, *(name for name in vars(base) if not name.startswith("__")), "__init__", "__slots__"}
+    kept = {name: value for name, value in vars(reference).items() if name not in replaced}
+    made = type(reference.__name__, (base,), kept | {"__slots__": (), "_reference": reference})
+    return cast("type[_EventT]", made)
+
+
+@_compiled
 class ReceivedEvent:
     """A received event: the encoded message, decoded when its attributes are accessed.
 
@@ -485,7 +508,7 @@ class ReceivedEvent:
         origin: An object that identifies the partition it was received from; None if unknown.
     """
 
-    __slots__ = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+    __slots__ = _SLOTS
 
     def __init__(self, raw: bytes, origin: object = None) -> None:
         self._raw = raw
@@ -765,6 +788,16 @@ class ReceivedEvent:
             _datetime(annotations.get(LAST_ENQUEUED_TIME)),
             _datetime(annotations.get(RUNTIME_INFO_RETRIEVAL_TIME)),
         )
+
+    def __getstate__(self) -> object:
+        # What was read of the message is left out, so that a pickle of one build can be read in the other.
+        found = object.__getstate__(self)
+        attributes, slots = found if isinstance(found, tuple) else (found, {})
+        others = {name: value for name, value in slots.items() if name not in _SLOTS}
+        return attributes, {**others, "_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]  # undocumented
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"
