@@ -11,9 +11,13 @@ the wire have 32 bits and are kept in 64, so that no sum of them overflows.
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.datetime cimport datetime_new, get_utc, import_datetime
+from cpython.dict cimport PyDict_CheckExact
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
+
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
 
 import_datetime()
 
@@ -27,6 +31,10 @@ cdef extern from *:
 
 SOURCE = EVENTPUMP_SOURCE
 """The CRC-32 of the source that this was built from."""
+
+
+references = {}
+"""The Python classes that those below are a part of, by the name of that part (`eventpump.compiled.based_on_core`)."""
 
 
 cdef inline Py_ssize_t size_at(const unsigned char *at) noexcept nogil:
@@ -75,23 +83,21 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t larg
 
 # ------------------------------------------------------------------------ eventhubs/events.py: what is read of events
 
-cdef object reference = None
 cdef object python_moment = None
 cdef bytes sequence_name = b"", offset_name = b"", time_name = b"", key_name = b""
 
 
-def use_reference(
-    event_class, to_moment, bytes sequence not None, bytes offset not None, bytes time not None, bytes key not None
+def read_events(
+    to_moment, bytes sequence not None, bytes offset not None, bytes time not None, bytes key not None
 ):
-    """Set what `EncodedEvent` leaves unusual messages to, and which annotations it reads.
+    """Set which annotations `EncodedEvent` reads.
 
     Args:
-        event_class: The class that is the reference.
         to_moment: Makes a datetime of any number of milliseconds.
         sequence: The name of the annotation with the sequence number; likewise the others.
     """
-    global reference, python_moment, sequence_name, offset_name, time_name, key_name
-    reference, python_moment = event_class, to_moment
+    global python_moment, sequence_name, offset_name, time_name, key_name
+    python_moment = to_moment
     sequence_name, offset_name, time_name, key_name = sequence, offset, time, key
 
 
@@ -300,7 +306,7 @@ cdef class EncodedEvent:
         with cython.critical_section(self):
             is_read = self._offset is not None or self.read()
         if not is_read:
-            reference._scan(self)
+            references["EncodedEvent"]._scan(self)
         return 0
 
     cdef const char *part(self, int at, int size) noexcept:
@@ -356,7 +362,7 @@ cdef class EncodedEvent:
             part = self.part(self.body_at, self.body_size)
             if part != NULL and self._body is None:
                 self._body = PyBytes_FromStringAndSize(part, self.body_size)
-        return reference.body.fget(self) if part == NULL else self._body
+        return references["EncodedEvent"].body.fget(self) if part == NULL else self._body
 
     def body_as_str(self, encoding="utf-8"):
         """Return the body as text: data decoded, or a value that is text.
@@ -378,7 +384,7 @@ cdef class EncodedEvent:
                 except UnicodeDecodeError:
                     pass
             self.body  # so that the reference does not decode the whole message
-        return reference.body_as_str(self, encoding)
+        return references["EncodedEvent"].body_as_str(self, encoding)
 
     @property
     def partition_key(self):
@@ -397,4 +403,201 @@ cdef class EncodedEvent:
                     return PyUnicode_DecodeUTF8(part, self.key_size, NULL)
                 except UnicodeDecodeError:
                     pass
-        return reference.partition_key.fget(self)
+        return references["EncodedEvent"].partition_key.fget(self)
+
+
+# ------------------------------------------------------- eventhubs/events.py: an event to send that is bytes and no more
+
+
+@cython.auto_pickle(False)
+cdef class PlainEventData:
+    """The base of `EventData` in the compiled build."""
+
+    cdef public object _body, _payload, _properties, published_sequence_number, standard
+
+    def __init__(self, *given, **named):
+        if len(given) == 1 and not named and PyBytes_CheckExact(given[0]):
+            self._payload = given[0]
+            self._body = self._properties = self.standard = self.published_sequence_number = None
+        else:
+            references["PlainEventData"].__init__(self, *given, **named)
+
+    cdef bint is_plain(self):
+        """Return whether the event is bytes and no more."""
+        return (
+            self.standard is None
+            and (self._properties is None or (PyDict_CheckExact(self._properties) and not self._properties))
+            and PyBytes_CheckExact(self._payload)
+        )
+
+
+# ----------------------------------- eventhubs/sealing.py, producer/packing.py, producer/batch.py: events into a message
+
+cdef object python_pieces_of = None
+cdef object data_heads = None, numbered_heads = None
+cdef bytes first_key = b""
+cdef Py_ssize_t id_place = 0
+cdef int64_t number_count = 1
+cdef object python_number_events = None
+cdef object event_data = None, open_state = None
+
+
+def seal_events(
+    event_class, to_pieces, to_message, heads, heads_with_room, bytes key not None, Py_ssize_t id_at, int64_t numbers
+):
+    """Set what the functions below share with `eventpump.eventhubs.sealing`.
+
+    Args:
+        event_class: `EventData`.
+        to_pieces: The reference of `pieces_of`.
+        to_message: The reference of `number_events`.
+        heads: What stands before the payload of an event, by its size; and with room for numbers.
+        key: The name of the first annotation in that room.
+        id_at: Where the producer id stands, counted from there.
+        numbers: How many numbers there are.
+    """
+    global event_data, python_pieces_of, python_number_events
+    global data_heads, numbered_heads, first_key, id_place, number_count
+    if not issubclass(event_class, PlainEventData) or id_at < 0:
+        raise TypeError("the class of events must be based on that of the core, and the place lie behind the name")
+    event_data, python_pieces_of, python_number_events = event_class, to_pieces, to_message
+    data_heads, numbered_heads = heads, heads_with_room
+    first_key, id_place, number_count = key, id_at, numbers
+
+
+def fill_batches(is_open):
+    """Set the state of a batch that takes events."""
+    global open_state
+    open_state = is_open
+
+
+def pieces_of(event, *, idempotent=False, stamped=False):
+    """See `eventpump.eventhubs.sealing.pieces_of`."""
+    if not stamped and type(event) is event_data and (<PlainEventData>event).is_plain():
+        payload = (<PlainEventData>event)._payload
+        return (numbered_heads if idempotent else data_heads)[PyBytes_GET_SIZE(payload)], payload
+    return python_pieces_of(event, idempotent=idempotent, stamped=stamped)
+
+
+@cython.auto_pickle(False)
+cdef class PlainPacker:
+    """The base of `BatchPacker` in the compiled build."""
+
+    cdef public object _idempotent, _oversized, _stamped, partition_key
+    cdef public list _pieces
+    cdef public int64_t limit, size
+
+    def add(self, head, rest):
+        """Add an event to the message being packed.
+
+        Args:
+            head: The first piece of the event (see `eventhubs.sealing.pieces_of`).
+            rest: The other piece.
+
+        Returns:
+            Whether it was added; False, if it does not fit any more.
+
+        Raises:
+            EventTooLargeError: It does not fit an empty message either, and `oversized` is not set.
+        """
+        if PyBytes_CheckExact(head) and PyBytes_CheckExact(rest) and self.append(head, rest):
+            return True
+        return references["PlainPacker"].add(self, head, rest)
+
+    cdef bint append(self, bytes head, bytes rest) except -1:
+        """Add an event. False, and nothing is changed, where it does not fit."""
+        cdef int64_t size = PyBytes_GET_SIZE(head) + PyBytes_GET_SIZE(rest)
+        if self._pieces is None or self.limit < size or self.size > self.limit - size:
+            return False
+        self._pieces.append(head)
+        self._pieces.append(rest)
+        self.size += size
+        return True
+
+
+@cython.auto_pickle(False)
+cdef class PlainBatch:
+    """The base of `EventBatch` in the compiled build."""
+
+    cdef public object events, is_idempotent, is_stamped, partition_key, state, _packer, _sealed
+
+    def try_add(self, event):
+        """Add an event.
+
+        Returns:
+            False, and nothing added, where it does not fit any more.
+
+        Raises:
+            EventTooLargeError: It would not fit an empty batch either.
+            EventError: It is no `EventData`, cannot be encoded, or carries a number already; or the batch is on its way
+                or published.
+        """
+        cdef bytes head, payload
+        cdef bint is_numbered
+        if (
+            type(event) is event_data
+            and (<PlainEventData>event).is_plain()
+            and self.state is open_state
+            and self.partition_key is None
+            and not self.is_stamped
+            and isinstance(self._packer, PlainPacker)
+        ):
+            is_numbered = self.is_idempotent
+            payload = (<PlainEventData>event)._payload
+            head = (numbered_heads if is_numbered else data_heads)[PyBytes_GET_SIZE(payload)]
+            if not (is_numbered and (<PlainEventData>event).published_sequence_number is not None) and (
+                (<PlainPacker>self._packer).append(head, payload)
+            ):
+                if is_numbered:
+                    self.events.append(event)
+                self._sealed = None
+                return True
+        return references["PlainBatch"].try_add(self, event)
+
+
+cdef Py_ssize_t last_key(const char *head, Py_ssize_t size) noexcept:
+    """Return where the name of the first annotation stands last in a head; -1 where it does not."""
+    cdef Py_ssize_t width = PyBytes_GET_SIZE(first_key), at = size - width
+    while at >= 0:
+        if memcmp(head + at, PyBytes_AS_STRING(first_key), width) == 0:
+            return at
+        at -= 1
+    return -1
+
+
+def number_events(pieces, bytes stamp not None, int64_t first):
+    """See `eventpump.eventhubs.sealing.number_events`."""
+    cdef tuple parts = tuple(pieces)
+    cdef Py_ssize_t count = len(parts) // 2, width = PyBytes_GET_SIZE(stamp), total = 0, place, size, at = -1
+    cdef int64_t start = first
+    cdef bytes head, known = None
+    cdef char *to
+    if len(parts) % 2 or not 0 <= first < number_count:
+        return python_number_events(pieces, stamp, first)
+    for each in parts:
+        if not PyBytes_CheckExact(each) or PyBytes_GET_SIZE(each) > PY_SSIZE_T_MAX - total:
+            return python_number_events(pieces, stamp, first)
+        total += PyBytes_GET_SIZE(each)
+    message = PyBytes_FromStringAndSize(NULL, total)
+    to = PyBytes_AS_STRING(message)
+    for place in range(0, 2 * count, 2):
+        head = parts[place]
+        size = PyBytes_GET_SIZE(head)
+        if head is not known and head != known:  # events of one size have one head
+            at = last_key(PyBytes_AS_STRING(head), size)
+            if at < 0 or size - at < id_place + width + 4:
+                return python_number_events(pieces, stamp, start)
+            at += id_place
+            known = head
+        memcpy(to, PyBytes_AS_STRING(head), size)
+        memcpy(to + at, PyBytes_AS_STRING(stamp), width)
+        to[at + width] = <char>(first >> 24)
+        to[at + width + 1] = <char>(first >> 16)
+        to[at + width + 2] = <char>(first >> 8)
+        to[at + width + 3] = <char>first
+        to += size
+        size = PyBytes_GET_SIZE(parts[place + 1])
+        memcpy(to, PyBytes_AS_STRING(parts[place + 1]), size)
+        to += size
+        first = first + 1 if first + 1 < number_count else 0
+    return message

@@ -8,11 +8,12 @@ package was built, the interpreter is not CPython, or `EVENTPUMP_PURE=1` is set)
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 from zlib import crc32
 
 PURE: Final = "EVENTPUMP_PURE"
@@ -39,6 +40,35 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 core, _REASON = _load()
+
+_T = TypeVar("_T", bound=type)
+
+
+def based_on_core(name: str) -> Callable[[_T], _T]:
+    """Return a decorator for a class in Python, the reference, of which the core has a part.
+
+    Args:
+        name: The class of the core that has that part: some of the attributes and methods, under the same names.
+
+    Returns:
+        The decorator. In the compiled build it returns a class with that base, and all else of the reference; there
+        `core.references` has the reference under `name`. In the other build it returns the reference.
+    """
+
+    def decorate(reference: _T) -> _T:
+        if core is None:
+            return reference
+        base = getattr(core, name)
+        core.references[name] = reference
+        parts = {each for each in vars(base) if not each.startswith("__") or each == "__init__"}
+        slots = vars(reference)["__slots__"]
+        kept: dict[str, Any] = {
+            each: value for each, value in vars(reference).items() if each not in parts and each not in slots
+        }
+        kept["__slots__"] = tuple(each for each in slots if each not in parts)
+        return cast("_T", type(reference.__name__, (base,), kept))
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)

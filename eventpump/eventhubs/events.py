@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from eventpump.amqp.codec import DecodeError
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
@@ -23,7 +23,7 @@ from eventpump.amqp.sections import (
     scan_key,
 )
 from eventpump.amqp.types import Symbol, Timestamp
-from eventpump.compiled import core
+from eventpump.compiled import based_on_core, core
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
     ENQUEUED_TIME,
@@ -227,6 +227,28 @@ def _datetime(value: Any) -> datetime | None:
     return value.to_datetime() if isinstance(value, Timestamp) else None
 
 
+def _reduced(event: object) -> tuple[Any, ...]:
+    """Return how to pickle an event, and a subclass with other parameters, in every protocol."""
+    return copyreg.__newobj__, (type(event),), event.__getstate__()  # type: ignore[attr-defined]  # undocumented
+
+
+def _state(event: object, own: dict[str, object], slots: Sequence[str]) -> object:
+    """Return the state to pickle: the same in both builds, so that a pickle of one can be read in the other.
+
+    Args:
+        event: The event.
+        own: The attributes of its class.
+        slots: All names of such.
+    """
+    found = object.__getstate__(event)
+    attributes, others = found if isinstance(found, tuple) else (found, {})
+    return attributes, {name: value for name, value in others.items() if name not in slots} | own
+
+
+_DATA_SLOTS = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
+
+
+@based_on_core("PlainEventData")
 class EventData:
     """An event to send.
 
@@ -246,7 +268,7 @@ class EventData:
     """
 
     # For an event that is bytes only, body and properties are made when they are accessed: most events are.
-    __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
+    __slots__ = _DATA_SLOTS
 
     def __init__(
         self,
@@ -415,6 +437,12 @@ class EventData:
             message.message_annotations = {PARTITION_KEY: partition_key}
         return _encode(message)
 
+    def __getstate__(self) -> object:
+        return _state(self, {name: getattr(self, name) for name in _DATA_SLOTS}, _DATA_SLOTS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
+
     def __repr__(self) -> str:
         return f"EventData({self.section!r:.80}, properties={len(self._properties or ())})"
 
@@ -475,27 +503,12 @@ def _is_long(number: int) -> bool:
     return number >> 63 in (0, -1)
 
 
-_EventT = TypeVar("_EventT")
 _SLOTS = ("_body", "_enqueued", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+if core is not None:
+    core.read_events(_moment, _FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key)
 
 
-def _compiled(reference: type[_EventT]) -> type[_EventT]:
-    """Return a class that differs from the reference in what the compiled core does; the reference if there is none.
-
-    The reference reads what the core does not: a message in an unusual form, or an unsound one.
-    """
-    if core is None:
-        return reference
-    base = core.EncodedEvent
-    fields = (_FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key)
-    core.use_reference(reference, _moment, *fields)
-    replaced = {*_SLOTS, *(name for name in vars(base) if not name.startswith("__")), "__init__", "__slots__"}
-    kept = {name: value for name, value in vars(reference).items() if name not in replaced}
-    made = type(reference.__name__, (base,), kept | {"__slots__": (), "_reference": reference})
-    return cast("type[_EventT]", made)
-
-
-@_compiled
+@based_on_core("EncodedEvent")
 class ReceivedEvent:
     """A received event: the encoded message, decoded when its attributes are accessed.
 
@@ -790,14 +803,11 @@ class ReceivedEvent:
         )
 
     def __getstate__(self) -> object:
-        # What was read of the message is left out, so that a pickle of one build can be read in the other.
-        found = object.__getstate__(self)
-        attributes, slots = found if isinstance(found, tuple) else (found, {})
-        others = {name: value for name, value in slots.items() if name not in _SLOTS}
-        return attributes, {**others, "_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}
+        # What was read of the message is left out: it may be read again.
+        return _state(self, {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}, _SLOTS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]  # undocumented
+        return _reduced(self)
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"

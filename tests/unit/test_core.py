@@ -16,14 +16,19 @@ from typing import Any
 
 import pytest
 
-from eventpump import EventError, ReceivedEvent, compiled
+from eventpump import EventBatch, EventData, EventError, EventTooLargeError, ReceivedEvent, compiled
 from eventpump.amqp import receiver
 from eventpump.amqp.message import AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.eventhubs import events as module
+from eventpump.eventhubs import sealing
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
+from eventpump.eventhubs.numbering import NUMBERS
+from eventpump.eventhubs.sealing import SealedBatch, number_events_in_python, pieces_of_in_python
+from eventpump.producer.batch import BatchState
+from eventpump.producer.packing import BatchPacker
 from tests.fuzz.entry import seed_of_today
 
 core: Any = compiled.core
@@ -160,8 +165,7 @@ def test_run_of_wrong_arguments_is_refused(place: int, given: Any) -> None:
 
 # ----------------------------------------------------------------------------------------------------- ReceivedEvent
 
-reference: type[ReceivedEvent] = getattr(ReceivedEvent, "_reference", ReceivedEvent)
-"""The class in Python, in both builds."""
+reference: type[ReceivedEvent] = core.references["EncodedEvent"] if core else ReceivedEvent
 
 READS: dict[str, Callable[[ReceivedEvent], Any]] = {
     "offset": lambda event: event.offset,
@@ -346,3 +350,190 @@ def test_reference_counts_do_not_change() -> None:
 def _read_all(event: ReceivedEvent) -> None:
     for read in (*READS.values(), partition_key):
         outcome(read, event)
+
+
+# ------------------------------------------------------------------------------- EventData, EventBatch, number_events
+
+
+class Encoding(EventData):
+    """A user's event that encodes itself."""
+
+    def encode(self, partition_key: str | None = None) -> bytes:
+        """Return the same for every event."""
+        return EventData(b"its own", properties={"a": 1}).encode(partition_key)
+
+
+def event_to_send(random: Random) -> Any:
+    """Return an event as users make them, or what is none."""
+    body = bytes(random.choice((0, 1, 100, 250, 255, 256, 300, 9000)))
+    match random.randrange(12):
+        case 0:
+            return EventData(body, properties={"a": random.choice((1, "two", object()))})
+        case 1:
+            return Encoding(body)
+        case 2:
+            return EventData("text", content_type="text/plain")
+        case 3:
+            return EventData(value=random.choice((None, 5, "text")))
+        case 4:
+            event = EventData(body)
+            event.published_sequence_number = 5
+            return event
+        case 5:
+            event = EventData(body)
+            event.properties = random.choice(({}, {"a": 1}))
+            return event
+        case 6:
+            event = EventData(bytearray(body))
+            event.standard = random.choice(({}, None, {"subject": "s"}))
+            return event
+        case 7:
+            return random.choice((None, body, 5, ReceivedEvent(SOUND)))
+    return EventData(body)
+
+
+def batch_in_python(batch: EventBatch, **options: Any) -> EventBatch:
+    """Return a batch like a new one, of the references."""
+    made: EventBatch = core.references["PlainBatch"](batch.max_size_in_bytes, **options)
+    made._packer = core.references["PlainPacker"](
+        batch.max_size_in_bytes,
+        partition_key=batch.partition_key if batch.partition_id is None else None,
+        idempotent=batch.is_idempotent,
+        stamped=batch.is_stamped,
+    )
+    made._add = made._packer.add
+    return made
+
+
+def test_batch_is_that_of_the_reference(seeds: Iterator[int]) -> None:
+    """The same events are added or refused, with the same sizes, and make the same message."""
+    added = refused = full = 0
+    for seed, random in counted(seeds):
+        if seed % 3:
+            continue
+        options: dict[str, Any] = {"is_idempotent": random.random() < 0.5, "is_stamped": random.random() < 0.2}
+        if random.random() < 0.2:
+            options |= {"partition_key": "key", "partition_id": random.choice(("0", None))}
+            options["is_idempotent"] = options["is_idempotent"] and options["partition_id"] is not None
+        ours = EventBatch(random.choice((0, 300, 1000, 10_000, 10**6)), **options)
+        theirs = batch_in_python(ours, **options)
+        for _ in range(random.randrange(9)):
+            event = event_to_send(random)
+            ours.state = theirs.state = random.choice((BatchState.OPEN,) * 9 + tuple(BatchState))
+            found = outcome(ours.try_add, event)
+            assert found == outcome(theirs.try_add, event), seed
+            assert (ours.size, ours.count, ours.events) == (theirs.size, theirs.count, theirs.events), seed
+            added += found == (bool, True)
+            full += found == (bool, False) or found[0] is EventTooLargeError
+            refused += found[0] is EventError
+            if type(event) is EventData:
+                arguments = {"idempotent": options["is_idempotent"], "stamped": options["is_stamped"]}
+                pieces = outcome(lambda of: of(event, **arguments), sealing.pieces_of)  # noqa: B023 - called at once
+                assert pieces == outcome(lambda of: of(event, **arguments), pieces_of_in_python), seed  # noqa: B023
+        if not ours.count:
+            continue
+        if not ours.is_idempotent:
+            assert ours.seal().message == theirs.seal().message, seed
+            continue
+        first = random.choice((0, 7, NUMBERS - 1, NUMBERS - 3, NUMBERS, -1))
+        numbers = (random.choice((0, 2**63 - 1)), random.choice((0, 2**15 - 1)), first)
+        assert outcome(ours.seal().numbered, *numbers) == outcome(theirs.seal().numbered, *numbers), seed
+    assert min(added, refused, full) > 100
+
+
+def test_numbers_are_those_of_the_reference(seeds: Iterator[int]) -> None:
+    """Also in pieces that are damaged, too short for the room, or no bytes."""
+    same = 0
+    for seed, random in counted(seeds):
+        pieces: list[Any] = []
+        for _ in range(random.randrange(5)):
+            made = EventData(bytes(random.choice((0, 3, 300))), properties=random.choice((None, None, {"a": 1})))
+            pieces += pieces_of_in_python(made, idempotent=True)
+        stamp = bytes(random.choice((len(STAMP), len(STAMP), 0, 5000)))
+        for _ in range(random.choice((0, 0, 1))):
+            if pieces:
+                at = random.randrange(len(pieces))
+                pieces[at] = random.choice(
+                    (damage(random, pieces[at], 200), pieces[at], bytearray(pieces[at]), b"", None, pieces[at][:60])
+                )
+        if random.random() < 0.1 and pieces:
+            pieces.pop()
+        first = random.choice((0, 1, NUMBERS - 2, NUMBERS - 1, NUMBERS, -1, 2**40))
+        given = random.choice((pieces, tuple(pieces)))
+        found = outcome(core.number_events, given, stamp, first)
+        assert found == outcome(number_events_in_python, given, stamp, first), seed
+        same += found[0] is bytes
+    assert same > 300
+
+
+STAMP = SealedBatch([*pieces_of_in_python(EventData(b"x"), idempotent=True)], idempotent=True).numbered(1, 2, 3)
+STAMP = STAMP[STAMP.index(sealing._FIRST_KEY) + sealing._ID_AT :][: 8 + len(sealing._BEFORE_EPOCH) + 2]
+STAMP += sealing._BEFORE_NUMBER
+
+
+class Numbered(EventData):
+    """A user's subclass: other arguments, attributes of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(str(number).encode())
+        self.number = number
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_event_to_send_is_pickled(protocol: int) -> None:
+    """With what it has, a subclass with its own too; the state has one form in both builds."""
+    event = EventData("text", properties={"a": 1}, subject="s")
+    event.published_sequence_number = 7
+    for made in (event, EventData(b"x"), Numbered(5)):
+        found = pickle.loads(pickle.dumps(made, protocol))
+        assert type(found) is type(made)
+        assert found.encode() == made.encode()
+        assert found.published_sequence_number == made.published_sequence_number
+        assert getattr(found, "number", None) == getattr(made, "number", None)
+        assert copy.deepcopy(made).encode() == made.encode()
+    theirs = core.references["PlainEventData"]("text", properties={"a": 1}, subject="s")
+    theirs.published_sequence_number = 7
+    assert theirs.__getstate__() == event.__getstate__()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ((), {}),
+        ((b"x",), {}),
+        ((b"x", b"y"), {}),
+        ((5,), {}),
+        (("\ud800",), {}),
+        ((b"x",), {"value": 5}),
+        ((b"x",), {"body": b"y"}),
+        ((), {"body": b"y"}),
+        ((b"x",), {"unknown": 5}),
+        ((b"x",), {"properties": {5: 5}}),
+        ((b"x",), {"properties": {"a": 5}, "subject": "s"}),
+    ],
+)
+def test_event_to_send_is_that_of_the_reference(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """The same event, or the same error."""
+
+    def shown(kind: type[EventData]) -> tuple[Any, ...]:
+        event = kind(*given, **named)
+        return event.encode(), event.data, event.properties, event.standard, repr(event)
+
+    assert outcome(shown, EventData) == outcome(shown, core.references["PlainEventData"])
+
+
+def test_batch_whose_parts_are_replaced_reads_nothing_else() -> None:
+    """Private attributes can be set: what they are is looked at before each use."""
+    for name, value in [("_packer", None), ("_packer", BatchPacker), ("is_idempotent", "x"), ("state", None)]:
+        batch: Any = EventBatch(1000)
+        setattr(batch, name, value)
+        outcome(batch.try_add, EventData(b"x"))
+    packer: Any = BatchPacker(1000)
+    with pytest.raises(TypeError):
+        packer._pieces = ()
+    event: Any = EventData(b"x")
+    for attribute, odd in [("_payload", None), ("_payload", "text"), ("_properties", 5), ("standard", 5)]:
+        setattr(event, attribute, odd)
+        outcome(EventBatch(1000).try_add, event)
+    with pytest.raises(TypeError):
+        core.seal_events(object, None, None, {}, {}, b"", 0, 1)
