@@ -23,7 +23,8 @@ def extensions() -> list[Extension]:
     # By it `eventpump.compiled` recognizes an extension that was built from an older source, in a checkout.
     source = crc32((Path(__file__).parent / SOURCE).read_bytes().replace(b"\r\n", b"\n"))
     macros: list[tuple[str, str | None]] = [("EVENTPUMP_SOURCE", f"{source}U")]
-    return [Extension("eventpump._core", [SOURCE], define_macros=macros, optional=True)]
+    flags = [] if sys.platform == "win32" else ["-g0"]  # without debug information it has a third of the size
+    return [Extension("eventpump._core", [SOURCE], define_macros=macros, extra_compile_args=flags, optional=True)]
 
 
 setup(ext_modules=extensions(), options={"build_ext": {"cython_c_in_temp": True}})
