@@ -543,16 +543,21 @@ class Connection:
         try:
             if self._pending:
                 self._check_backlog(len(data))
+                missing = self._wanted - self._pending_size
                 # A large frame that comes in many pieces is put together once.
                 self._pending.append(data)
                 self._pending_size += len(data)
-                if self._pending_size < self._wanted:
+                if missing > len(data):
                     return []
-                data = b"".join(self._pending)
-            while (after := self._receive_step(data, pos)) > pos:
+                if missing > 0:
+                    # Only the frame that was cut is put together, and what came after it is not copied.
+                    self._pending[-1] = data[:missing]
+                    self._receive_step(b"".join(self._pending), 0)
+                    pos = missing
+                else:
+                    data = b"".join(self._pending)
+            while self._turn > 0 and (after := self._receive_step(data, pos)) > pos:
                 pos = after
-                if self._turn <= 0:
-                    break
             self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
