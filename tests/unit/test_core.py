@@ -462,6 +462,21 @@ def test_batch_is_that_of_the_reference(seeds: Iterator[int]) -> None:
     assert min(added, refused, full) > 100
 
 
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_batch_takes_what_fits_to_the_byte(*, is_idempotent: bool) -> None:
+    """Around each size that a batch goes through, the core and the reference add the same events."""
+    events = [EventData(bytes(size)) for size in (0, 100, 250, 251, 256, 9000)]
+    whole = EventBatch(10**6, is_idempotent=is_idempotent)
+    for event in events:
+        assert whole.try_add(event)
+        for limit in range(whole.size - 2, whole.size + 3):
+            ours = EventBatch(limit, is_idempotent=is_idempotent)
+            theirs = batch_in_python(ours, is_idempotent=is_idempotent)
+            found = [outcome(batch.try_add, each) for batch in (ours, theirs) for each in events]
+            assert found[: len(events)] == found[len(events) :]
+            assert ours.size == theirs.size <= limit
+
+
 def test_numbers_are_those_of_the_reference(seeds: Iterator[int]) -> None:
     """Also in pieces that are damaged, too short for the room, or no bytes."""
     same = 0
