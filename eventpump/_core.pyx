@@ -519,7 +519,7 @@ cdef class PlainPacker:
 cdef class PlainBatch:
     """The base of `EventBatch` in the compiled build."""
 
-    cdef public object events, is_idempotent, is_stamped, partition_key, state, _packer, _sealed
+    cdef public object events, is_idempotent, is_stamped, partition_key, state, _encode, _packer, _sealed
 
     def try_add(self, event):
         """Add an event.
@@ -539,6 +539,7 @@ cdef class PlainBatch:
             and (<PlainEventData>event).is_plain()
             and self.state is open_state
             and self.partition_key is None
+            and self._encode is None  # a function that makes the event to send of a user's
             and not self.is_stamped
             and isinstance(self._packer, PlainPacker)
         ):
