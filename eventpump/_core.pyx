@@ -83,19 +83,22 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t larg
 
 # ------------------------------------------------------------------------ eventhubs/events.py: what is read of events
 
-cdef object python_moment = None
+cdef object python_moment = None, unread_key = None
 cdef bytes sequence_name = b"", offset_name = b"", time_name = b"", key_name = b""
 
 
 def read_events(
-    to_moment, bytes sequence not None, bytes offset not None, bytes time not None, bytes key not None
+    to_moment, bytes sequence not None, bytes offset not None, bytes time not None, bytes key not None, unread=None
 ):
     """Set which annotations `EncodedEvent` reads.
 
     Args:
         to_moment: Makes a datetime of any number of milliseconds.
         sequence: The name of the annotation with the sequence number; likewise the others.
+        unread: What the reference keeps as the key (`_key`) of an event whose key it has not read.
     """
+    global unread_key
+    unread_key = unread
     global python_moment, sequence_name, offset_name, time_name, key_name
     python_moment = to_moment
     sequence_name, offset_name, time_name, key_name = sequence, offset, time, key
@@ -262,7 +265,7 @@ def moment(int64_t milliseconds):
 cdef class EncodedEvent:
     """The base of `ReceivedEvent` in the compiled build. Its names are those of the reference."""
 
-    cdef public object _raw, _origin, _offset, _body, _message
+    cdef public object _raw, _origin, _offset, _body, _message, _key
     cdef public int64_t _sequence_number, _enqueued
     cdef int body_at, body_size, key_at, key_size
 
@@ -297,6 +300,7 @@ cdef class EncodedEvent:
         self.key_at = <int>found.key_at
         self.key_size = <int>found.key_size
         self._body = None
+        self._key = unread_key
         self._offset = offset
         return True
 
