@@ -23,7 +23,15 @@ from eventpump.errors import EventPumpError
 from eventpump.reports import HostReport
 
 _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
-    "clients": ("EventProcessorHost", "EventProducer", "BufferedProducer", "PartitionReader", "make_transport"),
+    "clients": (
+        "EventProcessorHost",
+        "EventProducer",
+        "BufferedProducer",
+        "PartitionReader",
+        "make_transport",
+        "build_info",
+        "BuildInfo",
+    ),
     "processing": (
         "EventProcessor",
         "KeyedProcessor",
