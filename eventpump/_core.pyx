@@ -36,6 +36,22 @@ SOURCE = EVENTPUMP_SOURCE
 references = {}
 """The Python classes that those below are a part of, by the name of that part (`eventpump.compiled.based_on_core`)."""
 
+cdef object whole_event = None
+
+
+def complete(str name not None, reference not None, whole not None):
+    """Set what belongs to a class of this module.
+
+    Args:
+        name: The class.
+        reference: The whole class in Python.
+        whole: What is made of both.
+    """
+    global whole_event
+    references[name] = reference
+    if name == "EncodedEvent":
+        whole_event = whole
+
 
 cdef inline Py_ssize_t size_at(const unsigned char *at) noexcept nogil:
     """Read four bytes as a number, the first being the highest."""
@@ -381,7 +397,7 @@ cdef class EncodedEvent:
         if self._offset is None:
             self.locate()
         part = self.part(self.body_at, self.body_size)
-        if part != NULL:
+        if part != NULL and type(self) is whole_event:  # a subclass may have another body
             if encoding == "utf-8":
                 try:
                     return PyUnicode_DecodeUTF8(part, self.body_size, NULL)

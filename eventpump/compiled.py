@@ -59,14 +59,15 @@ def based_on_core(name: str) -> Callable[[_T], _T]:
         if core is None:
             return reference
         base = getattr(core, name)
-        core.references[name] = reference
         parts = {each for each in vars(base) if not each.startswith("__") or each == "__init__"}
         slots = vars(reference)["__slots__"]
         kept: dict[str, Any] = {
             each: value for each, value in vars(reference).items() if each not in parts and each not in slots
         }
         kept["__slots__"] = tuple(each for each in slots if each not in parts)
-        return cast("_T", type(reference.__name__, (base,), kept))
+        whole = type(reference.__name__, (base,), kept)
+        core.complete(name, reference, whole)
+        return cast("_T", whole)
 
     return decorate
 

@@ -21,7 +21,8 @@ _SHOW = "import eventpump; info = eventpump.build_info(); print(info, info.is_co
 def _shown(folder: Path, **variables: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != compiled.PURE}
     environment |= {"PYTHONPATH": str(folder), **variables}
-    command = [sys.executable, "-W", "error", "-c", _SHOW]
+    # Without site-packages: an editable install would add the modules of the checkout.
+    command = [sys.executable, "-S", "-W", "error", "-c", _SHOW]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
