@@ -18,8 +18,9 @@ from eventpump.errors import ConfigurationError
 from eventpump.options.base import SettingsModel, unknown_option
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
-from eventpump.spark.sink.at_least_once import SendTask, retried
+from eventpump.spark.sink.at_least_once import SendTask
 from eventpump.spark.sink.encode import EventColumns, SinkRouter
+from eventpump.spark.sink.patience import retried
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 
