@@ -21,7 +21,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from eventpump.emulator.faults import DetachLink, DropConnection, Hold, LinkRole, Reject
+from eventpump.emulator.faults import Action, DetachLink, DropConnection, Hold, LinkRole, Reject
 from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
@@ -29,6 +29,7 @@ from eventpump.spark.sink.encode import EventColumns
 from eventpump.spark.sink.small import is_orderable, order_keys
 from tests.spark.service import SparkService
 from tests.spark.sinks import (
+    COLUMNS,
     SinkHub,
     StumbleError,
     StumblingLedger,
@@ -233,7 +234,7 @@ def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub
 def test_sink_switching_its_way_at_random_stores_rows_once(spark: SparkSession, sink: SinkHub, seed: int) -> None:
     """*No duplicate and no reorder*: each attempt at a batch goes another way, and messages are lost."""
     rng = random.Random(seed)
-    actions = [DropConnection(), DropConnection(stored=True), DetachLink()]
+    actions: list[Action] = [DropConnection(), DropConnection(stored=True), DetachLink()]
     for after in range(0, 60, 5):
         sink.service.add_fault(rng.choice(actions), role=LinkRole.PRODUCER, hub=sink.name, after=after)
     batch_id = 0
@@ -336,39 +337,47 @@ def test_sink_under_spark_connect_publishes(
 
 
 @pytest.mark.parametrize("small_batches", ["always", "never"])
-def test_sink_of_a_new_query_under_an_old_sink_id_is_refused_on_connect(
-    spark: SparkSession, connect: ConnectSession, sink: SinkHub, tmp_path: Path, small_batches: str
+def test_sink_of_an_unknown_query_compares_a_batch_that_is_done(
+    spark: SparkSession, sink: SinkHub, small_batches: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """*No loss*: where Spark does not name the query, a batch that is done is skipped only if its rows are the same."""
+    sink.writer()(numbered(spark, 0, 40), 0)
+    for other in (numbered(spark, 0, 50), numbered(spark, 1, 41), numbered(spark, 0, 39), numbered(spark, 0, 0)):
+        with pytest.raises(ConfigurationError, match=r"batch 0 .* is done with other rows than this query's"):
+            sink.writer(small_batches=small_batches)(other, 0)
+    # As after a crash between the ledger and Spark's commit.
+    sink.writer(small_batches=small_batches)(numbered(spark, 0, 40).repartition(3), 0)
+    assert sink.receipts[0] == sink.receipts[1]
+    # Staged rows may differ when they are repeated.
+    sink.writer(small_batches=small_batches, staging=True)(numbered(spark, 0, 50), 0)
+    assert "is done already and is not published" in caplog.text
+    sink.require_exactly(range(40))
+
+
+@pytest.mark.long
+def test_sink_of_a_new_query_under_an_old_sink_id_is_refused_on_connect(
+    connect: ConnectSession, sink: SinkHub, tmp_path: Path
+) -> None:
+    """*No loss*: a query of one batch, and then another with the same sink id and a new checkpoint."""
     run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "one"))
     with pytest.raises(Exception, match="is done with other rows than this query's"):
-        run_query(
-            numbered_stream(connect, 50),
-            sink.writer(on_receipt=None, small_batches=small_batches),
-            str(tmp_path / "two"),
-        )
+        run_query(numbered_stream(connect, 50), sink.writer(on_receipt=None), str(tmp_path / "two"))
     sink.require_exactly(range(40))
-    # As after a crash between the ledger and Spark's commit.
-    run_query(
-        numbered_stream(connect, 40),
-        sink.writer(on_receipt=None, small_batches=small_batches),
-        str(tmp_path / "three"),
-    )
+    run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "three"))
     sink.require_exactly(range(40))
 
 
-def test_sink_with_staging_under_spark_connect_publishes(
-    connect: ConnectSession, sink: SinkHub, checkpoint: str
-) -> None:
-    """Staging works without a JVM at hand."""
-    run_query(numbered_stream(connect), sink.writer(on_receipt=None, staging=True), checkpoint)
-    sink.require_exactly(range(40))
+def test_sink_publishes_frames_of_spark_connect_in_every_way(connect: ConnectSession, sink: SinkHub) -> None:
+    """Without a JVM at hand: by the driver, by tasks, and staged."""
+    ways: list[dict[str, Any]] = [{"small_batches": "always"}, {"small_batches": "never"}, {"staging": True}]
+    for batch_id, options in enumerate(ways):
+        rows: Any = connect.range(batch_id * 40, batch_id * 40 + 40).selectExpr(*COLUMNS)
+        sink.writer(**options)(rows, batch_id)
+    sink.require_exactly(range(120))
     assert not list((sink.ledger / "staging~" / "sink").iterdir())
 
 
-def test_sink_with_a_lost_ledger_is_refused(
-    spark: SparkSession, sink: SinkHub, checkpoint: str, tmp_path: Path
-) -> None:
+def test_sink_with_a_lost_ledger_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """*No duplicate*: a query that continues without its ledger fails; a sink that was added later names its batch."""
     run_query(numbered_stream(spark), sink.writer(), checkpoint)
     shutil.rmtree(sink.ledger)
@@ -377,7 +386,8 @@ def test_sink_with_a_lost_ledger_is_refused(
             run_query(numbered_stream(spark), sink.writer(**options), checkpoint)
     sink.require_exactly(range(40))
     run_query(numbered_stream(spark), sink.writer(first_batch=1), checkpoint)
-    sink.require_exactly(range(80))
+    assert len(sink.receipts) > 1
+    sink.require_exactly(range(40 * len(sink.receipts)))
 
 
 # ------------------------------------------------------------------------------------------------------ bad input

@@ -2,9 +2,9 @@
 
 A batch is one job. Its first stage encodes rows and assigns each its hub partition. Of a small batch, the driver
 collects what that stage returns, and publishes it. Of a larger one, the shuffle moves the rows of a partition to one
-task, which publishes them. Either way the order depends only on the rows. The ledger encloses the publishing: before it, the plan
-with the number of each row is stored; after it, the record that the batch is done. So a task can fail, run again or run
-twice at a time, and so can the driver, and a batch may be repeated in the other way; see
+task, which publishes them. Either way the order depends only on the rows. The ledger encloses the publishing: before
+it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can fail, run
+again or run twice at a time, and so can the driver, and a batch may be repeated in the other way; see
 :mod:`eventpump.spark.sink.protocol`.
 """
 
@@ -169,8 +169,8 @@ class SinkSettings(SettingsModel):
             "round-robin", whatever the key, and "sticky", one partition per message for rows without key.
         max_tasks: The most tasks that publish a batch; None for as many as its expected size asks for, one per hub
             partition at most. A task publishes several partitions at the same time.
-        small_batches: Which batches the driver publishes itself, without tasks and without a shuffle, over links that it
-            keeps. "auto": those expected to be small, by the batch before. "always": every one; "never": none. A batch
+        small_batches: Which batches the driver publishes itself, without tasks and a shuffle, over links that it keeps.
+            "auto": those expected to be small, by the batch before. "always": every one; "never": none. A batch
             that turns out to be larger than 4 MiB is published by tasks in any case, and the query evaluated a second
             time for that. With `staging`, or an `order_by` that only Spark can order by (structs, arrays, intervals,
             collations), tasks publish every batch. Default: "auto".
