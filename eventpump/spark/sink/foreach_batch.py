@@ -26,6 +26,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import Name, Seconds, SettingsModel
+from eventpump.options.connection import TransportType
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink import staging as staged
@@ -234,7 +235,13 @@ class ConnectionOptions(TypedDict, total=False):
     fully_qualified_namespace: str
     credential: str
     custom_endpoint_address: str
+    transport_type: TransportType
+    proxy: str
+    trust_env: bool
     ca_file: str
+    client_cert_file: str
+    client_key_file: str
+    client_key_password: str
     auth_timeout: float
     operation_timeout: float
     idle_timeout: float
