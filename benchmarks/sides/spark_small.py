@@ -94,7 +94,7 @@ def query(connection_string: str, small_batches: str, warm_up: int) -> dict[str,
         spark = local_session(Path(directory), master="local[2]", is_short=False, settings=settings)
         register(spark)
         events = spark.readStream.format("eventpump").option("connectionString", connection_string)
-        options = {"hub": "source", "startingPosition": "@earliest"}
+        options = {"hub": "source", "startingPosition": "earliest"}
         counts = events.options(**options).load().groupBy("body").count()
         rows = counts.selectExpr(
             "concat(CAST(body AS STRING), ' ', CAST(count AS STRING)) AS body", "CAST(body AS STRING) AS partitionKey"

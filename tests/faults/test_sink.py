@@ -437,13 +437,19 @@ async def test_small_batches_keep_their_links(emulator: Emulator, tmp_path: Path
 
 async def test_small_batch_that_is_repeated_looks_first(emulator: Emulator, tmp_path: Path) -> None:
     """*No duplicate*: where anything of the batch may be stored, a kept link is not relied upon."""
-    async with query_of(emulator.connection_string, tmp_path, shares=twelve, paths=lambda: True) as query:
+    options: dict[str, Any] = {"shares": twelve, "paths": lambda: True}
+    async with (
+        query_of(emulator.connection_string, tmp_path, **options) as query,
+        query_of(emulator.connection_string, tmp_path, **options) as rival,
+    ):
         await query.run(0)
         plan = await query.plan(1)
-        await query.directly(plan)
-        again = await query.plan(1)
-        outcomes = await query.directly(again)
+        await rival.directly(plan)
+        query.is_first = False
+        outcomes = await query.directly(plan)
         assert [receipt_of(each).found for each in outcomes] == [12]
+        again = await query.plan(1)
+        assert not query.is_first
         assert isinstance(await query.finish(again, outcomes), Done)
     assert await stored(emulator.connection_string, "0") == [row for each in range(2) for row in twelve(each, "0")]
 

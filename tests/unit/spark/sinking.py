@@ -354,7 +354,6 @@ class World:
                 step = yield from self._carry_out(make_plan(step, used))
                 if is_direct and step.run_id == driver.run_id:
                     links = kept
-            kept = {}
             while isinstance(step, Plan):
                 outcomes = yield from self._job(step, driver if is_direct else None, links, kept)
                 links = {}
