@@ -32,7 +32,11 @@ def _limit_requests() -> None:
         now = loop.time()
         at = max(now, due.get(id(end.connection), now))
         due[id(end.connection)] = at + 1 / REQUESTS_PER_SECOND
-        loop.call_at(at, answer, end, request, response)
+        loop.call_at(at, say, end, request, response)
+
+    def say(end: nodes.RequestEnd, request: Message, response: Message) -> None:
+        answer(end, request, response)
+        end.connection.flush()
 
     setattr(nodes.RequestEnd, "_answer", later)  # noqa: B010 - a checker would refuse the assignment
 

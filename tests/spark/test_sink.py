@@ -10,9 +10,11 @@ import pickle
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +218,7 @@ def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: Spa
     for batch_id in range(2):
         writer(rows, batch_id)
     assert [each.count for each in sink.receipts] == [3000] * 2
-    assert len(writer.running.kept) == 0
+    assert len(writer.running("sink").kept) == 0
 
 
 def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
@@ -224,7 +226,7 @@ def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub
     writer = sink.writer(small_batches="always")
     for batch_id in range(3):
         writer(numbered(spark, batch_id * 10, batch_id * 10 + 10), batch_id)
-    assert len(writer.running.kept) == 3
+    assert len(writer.running("sink").kept) == 3
     sink.writer(small_batches="never")(numbered(spark, 30, 40), 3)
     sink.require_exactly(range(40))
 
@@ -291,6 +293,16 @@ def test_sink_without_a_sink_id_uses_the_querys(spark: SparkSession, sink: SinkH
     sink.require_exactly(range(80))
     identity = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     assert [each.name for each in sink.ledger.iterdir()] == [identity]
+
+
+def test_sinks_of_queries_that_share_a_writer_are_separate(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+    """Without a sink id, a writer may serve several queries, each with its own ledger, claim and links."""
+    make = partial(foreach_batch_producer, sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
+    shared = make()
+    for each, name in ((make(), "two"), (make(), "two"), (shared, "one"), (shared, "two")):
+        run_query(numbered_stream(spark), each, str(tmp_path / name))
+    counts = Counter(number for each in sink.stored().values() for number in each)
+    assert counts == dict.fromkeys(range(40), 2) | dict.fromkeys(range(40, 120), 1)
 
 
 @pytest.mark.long

@@ -304,20 +304,19 @@ class ForeachBatchWriter:
     def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
         self.settings = settings
         self._on_receipt = on_receipt
-        self._state: _Running | None = None
+        self._states: dict[str, _Running] = {}
         self._opened_by: int | None = None
         self._max_message_size = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere it is another run, with a ledger to open.
-        return {**self.__dict__, "_state": None, "_opened_by": None}
+        return {**self.__dict__, "_states": {}, "_opened_by": None}
 
-    @property
-    def running(self) -> _Running:
-        """What this process has of the run."""
-        state = self._state
+    def running(self, sink_id: str) -> _Running:
+        """Return what this process has of a sink's run. Without a `sink_id`, several queries may use one writer."""
+        state = self._states.get(sink_id)
         if state is None or state.process_id != os.getpid():
-            state = self._state = _Running(self.settings.small_batches)
+            state = self._states[sink_id] = _Running(self.settings.small_batches)
         return state
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -372,7 +371,7 @@ class ForeachBatchWriter:
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
-        running = self.running
+        running = self.running(sink_id)
         batch = Batch(
             sink_of(transport, settings.connection.hub, sink_id),
             query_id,
@@ -435,7 +434,7 @@ class _Publication:
     ) -> None:
         self._writer = writer
         self._settings = writer.settings
-        self._running = writer.running
+        self._running = writer.running(batch.sink.sink_id)
         self._options = writer.settings.publishing
         self._frame = frame
         self._columns = columns
