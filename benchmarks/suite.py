@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks import spark_source
+from benchmarks import spark_small, spark_source
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, PEER, Log, shown
 from benchmarks.fanout import fanout
@@ -359,6 +359,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "scale": scale,
     "spark-source": spark_source.source,
     "spark-sink": spark_sink,
+    "spark-small": spark_small.small,
 }
 
 

@@ -13,7 +13,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError, field_validator, m
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import HubName, Seconds, SettingsModel
 from eventpump.options.callables import call_by_import_name, check_import_name
-from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.options.connection import ConnectionSettings, TransportType, connection_settings
 from eventpump.options.connection_string import ConnectionString
 from eventpump.options.credentials import SharedKey
 
@@ -27,7 +27,13 @@ CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "credential": "credential",
         "hub": "hub",
         "customEndpointAddress": "custom_endpoint_address",
+        "transportType": "transport_type",
+        "proxy": "proxy",
+        "trustEnv": "trust_env",
         "caFile": "ca_file",
+        "clientCertFile": "client_cert_file",
+        "clientKeyFile": "client_key_file",
+        "clientKeyPassword": "client_key_password",
         "authTimeout": "auth_timeout",
         "operationTimeout": "operation_timeout",
         "idleTimeout": "idle_timeout",
@@ -69,8 +75,12 @@ class SparkConnection(SettingsModel):
         credential: Together with the namespace: "module:callable", called without arguments in every process that
             connects; it returns a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
         custom_endpoint_address: Where to connect instead of the namespace.
-        ca_file: A file of CA certificates (PEM), at the same path on every machine.
-        auth_timeout: Seconds; this and the other two as in :class:`eventpump.options.connection.ConnectionSettings`.
+        transport_type: "tcp", or "websocket"; this and what is not listed here is as in
+            :class:`eventpump.options.connection.ConnectionSettings`.
+        proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]`.
+        trust_env: Whether to use the proxy that `HTTPS_PROXY` names where a process connects, if `proxy` is not given.
+        ca_file: A file of CA certificates (PEM); this and the client's files at the same path on every machine.
+        auth_timeout: Seconds.
     """
 
     hub: HubName
@@ -78,7 +88,13 @@ class SparkConnection(SettingsModel):
     fully_qualified_namespace: str | None = None
     credential: str | None = None
     custom_endpoint_address: str | None = None
+    transport_type: TransportType = "tcp"
+    proxy: SecretStr | None = None
+    trust_env: bool = False
     ca_file: str | None = None
+    client_cert_file: str | None = None
+    client_key_file: str | None = None
+    client_key_password: SecretStr | None = None
     auth_timeout: Seconds = 60.0
     operation_timeout: Seconds = 60.0
     idle_timeout: Seconds = 60.0
@@ -111,8 +127,10 @@ class SparkConnection(SettingsModel):
     def _is_whole(self) -> SparkConnection:
         if self.connection_string is None and self.fully_qualified_namespace is None:
             raise ConfigurationError("connectionString", "is required, or fullyQualifiedNamespace and credential")
-        # The credential's callable is called, and the CA file read, in the process that connects.
-        self._settings(None if self.credential is None else _ANY_KEY, None)
+        # The credential's callable is called, and files and environment are read, in the process that connects.
+        if self.client_cert_file is None and (self.client_key_file, self.client_key_password) != (None, None):
+            raise ConfigurationError("client_cert_file", "is required along with client_key_file and its password")
+        self._settings(None if self.credential is None else _ANY_KEY)
         return self
 
     @classmethod
@@ -153,9 +171,13 @@ class SparkConnection(SettingsModel):
             ConfigurationError: A value is invalid.
         """
         credential = None if self.credential is None else call_by_import_name("credential", self.credential)
-        return self._settings(credential, None if self.ca_file is None else Path(self.ca_file))
+        names = ("ca_file", "client_cert_file", "client_key_file")
+        files = {name: Path(given) for name in names if (given := getattr(self, name)) is not None}
+        return self._settings(
+            credential, trust_env=self.trust_env, client_key_password=self.client_key_password, **files
+        )
 
-    def _settings(self, credential: Any, ca_file: Path | None) -> ConnectionSettings:
+    def _settings(self, credential: Any, **local: Any) -> ConnectionSettings:
         text = self.connection_string
         return connection_settings(
             None if text is None else text.get_secret_value(),
@@ -163,7 +185,9 @@ class SparkConnection(SettingsModel):
             fully_qualified_namespace=self.fully_qualified_namespace,
             credential=credential,
             custom_endpoint_address=self.custom_endpoint_address,
-            ca_file=ca_file,
+            transport_type=self.transport_type,
+            proxy=self.proxy,
+            **local,
             auth_timeout=self.auth_timeout,
             operation_timeout=self.operation_timeout,
             idle_timeout=self.idle_timeout,

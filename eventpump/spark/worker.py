@@ -11,9 +11,11 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar, cast
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from eventpump.clients import make_transport
 from eventpump.errors import ServiceTimeoutError
@@ -21,6 +23,13 @@ from eventpump.interfaces import CLOSE_TIMEOUT, Transport
 from eventpump.spark.connection import SparkConnection
 
 _T = TypeVar("_T")
+
+
+class Closable(Protocol):
+    """What holds links."""
+
+    async def aclose(self) -> None:
+        """Close them."""
 
 
 class _Worker:
@@ -31,6 +40,7 @@ class _Worker:
         self.transports: dict[SparkConnection, Transport] = {}
         self.kept: dict[Callable[[], Any], Any] = {}
         self.closing: set[asyncio.Task[None]] = set()
+        self.closed_first: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.thread = threading.Thread(target=self._serve, name="eventpump", daemon=True)
         self.thread.start()
 
@@ -45,10 +55,14 @@ class _Worker:
             self.loop.call_soon_threadsafe(call.start)
             return call.outcome.result()
         except BaseException:
-            if not call.outcome.done():
-                self.loop.call_soon_threadsafe(call.cancel)
-                call.ended.wait(CLOSE_TIMEOUT)
+            self.end(call)
             raise
+
+    def end(self, call: _Call[Any]) -> None:
+        """Cancel a call that is not complete, and wait for its end."""
+        if not call.outcome.done():
+            self.loop.call_soon_threadsafe(call.cancel)
+            call.ended.wait(CLOSE_TIMEOUT)
 
     def close_soon(self, transport: Transport) -> None:
         """Close a transport without waiting. Called on the loop's thread."""
@@ -57,6 +71,8 @@ class _Worker:
         task.add_done_callback(self.closing.discard)
 
     async def aclose(self) -> None:
+        for each in list(self.closed_first):
+            await each.aclose()
         transports, self.transports = list(self.transports.values()), {}
         for transport in transports:
             self.close_soon(transport)
@@ -144,6 +160,26 @@ def run(work: Coroutine[Any, Any, _T], timeout: float | None = None) -> _T:
         work.close()
         raise RuntimeError("worker.run was called on the loop's own thread: await the coroutine there")
     return worker.run(work, timeout)
+
+
+@contextmanager
+def running(work: Coroutine[Any, Any, _T]) -> Iterator[Future[_T]]:
+    """Run a coroutine on the process's loop during the block; what it has not completed at the end is cancelled.
+
+    The block gets the future result.
+    """
+    worker = _current()
+    call = _Call(work, None)
+    worker.loop.call_soon_threadsafe(call.start)
+    try:
+        yield call.outcome
+    finally:
+        worker.end(call)
+
+
+def close_first(each: Closable) -> None:
+    """Have something closed before the connections, by `close`. It is not kept alive for that."""
+    _current().closed_first.add(each)
 
 
 def transport(connection: SparkConnection) -> Transport:

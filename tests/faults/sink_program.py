@@ -1,8 +1,8 @@
 """A driver of the idempotent sink, and its tasks, in a process that kills itself.
 
-Arguments: connection string, directory, number of batches, and the point to die at, or -1. Points are counted through
-the whole run: before and after each record that is created, and before and after each message that is sent; after it
-means that the service has stored it and the answer is not read.
+Arguments: connection string, directory, number of batches, the point to die at, or -1, and who publishes batches.
+Points are counted through the whole run: before and after each record that is created, and each message that
+is sent; after it means that the service has stored it and the answer is not read.
 What Spark keeps in its checkpoint (the number of the next batch) is the file `committed` in the directory.
 Prints `point N` at the end, where N is how many points there were.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from eventpump.interfaces import SendLink, SendLinkSpec
 from eventpump.storage.ledgers.directory import DirectoryLedger
-from tests.faults.sinking import PlainTransport, query_of
+from tests.faults.sinking import PATHS, PlainTransport, query_of
 
 
 class Points:
@@ -80,9 +81,10 @@ class DyingLedger(DirectoryLedger):
 async def main() -> None:
     """Run the query from where it is committed."""
     connection_string, directory, batches, deadly = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    paths = PATHS[sys.argv[5]](random.Random(deadly))
     point = Points(deadly)
     committed = directory / "committed"
-    async with query_of(connection_string, directory / "ledger", run_id=str(os.getpid())) as query:
+    async with query_of(connection_string, directory / "ledger", paths=paths) as query:
         query.transport = transport = DyingTransport(query.transport)
         query.store = store = DyingLedger(directory / "ledger")
         transport.point = store.point = point

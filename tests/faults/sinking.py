@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,17 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.options.connection import connection_settings
-from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions, begin_batch, finish_batch, sink_of
-from eventpump.spark.sink.protocol import Batch, OnProducerStateLost
+from eventpump.spark.sink.exactly_once import (
+    PartitionPublishing,
+    PublishOptions,
+    finish_batch,
+    plan_batch,
+    prepare_batch,
+    sink_of,
+)
+from eventpump.spark.sink.protocol import Batch, DriverRun, OnProducerStateLost, Unplanned
 from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan
+from eventpump.spark.sink.small import KeptPublishers, publish_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, stored
 
@@ -37,6 +46,14 @@ LIMITS = PackingLimits(max_events=7)
 OPTIONS = PublishOptions(
     retry=RetryOptions(max_retries=20, base_delay=0.002, max_delay=0.02), buffer_bytes=300, scan_timeout=20.0
 )
+
+
+PATHS: dict[str, Callable[[random.Random], Callable[[], bool]]] = {
+    "switching": lambda rng: lambda: rng.random() < 0.5,
+    "small": lambda _: lambda: True,
+    "tasks": lambda _: lambda: False,
+}
+"""Who publishes a batch: the driver, as a small one, or tasks."""
 
 
 def share(batch_id: int, partition_id: str) -> list[str]:
@@ -60,25 +77,37 @@ class Query:
 
     Args:
         shares: What a batch holds for a partition.
+        paths: Return whether the driver publishes the next batch itself, as a small one.
     """
 
     transport: Transport
     store: DirectoryLedger
     policy: OnProducerStateLost = OnProducerStateLost.FAIL
     is_stamped: bool = False
-    run_id: str = "run"
+    driver: DriverRun = field(default_factory=lambda: DriverRun(uuid.uuid4().hex))
     renew_at: int | None = None
+    first_batch: int = 0
     shares: Callable[[int, str], list[str]] = share
+    paths: Callable[[], bool] = lambda: False
+    kept: KeptPublishers = field(default_factory=KeptPublishers)
+    is_first: bool = False
 
     def batch(self, batch_id: int) -> Batch:
         """Announce a batch."""
-        values: dict[str, Any] = {} if self.renew_at is None else {"renew_at": self.renew_at}
+        values: dict[str, Any] = {"first_batch": self.first_batch}
+        if self.renew_at is not None:
+            values["renew_at"] = self.renew_at
         sink = sink_of(self.transport, HUB, "sink")
-        return Batch(sink, "query", self.run_id, batch_id, LIMITS, self.is_stamped, **values)
+        return Batch(sink, "query", self.driver, batch_id, LIMITS, self.is_stamped, **values)
 
     async def begin(self, batch_id: int) -> Plan | Done:
         """Begin a batch."""
-        return await begin_batch(self.store, self.transport, self.batch(batch_id), OPTIONS)
+        step = await prepare_batch(self.store, self.transport, self.batch(batch_id), OPTIONS)
+        self.is_first = False
+        if isinstance(step, Unplanned):
+            step = await plan_batch(self.store, self.transport, step, None, OPTIONS)
+            self.is_first = step.run_id == self.driver.run_id
+        return step
 
     async def plan(self, batch_id: int) -> Plan:
         """Begin a batch that is not done."""
@@ -109,8 +138,17 @@ class Query:
                     break
             return await publishing.finish()
 
+    async def directly(self, plan: Plan) -> list[PartitionOutcome]:
+        """Publish every share that has rows, as the driver does with a small batch."""
+        shares = {each: encoded(rows) for each in plan.partition_ids if (rows := self.shares(plan.batch_id, each))}
+        is_first, self.is_first = self.is_first, False
+        return await publish_shares(self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first)
+
     async def tasks(self, plan: Plan) -> list[PartitionOutcome]:
         """Publish every share that has rows."""
+        if self.paths():
+            return await self.directly(plan)
+        await self.kept.aclose()
         return list(
             await asyncio.gather(
                 *(self.attempt(plan, each) for each in plan.partition_ids if self.shares(plan.batch_id, each))
@@ -130,10 +168,14 @@ async def query_of(connection_string: str, path: Path, **options: Any) -> AsyncI
     """Make a run, closed at the end."""
     settings = connection_settings(connection_string, HUB, **CONNECTION)
     transport, store = make_transport(settings), DirectoryLedger(path)
+    query: Query | None = None
     try:
         await store.open()
-        yield Query(transport, store, **options)
+        query = Query(transport, store, **options)
+        yield query
     finally:
+        if query is not None:
+            await query.kept.aclose()
         await transport.aclose()
         await store.aclose()
 
@@ -144,6 +186,21 @@ async def require_exactly(emulator: Emulator, batches: Iterator[int] | range) ->
     for each in PARTITIONS:
         rows = [row for batch_id in expected for row in share(batch_id, each)]
         assert await stored(emulator.connection_string, each) == rows, f"partition {each}"
+
+
+class CountingTransport:
+    """A transport that records with what producers are attached."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.attached: list[SendLinkSpec] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    async def open_send_link(self, spec: SendLinkSpec) -> SendLink:
+        self.attached.append(spec)
+        return await self._transport.open_send_link(spec)
 
 
 class PlainTransport:

@@ -18,17 +18,20 @@ from eventpump import (
     EventData,
     EventError,
     EventProducer,
+    EventPumpError,
     EventTooLargeError,
     InvalidClientStateError,
     PartitionReader,
     ProducerDisconnectedError,
     ProducerStateLostError,
+    RetryOptions,
+    ServiceError,
     StoreError,
 )
 from eventpump.amqp.message import Data, Message
 from eventpump.core.sequencer import PartitionSequencer
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault, Hold, LinkRole, Reject, StoreLate
-from eventpump.eventhubs.names import PRODUCER_ID
+from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.producer.publisher import PartitionPublisher
@@ -49,6 +52,8 @@ from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 from tests.faults.sinking import (
     OPTIONS,
+    PATHS,
+    CountingTransport,
     KilledError,
     PlainTransport,
     Query,
@@ -66,6 +71,9 @@ PROGRAM = "tests.faults.sink_program"
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", range(25 if metafunc.config.getoption("--long") else 2))
+    if "path" in metafunc.fixturenames:
+        names = list(PATHS)
+        metafunc.parametrize("path", names if metafunc.config.getoption("--long") else names[:1])
 
 
 @pytest.fixture
@@ -128,28 +136,59 @@ async def tasks(
     return list(await asyncio.gather(*(task(each) for each in plan.partition_ids if share(plan.batch_id, each))))
 
 
+async def until_fault(
+    query: Query, plan: Plan, faults: list[Fault], rng: random.Random
+) -> list[PartitionOutcome] | None:
+    """Publish a plan as a small batch, by a driver that may die when a fault of the service occurs.
+
+    Returns:
+        None if it has died.
+    """
+    publishing = asyncio.create_task(query.directly(plan))
+    waiting = [each for each in faults if not each.fired]
+    deadly = asyncio.create_task(rng.choice(waiting).until_fired()) if waiting and rng.random() < 0.3 else None
+    both = {publishing} if deadly is None else {publishing, deadly}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    for each in both:
+        each.cancel()
+    await asyncio.wait(both)
+    return None if publishing.cancelled() else publishing.result()
+
+
 @pytest.mark.timeout(120)
 async def test_sink_under_random_faults_stores_every_row_once_in_order(
-    emulator: Emulator, tmp_path: Path, seed: int
+    emulator: Emulator, tmp_path: Path, seed: int, path: str
 ) -> None:
-    """*No duplicate and no reorder*: messages are lost, answers too, or late; attempts and drivers die and double."""
+    """*No duplicate and no reorder*: messages are lost, answers too, or late; attempts and drivers die and double.
+
+    Whether the driver publishes the batches, or tasks, or now these and now those.
+    """
     rng = random.Random(seed)
+    paths = PATHS[path](rng)
     batches = 6
     actions: list[Action] = [DropConnection(), DropConnection(stored=True), DetachLink(), StoreLate(), StoreLate()]
     faults = [lose(emulator, rng.choice(actions), after=start + rng.randrange(4)) for start in range(0, 60, 4)]
     zombies: set[Any] = set()
     committed = 0
     try:
-        for run in range(1000):
-            async with query_of(emulator.connection_string, tmp_path, run_id=f"run {run}") as query:
-                dies = rng.choice([None, "planned", "published", "done"])
-                step = await query.begin(committed)
-                if isinstance(step, Plan) and dies != "planned":
-                    outcomes = await tasks(query, emulator, step, rng, zombies)
-                    if dies != "published":
-                        step = await query.finish(step, outcomes)
-                if isinstance(step, Done) and dies != "done":
-                    committed += 1
+        for _ in range(1000):
+            async with query_of(emulator.connection_string, tmp_path) as query:
+                dies = None
+                while dies is None and committed < batches:
+                    dies = rng.choice([None, None, "planned", "published", "done"])
+                    step = await query.begin(committed)
+                    if isinstance(step, Plan) and dies != "planned":
+                        if paths():
+                            outcomes = await until_fault(query, step, faults, rng)
+                        else:
+                            await query.kept.aclose()
+                            outcomes = await tasks(query, emulator, step, rng, zombies)
+                        if outcomes is None:
+                            break
+                        if dies != "published":
+                            step = await query.finish(step, outcomes)
+                    if isinstance(step, Done) and dies != "done":
+                        committed += 1
                 for fault in faults:
                     if fault.holds_something and rng.random() < 0.2:
                         fault.remove()
@@ -167,7 +206,7 @@ async def test_sink_under_random_faults_stores_every_row_once_in_order(
 
 @pytest.mark.timeout(300)
 async def test_killed_driver_is_continued_by_the_next(
-    emulator: Emulator, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+    emulator: Emulator, tmp_path: Path, seed: int, path: str, request: pytest.FixtureRequest
 ) -> None:
     """*No loss and no duplicate*: a driver killed -9 before or after any record or message, and started again."""
     rng = random.Random(seed)
@@ -176,7 +215,7 @@ async def test_killed_driver_is_continued_by_the_next(
     kills = 0
     while True:
         deadly = rng.randrange(40) if kills < (6 if request.config.getoption("--long") else 3) else -1
-        async with ChildProcess(*command, str(deadly)) as program:
+        async with ChildProcess(*command, str(deadly), path) as program:
             code = await program.wait()
             assert code in (0, -9), program.stderr
         kills += code == -9
@@ -239,7 +278,7 @@ async def test_attempts_at_once_store_every_row_once(emulator: Emulator, query: 
     """*No duplicate*: attempts that run at once store every row once, and all succeed, with the same receipt."""
     rows = [str(row) for row in range(60)]
     query.shares = lambda *_: rows
-    plan = await query.plan(2)
+    plan = await query.plan(0)
     outcomes = await asyncio.gather(*(query.attempt(plan, "1", portion=each) for each in (1, 4, 100, 100, 7)))
     receipts = [receipt_of(each) for each in outcomes]
     assert {each.count for each in receipts} == {len(rows)}
@@ -375,6 +414,95 @@ async def test_attempt_that_is_cancelled_ends_at_once(emulator: Emulator, query:
     hold.remove()
     assert receipt_of(await query.attempt(plan, "0")).count == 12
     assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+# ------------------------------------------------------------------------------------------------- small batches
+
+
+async def test_small_batches_keep_their_links(emulator: Emulator, tmp_path: Path) -> None:
+    """From batch to batch nothing is attached anew; after a batch that tasks published, everything is."""
+    async with query_of(emulator.connection_string, tmp_path, shares=twelve, paths=lambda: True) as query:
+        await query.run(0)
+        transport = query.transport = CountingTransport(query.transport)
+        await query.run(1)
+        await query.run(2)
+        assert transport.attached == []
+        query.paths = lambda: False
+        await query.run(3)
+        query.paths = lambda: True
+        await query.run(4)
+        assert [each.properties[PRODUCER_SEQUENCE_NUMBER] for each in transport.attached] == [None, None]
+    assert await stored(emulator.connection_string, "0") == [row for each in range(5) for row in twelve(each, "0")]
+
+
+async def test_small_batch_that_is_repeated_looks_first(emulator: Emulator, tmp_path: Path) -> None:
+    """*No duplicate*: where anything of the batch may be stored, a kept link is not relied upon."""
+    options: dict[str, Any] = {"shares": twelve, "paths": lambda: True}
+    async with (
+        query_of(emulator.connection_string, tmp_path, **options) as query,
+        query_of(emulator.connection_string, tmp_path, **options) as rival,
+    ):
+        await query.run(0)
+        plan = await query.plan(1)
+        await rival.directly(plan)
+        query.is_first = False
+        outcomes = await query.directly(plan)
+        assert [receipt_of(each).found for each in outcomes] == [12]
+        again = await query.plan(1)
+        assert not query.is_first
+        assert isinstance(await query.finish(again, outcomes), Done)
+    assert await stored(emulator.connection_string, "0") == [row for each in range(2) for row in twelve(each, "0")]
+
+
+async def test_small_batch_over_a_link_that_was_lost_is_stored_once(emulator: Emulator, tmp_path: Path) -> None:
+    """*No duplicate*: a kept link that was lost between two batches, or amid the second, costs nothing but time."""
+    async with query_of(emulator.connection_string, tmp_path, shares=twelve, paths=lambda: True) as query:
+        await query.run(0)
+        emulator.drop_connections()
+        await query.run(1)
+        lose(emulator, DropConnection(stored=True))
+        await query.run(2)
+        lose(emulator, DropConnection())
+        await query.run(3)
+    assert await stored(emulator.connection_string, "0") == [row for each in range(4) for row in twelve(each, "0")]
+
+
+async def test_outage_is_waited_for_and_its_last_error_raised(emulator: Emulator, query: Query) -> None:
+    """*Recovery*: an attempt outlives more failures than `retry` allows, and gives up after `retry_timeout`."""
+    query.shares = twelve
+    plan = await query.plan(0)
+    few = OPTIONS.model_copy(update={"retry": RetryOptions(max_retries=0, base_delay=0.002, max_delay=0.02)})
+    fault = lose(emulator, DropConnection(), count=4)
+    async with PartitionPublishing(query.transport, plan, "0", options=few) as publishing:
+        await publishing.put(encoded(twelve(0, "0")))
+        assert receipt_of(await publishing.finish()).count == 12
+    assert fault.fired == 4
+    await query.finish(plan, await query.tasks(plan))
+    following = await query.plan(1)
+    lose(emulator, DropConnection(), count=None)
+    impatient = few.model_copy(update={"retry_timeout": 0.05})
+    async with PartitionPublishing(query.transport, following, "0", options=impatient) as publishing:
+        await publishing.put(encoded(twelve(1, "0")))
+        with pytest.raises(EventPumpError) as caught:
+            await publishing.finish()
+    assert isinstance(caught.value.__cause__ or caught.value, ServiceError)
+
+
+async def test_two_drivers_of_one_query_end_the_earlier(emulator: Emulator, tmp_path: Path) -> None:
+    """*No duplicate*: the later run goes on, and the earlier fails at its next step, with a sentence that says why."""
+    async with (
+        query_of(emulator.connection_string, tmp_path, shares=twelve) as first,
+        query_of(emulator.connection_string, tmp_path, shares=twelve) as second,
+    ):
+        plan = await first.plan(0)
+        outcomes = await first.tasks(plan)
+        await second.run(0)
+        with pytest.raises(StoreError, match="a later run of this query has begun"):
+            await first.finish(plan, outcomes)
+        with pytest.raises(StoreError, match="a later run of this query has begun"):
+            await first.begin(1)
+        await second.run(1)
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0") + twelve(1, "0")
 
 
 # ------------------------------------------------------------------------------------------------- numbers
@@ -557,7 +685,7 @@ async def test_attempts_of_a_plan_that_was_taken_over_store_nothing(emulator: Em
 
 async def test_stamps_name_every_row(emulator: Emulator, tmp_path: Path) -> None:
     """Stamped events carry sink, batch, partition and place, in place of a stamp they had."""
-    async with query_of(emulator.connection_string, tmp_path, is_stamped=True, shares=twelve) as query:
+    async with query_of(emulator.connection_string, tmp_path, is_stamped=True, shares=twelve, first_batch=3) as query:
         plan = await query.plan(3)
         events = [EventData("a").encode(None), EventData("b", properties={"x": 1, STAMP: "old"}).encode(None)]
         async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
@@ -607,5 +735,6 @@ async def test_ledger_store_that_fails_is_retried(query: Query, tmp_path: Path) 
     store.failures = 3
     assert isinstance(await query.finish(plan, outcomes), Done)
     store.failures = 10**6
+    impatient = OPTIONS.model_copy(update={"retry_timeout": 0.05})
     with pytest.raises(StoreError, match="the answer was lost"):
-        await query.begin(0)
+        await begin_batch(query.store, query.transport, query.batch(0), impatient)

@@ -66,11 +66,17 @@ class StumblingLedger(DirectoryLedger):
 class SinkHub:
     """A hub, and the sink that publishes to it.
 
+    Args:
+        small_batches: The option of that name.
+
     Attributes:
         receipts: What the sink has told.
     """
 
-    def __init__(self, service: SparkService, directory: Path, partitions: int = 4) -> None:
+    def __init__(
+        self, service: SparkService, directory: Path, partitions: int = 4, small_batches: str = "auto"
+    ) -> None:
+        self.small_batches = small_batches
         self.service = service
         self.name = service.new_hub(partitions)
         self.ledger = directory / f"ledger of {self.name}"
@@ -79,7 +85,8 @@ class SinkHub:
     def writer(self, **options: Any) -> ForeachBatchWriter:
         """Make the sink, as each run of a driver does."""
         if options.get("idempotent", True):
-            options = {"ledger": self.ledger, "sink_id": "sink", "order_by": "n", **options}
+            given = {"ledger": self.ledger, "sink_id": "sink", "order_by": "n", "small_batches": self.small_batches}
+            options = {**given, **options}
         options.setdefault("on_receipt", self.receipts.append)
         return foreach_batch_producer(self.service.connection_string, self.name, **options)
 

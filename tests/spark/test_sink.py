@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
+import math
 import pickle
+import random
+import shutil
 import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +23,15 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
+from eventpump.emulator.faults import Action, DetachLink, DropConnection, Hold, LinkRole, Reject
 from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
 from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.sink.small import is_orderable, order_keys
 from tests.spark.service import SparkService
 from tests.spark.sinks import (
+    COLUMNS,
     SinkHub,
     StumbleError,
     StumblingLedger,
@@ -36,6 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "record, moment, stored": [("done", "before", 100), ("plan", "before", 0), ("plan", "after", 0)],
         "policy": ["tailScan", "atLeastOnce"],
         "staged_at": ["staged", "done"],
+        "path": ["auto", "never", "always"],
     }
     for names, values in cases.items():
         if names.split(", ")[0] in metafunc.fixturenames:
@@ -43,9 +56,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
+def sink(spark: SparkSession, service: SparkService, tmp_path: Path, path: str) -> SinkHub:
     """A hub of four partitions, and its sink."""
-    return SinkHub(service, tmp_path)
+    return SinkHub(service, tmp_path, small_batches=path)
 
 
 # ------------------------------------------------------------------------------------------------------ rows
@@ -173,12 +186,100 @@ def test_sink_orders_rows_by_columns_of_any_type(spark: SparkSession, sink: Sink
 
 def test_sink_with_stamp_names_the_origin_of_events(spark: SparkSession, sink: SinkHub) -> None:
     """With `stamp` every event names its sink, batch, partition and place."""
-    sink.writer(stamp=True)(numbered(spark, 0, 50), 7)
+    sink.writer(stamp=True, first_batch=7)(numbered(spark, 0, 50), 7)
     stored = sink.service.read(sink.name)
     assert sum(map(len, stored.values())) == 50
     for partition_id, events in stored.items():
         stamps = [event.properties["eventpump:stamp"] for event in events]
         assert stamps == [f"sink:7:{partition_id}:{row}" for row in range(len(events))]
+
+
+# ------------------------------------------------------------------------------------------------------ sizes
+
+
+def test_sink_publishes_small_and_large_batches_alike(spark: SparkSession, sink: SinkHub) -> None:
+    """*No loss and no duplicate* when the size jumps: what is too large to be collected is published by tasks."""
+    writer, other = sink.writer(), SinkHub(sink.service, sink.ledger.parent)
+    sizes = [20, 4500, 25, 0, 60]
+    start = 0
+    for batch_id, size in enumerate(sizes):
+        writer(numbered(spark, start, start + size), batch_id)
+        other.writer(small_batches="never")(numbered(spark, start, start + size), batch_id)
+        start += size
+    sink.require_exactly(range(start))
+    assert sink.stored() == other.stored(), "the order is the same in both ways"
+    assert [each.partitions for each in sink.receipts] == [each.partitions for each in other.receipts]
+
+
+def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: SparkSession, sink: SinkHub) -> None:
+    """Of a batch that is not small after all, the driver gets no rows, and nothing is sent before it is planned."""
+    rows = numbered(spark, 0, 3000, "id AS n", "repeat(CAST(id AS STRING), 600) AS body", "0 AS partition")
+    writer = sink.writer(small_batches="always")
+    for batch_id in range(2):
+        writer(rows, batch_id)
+    assert [each.count for each in sink.receipts] == [3000] * 2
+    assert len(writer.running("sink").kept) == 0
+
+
+def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
+    """A small batch is published over the links of the one before; a batch of tasks closes them."""
+    writer = sink.writer(small_batches="always")
+    for batch_id in range(3):
+        writer(numbered(spark, batch_id * 10, batch_id * 10 + 10), batch_id)
+    assert len(writer.running("sink").kept) == 3
+    sink.writer(small_batches="never")(numbered(spark, 30, 40), 3)
+    sink.require_exactly(range(40))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_sink_switching_its_way_at_random_stores_rows_once(spark: SparkSession, sink: SinkHub, seed: int) -> None:
+    """*No duplicate and no reorder*: each attempt at a batch goes another way, and messages are lost."""
+    rng = random.Random(seed)
+    actions: list[Action] = [DropConnection(), DropConnection(stored=True), DetachLink()]
+    for after in range(0, 60, 5):
+        sink.service.add_fault(rng.choice(actions), role=LinkRole.PRODUCER, hub=sink.name, after=after)
+    batch_id = 0
+    while batch_id < 6:
+        rows = numbered(spark, batch_id * 60, batch_id * 60 + 60)
+        options: dict[str, Any] = {"small_batches": rng.choice(["always", "never"]), "max_batch_events": 5}
+        if rng.random() < 0.5:
+            record, moment = rng.choice(["plan", "done"]), rng.choice(["before", "after"])
+            with contextlib.suppress(StumbleError):
+                sink.writer(ledger=StumblingLedger(sink.ledger, record, moment), **options)(rows, batch_id)
+        sink.writer(**options)(rows, batch_id)
+        batch_id += 1
+    sink.require_exactly(range(360))
+
+
+@pytest.mark.parametrize("has_nulls", [False, True])
+def test_rows_are_ordered_by_the_driver_as_by_spark(spark: SparkSession, has_nulls: bool) -> None:
+    """Attempts of both ways number the rows alike: for every type that the driver orders by, whatever the values."""
+    rng = random.Random(7)
+    texts = ["", "a", "B", "\u00e9", "\uffff", "\U0001f600", "ab", "a\u0000", "Z", "z"]
+    floats = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -2.5, 5e-324, 1e308]
+    columns: dict[str, tuple[str, Callable[[], Any]]] = {
+        "text": ("string", lambda: rng.choice(texts)),
+        "raw": ("binary", lambda: bytearray(rng.choice([b"", b"\x7f", b"\x80", b"\xff", b"a", b"ab"]))),
+        "is_it": ("boolean", lambda: rng.random() < 0.5),
+        "day": ("date", lambda: datetime.date(rng.choice([1, 1582, 1969, 1970, 9999]), rng.randint(1, 12), 3)),
+        "moment": ("timestamp", lambda: datetime.datetime.fromtimestamp(rng.choice([-1.5, 0, 1e9, 1e9 + 1e-6]), UTC)),
+        "local": ("timestamp_ntz", lambda: datetime.datetime(rng.choice([1, 1969, 2024]), 3, 31, 2, 30)),
+        "amount": ("decimal(38,3)", lambda: Decimal(rng.choice(["0", "-0.001", "10", "9", "-10", "99999999999"]))),
+        "small": ("tinyint", lambda: rng.randint(-128, 127)),
+        "large": ("bigint", lambda: rng.choice([-(2**63), -1, 0, 2**63 - 1])),
+        "single": ("float", lambda: rng.choice(floats[:7])),
+        "double": ("double", lambda: rng.choice(floats)),
+    }
+    for name, (kind, value) in columns.items():
+        values = [None if has_nulls and rng.random() < 0.2 else value() for _ in range(60)]
+        frame = spark.createDataFrame([(number, each) for number, each in enumerate(values)], f"n int, {name} {kind}")
+        assert is_orderable(frame.schema[name].dataType)
+        ordered = [row["n"] for row in frame.coalesce(1).sortWithinPartitions(name, "n").collect()]
+        table = frame.toArrow()
+        keys = order_keys(table.column(name).combine_chunks())
+        ours = [number for _, number in sorted(zip(keys, table.column("n").to_pylist(), strict=True))]
+        assert ours == ordered, name
 
 
 # ------------------------------------------------------------------------------------------------------ streams
@@ -192,6 +293,16 @@ def test_sink_without_a_sink_id_uses_the_querys(spark: SparkSession, sink: SinkH
     sink.require_exactly(range(80))
     identity = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     assert [each.name for each in sink.ledger.iterdir()] == [identity]
+
+
+def test_sinks_of_queries_that_share_a_writer_are_separate(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+    """Without a sink id, a writer may serve several queries, each with its own ledger, claim and links."""
+    make = partial(foreach_batch_producer, sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
+    shared = make()
+    for each, name in ((make(), "two"), (make(), "two"), (shared, "one"), (shared, "two")):
+        run_query(numbered_stream(spark), each, str(tmp_path / name))
+    counts = Counter(number for each in sink.stored().values() for number in each)
+    assert counts == dict.fromkeys(range(40), 2) | dict.fromkeys(range(40, 120), 1)
 
 
 @pytest.mark.long
@@ -235,6 +346,60 @@ def test_sink_under_spark_connect_publishes(
         run_query(numbered_stream(connect), sink.writer(on_receipt=note), checkpoint)
     sink.require_exactly(range(40 * runs))
     assert told.read_text().split() == ["40"] * runs
+
+
+@pytest.mark.parametrize("small_batches", ["always", "never"])
+def test_sink_of_an_unknown_query_compares_a_batch_that_is_done(
+    spark: SparkSession, sink: SinkHub, small_batches: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """*No loss*: where Spark does not name the query, a batch that is done is skipped only if its rows are the same."""
+    sink.writer()(numbered(spark, 0, 40), 0)
+    for other in (numbered(spark, 0, 50), numbered(spark, 1, 41), numbered(spark, 0, 39), numbered(spark, 0, 0)):
+        with pytest.raises(ConfigurationError, match=r"batch 0 .* is done with other rows than this query's"):
+            sink.writer(small_batches=small_batches)(other, 0)
+    # As after a crash between the ledger and Spark's commit.
+    sink.writer(small_batches=small_batches)(numbered(spark, 0, 40).repartition(3), 0)
+    assert sink.receipts[0] == sink.receipts[1]
+    # Staged rows may differ when they are repeated.
+    sink.writer(small_batches=small_batches, staging=True)(numbered(spark, 0, 50), 0)
+    assert "is done already and is not published" in caplog.text
+    sink.require_exactly(range(40))
+
+
+@pytest.mark.long
+def test_sink_of_a_new_query_under_an_old_sink_id_is_refused_on_connect(
+    connect: ConnectSession, sink: SinkHub, tmp_path: Path
+) -> None:
+    """*No loss*: a query of one batch, and then another with the same sink id and a new checkpoint."""
+    run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "one"))
+    with pytest.raises(Exception, match="is done with other rows than this query's"):
+        run_query(numbered_stream(connect, 50), sink.writer(on_receipt=None), str(tmp_path / "two"))
+    sink.require_exactly(range(40))
+    run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "three"))
+    sink.require_exactly(range(40))
+
+
+def test_sink_publishes_frames_of_spark_connect_in_every_way(connect: ConnectSession, sink: SinkHub) -> None:
+    """Without a JVM at hand: by the driver, by tasks, and staged."""
+    ways: list[dict[str, Any]] = [{"small_batches": "always"}, {"small_batches": "never"}, {"staging": True}]
+    for batch_id, options in enumerate(ways):
+        rows: Any = connect.range(batch_id * 40, batch_id * 40 + 40).selectExpr(*COLUMNS)
+        sink.writer(**options)(rows, batch_id)
+    sink.require_exactly(range(120))
+    assert not list((sink.ledger / "staging~" / "sink").iterdir())
+
+
+def test_sink_with_a_lost_ledger_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """*No duplicate*: a query that continues without its ledger fails; a sink that was added later names its batch."""
+    run_query(numbered_stream(spark), sink.writer(), checkpoint)
+    shutil.rmtree(sink.ledger)
+    for options in ({}, {"first_batch": 2}):
+        with pytest.raises(Exception, match=r"ledger: holds nothing of the sink 'sink'.*set first_batch=1"):
+            run_query(numbered_stream(spark), sink.writer(**options), checkpoint)
+    sink.require_exactly(range(40))
+    run_query(numbered_stream(spark), sink.writer(first_batch=1), checkpoint)
+    assert len(sink.receipts) > 1
+    sink.require_exactly(range(40 * len(sink.receipts)))
 
 
 # ------------------------------------------------------------------------------------------------------ bad input
@@ -336,7 +501,7 @@ def test_sink_with_a_failing_task_stores_rows_once(spark: SparkSession, sink: Si
     fault = sink.service.add_fault(
         Reject("amqp:not-implemented"), role=LinkRole.PRODUCER, hub=sink.name, partition="1", after=2, count=5
     )
-    sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
+    sink.writer(max_batch_events=5, small_batches="never")(numbered(spark, 0, 100), 0)
     assert fault.fired == 5
     sink.require_exactly(range(100))
 
@@ -355,7 +520,7 @@ def test_sink_with_a_killed_worker_stores_rows_once(spark: SparkSession, sink: S
 
     killing = threading.Thread(target=kill)
     killing.start()
-    sink.writer(max_batch_events=5)(numbered(spark, 0, 100), 0)
+    sink.writer(max_batch_events=5, small_batches="never")(numbered(spark, 0, 100), 0)
     killing.join()
     assert killed
     sink.require_exactly(range(100))
@@ -445,8 +610,9 @@ def test_sink_without_staging_fails_where_rows_are_missing(spark: SparkSession, 
     """A repeated batch with fewer rows than are stored already fails, and says why; nothing more is sent."""
     with pytest.raises(StumbleError):
         sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
-    with pytest.raises(PythonException, match="the query is not deterministic"):
-        sink.writer()(numbered(spark, 0, 50), 0)
+    for small_batches in ("always", "never"):
+        with pytest.raises(Exception, match="the query is not deterministic"):
+            sink.writer(small_batches=small_batches)(numbered(spark, 0, 50), 0)
     sink.require_exactly(range(100))
 
 

@@ -10,7 +10,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from eventpump.emulator.faults import DropConnection, LinkRole, Reject
+from eventpump.errors import ConfigurationError
 from eventpump.spark import register
+from eventpump.spark.sink.data_source_writer import writer_options
 from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, numbered, numbered_stream
 
@@ -26,6 +28,14 @@ def sink(spark: SparkSession, service: SparkService, tmp_path: Path) -> SinkHub:
     """A hub of four partitions."""
     register(spark)
     return SinkHub(service, tmp_path)
+
+
+def test_writer_options_are_known_in_any_case() -> None:
+    """Names are not case-sensitive and may have the connector's prefix; durations are seconds or the connector's."""
+    found = writer_options({"eventhubs.RetryTimeout": "PT30S", "IDEMPOTENT": "false", "consumerGroup": "x"})
+    assert (found.retry_timeout, found.idempotent) == (30.0, False)
+    with pytest.raises(ConfigurationError, match="retryTimeou: there is no such option; did you mean retryTimeout"):
+        writer_options({"retryTimeou": "1"})
 
 
 def append(frame: DataFrame, sink: SinkHub, mode: str = "append", **options: Any) -> None:

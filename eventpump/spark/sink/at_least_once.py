@@ -7,30 +7,24 @@ such a repeat is none. What neither knows of is another attempt at the same rows
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 
-from eventpump.aio.retry import retrying
-from eventpump.core.backoff import gives_up
-from eventpump.errors import ServiceError
 from eventpump.eventhubs.sealing import pieces
 from eventpump.interfaces import (
     Transport,
 )
-from eventpump.options.base import RetryOptions
 from eventpump.options.callables import loaded_codecs
 from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, SinkRouter, task_number
-
-T = TypeVar("T")
+from eventpump.spark.sink.patience import RETRY_TIMEOUT, patient_retry
 
 _IN_FLIGHT: Final = 8 * 1024 * 1024
 """Bytes that a task has on their way at a time, to all partitions together."""
@@ -49,31 +43,20 @@ async def message_limit(connection: SparkConnection) -> int:
         await producer.aclose()
 
 
-async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Ask the service, again where that may help.
-
-    Raises:
-        ServiceError: Of the last try.
-    """
-
-    def is_final(error: Exception) -> bool:
-        return not isinstance(error, ServiceError) or gives_up(error)  # the ledger's store is retried by itself
-
-    return await retrying(attempt, RetryOptions(), random.Random(), is_final=is_final)
-
-
 class _Producers:
     """The plain producers of this process, whose links live across tasks: one per hub and credential."""
 
     def __init__(self) -> None:
-        self._kept: dict[SparkConnection, tuple[Transport, HubProducer]] = {}
+        self._kept: dict[tuple[SparkConnection, float], tuple[Transport, HubProducer]] = {}
 
-    def plain(self, connection: SparkConnection) -> HubProducer:
+    def plain(self, connection: SparkConnection, retry_timeout: float) -> HubProducer:
         transport = worker.transport(connection)
-        kept, producer = self._kept.get(connection, (None, None))
+        key = (connection, retry_timeout)
+        kept, producer = self._kept.get(key, (None, None))
         if producer is None or kept is not transport:
-            producer = HubProducer(transport, connection.hub, max_in_flight=1, owns_transport=False)
-            self._kept[connection] = (transport, producer)
+            retry = patient_retry(retry_timeout)
+            producer = HubProducer(transport, connection.hub, retry=retry, max_in_flight=1, owns_transport=False)
+            self._kept[key] = (transport, producer)
         return producer
 
 
@@ -180,6 +163,7 @@ class SendTask:
         partition_count: How many partitions the hub has.
         idempotent: Have the service tell repeats, within this attempt.
         router: How rows without a partition are routed.
+        retry_timeout: About how many seconds an outage of the service is waited for.
         encode: The codecs to encode bodies with, or their import name.
     """
 
@@ -188,6 +172,7 @@ class SendTask:
     partition_count: int
     idempotent: bool
     router: SinkRouter = "hash"
+    retry_timeout: float = RETRY_TIMEOUT
     encode: object = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -247,6 +232,6 @@ class SendTask:
 
     def _producer(self) -> HubProducer:
         if not self.idempotent:
-            return worker.once(_Producers).plain(self.connection)
-        transport = worker.transport(self.connection)
-        return HubProducer(transport, self.connection.hub, idempotent=True, owns_transport=False)
+            return worker.once(_Producers).plain(self.connection, self.retry_timeout)
+        transport, retry = worker.transport(self.connection), patient_retry(self.retry_timeout)
+        return HubProducer(transport, self.connection.hub, retry=retry, idempotent=True, owns_transport=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
+from eventpump.core.sequencer import PartitionSequencer, SequencerState
 from eventpump.errors import (
     EventPumpError,
     InvalidClientStateError,
@@ -32,6 +34,21 @@ class WorkStep(enum.Enum):
     """Raise `error()`."""
 
 
+def may_continue(sequencer: PartitionSequencer[Any], entry: PartitionPlan) -> bool:
+    """Return whether the first attempt at a plan that was just created may publish over the link of an earlier batch.
+
+    It may, if nothing else has used the producer since: then the service is where the plan begins. Otherwise, and
+    wherever anything of the batch may be stored, the attempt attaches with a null number and looks. A producer that has
+    published nothing always looks, because "nothing" is also the answer of a service that has forgotten.
+    """
+    return (
+        not entry.is_fresh
+        and sequencer.state is SequencerState.IDLE
+        and (sequencer.producer_id, sequencer.owner_level) == (entry.producer_id, entry.owner_level)
+        and sequencer.last_number == entry.last_number != entry.nothing
+    )
+
+
 class PartitionWork:
     """Decides the steps of one attempt to publish one partition's rows. Several may run at once: they share the
     numbers.
@@ -41,7 +58,7 @@ class PartitionWork:
     attempt with the same rows has published them.
 
     Args:
-        max_tries: How many failures in a row, without any row being stored, are retried; None for no limit.
+        max_tries: How many failures in a row that count, without any row being stored, are retried; None for no limit.
 
     Attributes:
         rows: How many rows have been received so far.
@@ -124,6 +141,13 @@ class PartitionWork:
         self._is_ended = True
         self._check_end()
 
+    def continued(self) -> None:
+        """Record that the attempt begins with a link that was kept, instead of looking: see `may_continue`."""
+        assert self._must_look
+        assert self.position is None
+        self._must_look = False
+        self._arrived_at(self._entry.offset)
+
     def looked(self, last_number: int) -> None:
         """Record what the service answered as the last number published."""
         entry = self._entry
@@ -172,16 +196,20 @@ class PartitionWork:
         """Record that the producer was taken over, which is final."""
         self._failure = error
 
-    def troubled(self, error: EventPumpError) -> bool:
+    def troubled(self, error: EventPumpError, *, counts: bool = True, is_late: bool = False) -> bool:
         """Record that a step failed, so that the outcome of a send is unknown or it was refused: look again, or give
         up.
+
+        Args:
+            counts: Whether it counts as one of `max_tries`.
+            is_late: Whether the time for the attempt is over.
 
         Returns:
             Whether the attempt continues.
         """
         self._must_look, self._must_scan = True, False
-        self._tries += 1
-        if self.max_tries is not None and self._tries > self.max_tries:
+        self._tries += counts
+        if is_late or (self.max_tries is not None and self._tries > self.max_tries):
             self._failure = error
         return self._failure is None
 

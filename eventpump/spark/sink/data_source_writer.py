@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import pyarrow as pa
-from pydantic import AfterValidator
+from pydantic import AfterValidator, field_validator
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
-from eventpump.options.base import SettingsModel, unknown_option
+from eventpump.options.base import Seconds, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
 from eventpump.spark import worker
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection
-from eventpump.spark.sink.at_least_once import SendTask, retried
+from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
+from eventpump.spark.sink.at_least_once import SendTask
 from eventpump.spark.sink.encode import EventColumns, SinkRouter
+from eventpump.spark.sink.patience import RETRY_TIMEOUT, retried
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 
@@ -32,20 +33,37 @@ class WriterOptions(SettingsModel):
         idempotent: Let the service discard repeats within one attempt of a task; needs a hub that offers idempotent
             publishing.
         router: How rows without a partition are routed: "hash", "ring", "round-robin" or "sticky"; see `SinkSettings`.
+        retry_timeout: `retryTimeout`: about how many seconds an outage of the service is waited for. Default: 120.0.
         encode: "module:name", the import name of a `PayloadCodec` or a list of them, that encode bodies; None to
             send them as they are.
     """
 
     idempotent: bool = True
     router: SinkRouter = "hash"
+    retry_timeout: Seconds = RETRY_TIMEOUT
     encode: Annotated[str, AfterValidator(check_import_name)] | None = None
+
+    @field_validator("retry_timeout", mode="before")
+    @classmethod
+    def _duration(cls, value: object) -> object:
+        return seconds(value) if isinstance(value, str) else value
+
+
+WRITER_OPTIONS: Final = {
+    "idempotent": "idempotent",
+    "router": "router",
+    "retryTimeout": "retry_timeout",
+    "encode": "encode",
+}
+"""The options of a writer, not case-sensitive, and the fields they set."""
+_FIELDS: Final = {option.lower(): field for option, field in WRITER_OPTIONS.items()}
 
 
 _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
 """Accepted options without effect: Spark's own, and the source's, because users of the connector share one map."""
 
 
-def _options(given: Mapping[str, str]) -> WriterOptions:
+def writer_options(given: Mapping[str, str]) -> WriterOptions:
     """Parse the options; their names are not case-sensitive.
 
     Raises:
@@ -54,10 +72,10 @@ def _options(given: Mapping[str, str]) -> WriterOptions:
     values: dict[str, str] = {}
     for name, value in given.items():
         plain = name.lower().removeprefix(CONNECTOR_PREFIX)
-        if plain in WriterOptions.model_fields:
-            values[plain] = value
+        if plain in _FIELDS:
+            values[_FIELDS[plain]] = value
         elif plain not in _NOT_OURS:
-            raise unknown_option(name, (*CONNECTION_OPTIONS, *WriterOptions.model_fields), spelled=plain)
+            raise unknown_option(name, (*CONNECTION_OPTIONS, *WRITER_OPTIONS), spelled=plain)
     return WriterOptions.model_validate(values)
 
 
@@ -90,13 +108,14 @@ class _Writing:
         if overwrite:
             raise ConfigurationError("mode", "must be append: a hub cannot be overwritten")
         connection, rest = SparkConnection.split_options(options)
-        settings = _options(rest)
+        settings = writer_options(rest)
         columns = EventColumns.of(schema)
         positions = tuple(schema.fieldNames().index(name) for name in columns.names)
         transport = worker.transport(connection)
-        properties = worker.run(retried(lambda: transport.get_hub_properties(connection.hub)))
+        patience = settings.retry_timeout
+        properties = worker.run(retried(lambda: transport.get_hub_properties(connection.hub), patience))
         count = len(properties.partition_ids)
-        task = SendTask(connection, columns, count, settings.idempotent, settings.router, settings.encode)
+        task = SendTask(connection, columns, count, settings.idempotent, settings.router, patience, settings.encode)
         return cls(task, positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:

@@ -2,7 +2,7 @@
 
 On the driver::
 
-    batch = Batch(sink_of(transport, hub, sink_id), query_id, run_id, batch_id, limits, is_stamped)
+    batch = Batch(sink_of(transport, hub, sink_id), query_id, run, batch_id, limits, is_stamped)
     step = await begin_batch(store, transport, batch)
     while isinstance(step, Plan):
         outcomes = ...  # one task per hub partition, see below
@@ -23,21 +23,20 @@ import hashlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic import Field
 
-from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather
 from eventpump.amqp.codec import decode
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 from eventpump.consumer.feed import PartitionFeed, as_received
 from eventpump.core.backoff import Backoff, least_delay
-from eventpump.core.sequencer import AttachRequest, PartitionSequencer
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer, SequencerState
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -46,6 +45,7 @@ from eventpump.errors import (
     EventTooLargeError,
     InvalidClientStateError,
     ProducerDisconnectedError,
+    PublishOutcomeUnknownError,
     Recovery,
     ServiceError,
     ServiceTimeoutError,
@@ -60,7 +60,8 @@ from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.consumer import FeedSettings
 from eventpump.producer.packing import BatchPacker
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.spark.sink.attempt import PartitionWork, WorkStep
+from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
+from eventpump.spark.sink.patience import LONGEST_DELAY, RETRY_TIMEOUT, patiently
 from eventpump.spark.sink.protocol import (
     STAMP,
     AttachProducers,
@@ -72,12 +73,17 @@ from eventpump.spark.sink.protocol import (
     PartitionTail,
     Procedure,
     ProducerAnswer,
+    ReadPartitions,
     ReadRecord,
     ReadStamps,
     ReadTails,
     Request,
+    Unplanned,
     begin,
+    find_plan,
     finish,
+    make_plan,
+    prepare,
 )
 from eventpump.spark.sink.records import Done, PartitionOutcome, PartitionPlan, Plan, Sink, directory_name
 
@@ -99,13 +105,16 @@ class PublishOptions(SettingsModel):
     """How a batch's rows are published.
 
     Args:
-        retry: Tries after the first, and the delays before them: of sends, of looks, and of the ledger's store.
+        retry: The delays between tries of sends, of looks and of the ledger's store; and how often a request is
+            repeated that the service refuses.
+        retry_timeout: Seconds without progress after which an attempt fails with its last error.
         buffer_bytes: Rows of a partition that were given and are not stored yet; a portion may go beyond it.
         consumer_group: Whom the tail is read as. It takes one of the group's five readers of a partition.
         scan_timeout: Seconds to wait for the next event of the tail.
     """
 
     retry: RetryOptions = RetryOptions()
+    retry_timeout: Seconds = RETRY_TIMEOUT
     buffer_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
     consumer_group: Name = "$Default"
     scan_timeout: Seconds = 60.0
@@ -142,17 +151,60 @@ async def begin_batch(
         ServiceError: The service could not be asked.
     """
     step = await _Outside(store, transport, batch, options).carry_out(begin(batch))
-    if isinstance(step, Plan) and step.run_id == batch.run_id:
-        for each in step.partitions:
-            if each.missing:
-                _log.warning(
-                    "%s, partition %s: its last event lies %d before where it was: the service has lost accepted "
-                    "events, or the hub was made anew",
-                    batch.sink.hub,
-                    each.partition_id,
-                    each.missing,
-                )
+    if isinstance(step, Plan):
+        _warn_of_missing(batch, step)
     return step
+
+
+async def prepare_batch(
+    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+) -> Plan | Done | Unplanned:
+    """The part of `begin_batch` that can run while the rows are encoded. Parameters and errors are the same."""
+    return await _Outside(store, transport, batch, options).carry_out(prepare(batch))
+
+
+async def plan_batch(
+    store: LedgerStore,
+    transport: Transport,
+    unplanned: Unplanned,
+    used: Collection[str] | None = None,
+    options: PublishOptions = _DEFAULTS,
+) -> Plan:
+    """Make the plan of a batch that has none. Nothing of the batch is sent before.
+
+    Args:
+        used: The partitions that have rows; None if that is not known.
+
+    Raises:
+        Exception: As `begin_batch`.
+    """
+    batch = unplanned.batch
+    plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
+    _warn_of_missing(batch, plan)
+    return plan
+
+
+async def planned_batch(
+    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+) -> Plan | None:
+    """Return the plan of a batch that is done; None if the ledger has none.
+
+    Raises:
+        StoreError: The store failed, or the record cannot be read.
+    """
+    return await _Outside(store, transport, batch, options).carry_out(find_plan(batch))
+
+
+def _warn_of_missing(batch: Batch, plan: Plan) -> None:
+    for each in plan.partitions if plan.run_id == batch.run_id else ():
+        if each.missing:
+            _log.warning(
+                "%s, partition %s: its last event is %d before where it was: the service has lost accepted events, or "
+                "the hub was recreated",
+                batch.sink.hub,
+                each.partition_id,
+                each.missing,
+            )
 
 
 async def finish_batch(
@@ -215,20 +267,21 @@ class _Outside:
             case DeleteRecords(names):
                 await self._delete(names)
                 return None
+            case ReadPartitions():
+                return (await self._transport.get_hub_properties(self._hub)).partition_ids
             case ReadTails(partition_ids):
-                ids = partition_ids
-                if ids is None:
-                    ids = (await self._transport.get_hub_properties(self._hub)).partition_ids
-                return await _each({each: each for each in ids}, self._tail)
+                return await each_partition({each: each for each in partition_ids}, self._tail)
             case AttachProducers(producers):
-                return await _each(producers, self._attach)
+                return await each_partition(producers, self._attach)
             case ReadStamps(plan, ranges):
-                return await _each(ranges, lambda each, range_: self._stamps(plan, each, *range_))
+                return await each_partition(ranges, lambda each, range_: self._stamps(plan, each, *range_))
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call the store, again where it failed. Its `create` may be called again."""
         on_retry = retry_logger(_log, f"ledger directory {self._directory}", hub=self._hub)
-        return await retrying(ask, self._options.retry, self._rng, on_retry=on_retry)
+        options = self._options
+        base_delay = options.retry.base_delay
+        return await patiently(ask, options.retry_timeout, base_delay=base_delay, rng=self._rng, on_retry=on_retry)
 
     async def _delete(self, names: Iterable[str]) -> None:
         try:
@@ -280,7 +333,7 @@ class _Outside:
         return rows
 
 
-async def _each(work: Mapping[str, T], do: Callable[[str, T], Coroutine[Any, Any, U]]) -> dict[str, U]:
+async def each_partition(work: Mapping[str, T], do: Callable[[str, T], Coroutine[Any, Any, U]]) -> dict[str, U]:
     """Do something for every partition, several at a time. The first error ends it."""
     results = await gather((do(key, value) for key, value in work.items()), at_once=_AT_ONCE)
     return dict(zip(work, results, strict=True))
@@ -353,6 +406,13 @@ def _content(raw: bytes) -> tuple[Any, ...]:
     return message.properties, message.application_properties or {}, message.body
 
 
+def _may_pass(error: EventPumpError) -> bool:
+    """Return whether a failure may pass by itself, as outages do: then only time limits the tries."""
+    if isinstance(error, ServiceError):
+        return error.recovery is not Recovery.GIVE_UP
+    return isinstance(error, PublishOutcomeUnknownError)
+
+
 class _Packed:
     """Rows in one message."""
 
@@ -373,6 +433,7 @@ class PartitionPublishing:
     Args:
         plan: Of the batch.
         partition_id: One of the plan's.
+        publisher: One that was kept from an earlier batch, to begin with instead of looking; see `may_continue`.
 
     Raises:
         KeyError: The plan has no such partition.
@@ -386,15 +447,17 @@ class PartitionPublishing:
         *,
         options: PublishOptions = _DEFAULTS,
         rng: random.Random | None = None,
+        publisher: PartitionPublisher | None = None,
     ) -> None:
         self._transport = transport
         self._plan = plan
         self._entry: PartitionPlan = plan.partition(partition_id)
         self._options = options
         self._rng = random.Random() if rng is None else rng
-        self._backoff = Backoff.of(options.retry)
+        self._backoff = Backoff(options.retry.base_delay, max(options.retry.base_delay, LONGEST_DELAY))
         self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
-        self._publisher: PartitionPublisher | None = None
+        self._progressed_at = 0.0
+        self._publisher = publisher
         self._digest = hashlib.sha256()
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
         self._base = self._entry.offset
@@ -407,10 +470,20 @@ class PartitionPublishing:
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_ended = False
+        if publisher is not None:
+            assert may_continue(publisher.sequencer, self._entry)
+            self._limit_messages(publisher)
+            self._work.continued()
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of the rows that are not known to be stored."""
+        return self._held
 
     async def __aenter__(self) -> Self:
         """Begin to ask the service how far the batch is."""
         assert self._task is None
+        self._progressed_at = asyncio.get_running_loop().time()
         name = f"eventpump batch {self._plan.batch_id} of partition {self._entry.partition_id}"
         self._task = asyncio.create_task(self._run(), name=name)
         self._task.add_done_callback(lambda _: self._room.set())
@@ -478,6 +551,20 @@ class PartitionPublishing:
         if self._work.loss is not None:
             return self._work.loss
         return self._work.receipt(self._digest.hexdigest())
+
+    def release(self) -> PartitionPublisher | None:
+        """Return the publisher, for the next batch, after `finish` has returned a receipt. It is the caller's then.
+
+        Returns:
+            None if there is none that can be used again.
+        """
+        assert self._task is not None
+        assert self._task.done()
+        publisher = self._publisher
+        if publisher is None or publisher.sequencer.state is not SequencerState.IDLE:
+            return None
+        self._publisher = None
+        return publisher
 
     # ------------------------------------------------------------------------------------------ rows
 
@@ -579,7 +666,8 @@ class PartitionPublishing:
             except EventPumpError as error:
                 if step is WorkStep.LOOK and isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP:
                     raise
-                if work.troubled(error):
+                passed = asyncio.get_running_loop().time() - self._progressed_at
+                if work.troubled(error, counts=not _may_pass(error), is_late=passed > self._options.retry_timeout):
                     _log.info("partition %s: looking again: %s", self._entry.partition_id, error)
                     await asyncio.sleep(self._backoff.next(self._rng, at_least=least_delay(error)))
 
@@ -600,8 +688,17 @@ class PartitionPublishing:
                 return
             raise
         assert sequencer.last_number is not None
+        self._limit_messages(publisher)
+        self._looked(sequencer.last_number)
+
+    def _looked(self, last_number: int) -> None:
+        position = self._work.position
+        self._work.looked(last_number)
+        if self._work.position != position:
+            self._progressed_at = asyncio.get_running_loop().time()
+
+    def _limit_messages(self, publisher: PartitionPublisher) -> None:
         self._open.limit = min(self._plan.limits.max_bytes, publisher.max_message_size)
-        self._work.looked(sequencer.last_number)
 
     async def _scan(self) -> None:
         entry, hub = self._entry, self._plan.sink.hub
@@ -630,6 +727,7 @@ class PartitionPublishing:
         except EventTooLargeError as error:
             raise self._naming(error, packed.first) from None
         self._backoff.reset()
+        self._progressed_at = asyncio.get_running_loop().time()
         self._work.published(first, packed.count)
 
     async def _drop_publisher(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,10 +16,14 @@ from eventpump.interfaces import Transport
 from eventpump.options.callables import loaded_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.sink.encode import EventColumns, EventEncoder, StableRouter, hashed
-from eventpump.spark.sink.exactly_once import PartitionPublishing
+from eventpump.spark.sink.encode import EventColumns, EventEncoder, StableRouter, hashed, task_number
+from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions
 from eventpump.spark.sink.records import PartitionOutcome, Plan, encode_outcome
 
+_AT_ONCE: Final = 32
+"""Partitions that a task publishes at a time."""
+_IN_FLIGHT: Final = 16 * 1024 * 1024
+"""Bytes of partitions that a task holds before it takes the rows of another one."""
 _OUTCOME: Final = pa.schema([("outcome", pa.string())])
 OUTCOME_DDL: Final = "outcome string"
 
@@ -71,33 +77,161 @@ def encoded_names(order_by: int) -> list[str]:
     return ["partition", *(f"order_{number}" for number in range(order_by)), "event"]
 
 
+COLLECTED_DDL: Final = "rows binary"
+_COLLECTED: Final = pa.schema([("rows", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class CollectTask:
+    """Encodes the rows of one task, for a driver that collects them: for `mapInArrow`. Pickled for executors.
+
+    Each task returns one row: the encoded rows as an Arrow stream, or null if they take more than its share of the
+    bytes; it stops then.
+
+    Args:
+        tasks: How many tasks share the bytes. Further tasks may return no rows.
+        most_bytes: The most bytes of all tasks together, as Arrow holds them.
+    """
+
+    encoding: EncodeTask
+    tasks: int
+    most_bytes: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Encode. Raises like :class:`EncodeTask`."""
+        room = self.most_bytes // self.tasks if task_number() < self.tasks else 0
+        kept: list[pa.RecordBatch] = []
+        for batch in self.encoding(batches):
+            room -= batch.nbytes if batch.num_rows else 0
+            if room < 0:
+                yield pa.RecordBatch.from_arrays([pa.array([None], pa.binary())], schema=_COLLECTED)
+                return
+            kept.append(batch)
+        stream = pa.BufferOutputStream()
+        if any(each.num_rows for each in kept):
+            with pa.ipc.new_stream(stream, kept[0].schema) as writer:
+                for each in kept:
+                    writer.write_batch(each)
+        yield pa.RecordBatch.from_arrays([pa.array([stream.getvalue().to_pybytes()], pa.binary())], schema=_COLLECTED)
+
+
+DIGEST_DDL: Final = "partition int, count bigint, digest string"
+
+
+def digest_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return how many rows each hub partition has, and their digest: for `mapInArrow`.
+
+    The batches are as for `PublishTask`.
+    """
+    names = ["partition", "count", "digest"]
+    for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
+        digest, count = hashlib.sha256(), 0
+        for _, events in shares:
+            digest.update(b"".join(events))
+            count += len(events)
+        values = [pa.array([partition], pa.int32()), pa.array([count], pa.int64()), pa.array([digest.hexdigest()])]
+        yield pa.RecordBatch.from_arrays(values, names)
+
+
 @dataclass(frozen=True, slots=True)
 class PublishTask:
-    """Publishes the rows of whole hub partitions, one partition after another: for `mapInArrow`. Pickled for executors.
+    """Publishes the rows of whole hub partitions, several at a time: for `mapInArrow`. Pickled for executors.
 
     The batches hold partition and event, in the order of the plan's numbers.
     """
 
     connection: SparkConnection
     plan: Plan
+    options: PublishOptions
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Publish, and yield one outcome per partition. Raises like :class:`PartitionPublishing`."""
-        transport = worker.transport(self.connection)
-        for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
-            outcome = self._publish(transport, partition, (events for _, events in shares))
-            yield pa.RecordBatch.from_arrays([pa.array([encode_outcome(outcome)])], schema=_OUTCOME)
-
-    def _publish(self, transport: Transport, partition: int, portions: Iterable[list[bytes]]) -> PartitionOutcome:
-        publishing = PartitionPublishing(transport, self.plan, self.plan.partition_ids[partition])
-        worker.run(publishing.__aenter__())
+        publishing = _Publishing(worker.transport(self.connection), self.plan, self.options)
         try:
-            for events in portions:
-                if not worker.run(publishing.put(events)):
-                    break
-            return worker.run(publishing.finish())
+            for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
+                worker.run(publishing.begin(self.plan.partition_ids[partition]))
+                for _, events in shares:
+                    if not worker.run(publishing.put(events)):
+                        break
+            outcomes = worker.run(publishing.finish())
         finally:
-            worker.run(publishing.__aexit__(None, None, None))
+            worker.run(publishing.aclose())
+        if outcomes:
+            yield pa.RecordBatch.from_arrays([pa.array(list(map(encode_outcome, outcomes)))], schema=_OUTCOME)
+
+
+class _Publishing:
+    """The partitions of a task: one is given its rows while those before it are still being sent.
+
+    On the loop's thread.
+    """
+
+    def __init__(self, transport: Transport, plan: Plan, options: PublishOptions) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._options = options
+        self._current: PartitionPublishing | None = None
+        self._ending: dict[asyncio.Task[PartitionOutcome], PartitionPublishing] = {}
+        self._outcomes: list[PartitionOutcome] = []
+
+    async def begin(self, partition_id: str) -> None:
+        """Begin with the next partition. Waits while too much is being sent.
+
+        Raises:
+            EventPumpError: A partition's attempt has failed.
+        """
+        self._end_current()
+        while self._ending and (
+            len(self._ending) >= _AT_ONCE or sum(each.held_bytes for each in self._ending.values()) > _IN_FLIGHT
+        ):
+            await self._some_ended()
+        publishing = PartitionPublishing(self._transport, self._plan, partition_id, options=self._options)
+        self._current = await publishing.__aenter__()
+
+    async def put(self, events: list[bytes]) -> bool:
+        """Add the partition's next rows. As `PartitionPublishing.put`."""
+        assert self._current is not None
+        return await self._current.put(events)
+
+    async def finish(self) -> list[PartitionOutcome]:
+        """Wait until everything is stored.
+
+        Raises:
+            EventPumpError: A partition's attempt has failed.
+        """
+        self._end_current()
+        while self._ending:
+            await self._some_ended()
+        return self._outcomes
+
+    def _end_current(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            self._ending[asyncio.get_running_loop().create_task(self._finish(current))] = current
+
+    async def _finish(self, publishing: PartitionPublishing) -> PartitionOutcome:
+        try:
+            return await publishing.finish()
+        finally:
+            await publishing.__aexit__(None, None, None)
+
+    async def _some_ended(self) -> None:
+        ended, _ = await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            del self._ending[task]
+        errors = [error for task in ended if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
+        self._outcomes += [task.result() for task in ended]
+
+    async def aclose(self) -> None:
+        """End the attempts that have not ended."""
+        current, self._current = self._current, None
+        for task in self._ending:
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        if current is not None:
+            await current.__aexit__(None, None, None)
 
 
 def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:

@@ -1,20 +1,24 @@
-"""The foreachBatch producer: each micro-batch of a query is published by its executors, exactly once.
+"""The foreachBatch producer: each micro-batch of a query is published exactly once.
 
-One batch is one job. Its first stage encodes rows and assigns each its hub partition; the shuffle moves the rows of a
-partition to one task, which publishes them in an order that depends only on the rows. The ledger encloses the job:
-before it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can
-fail, run again or run twice at a time, and so can the driver; see :mod:`eventpump.spark.sink.protocol`.
+A batch is one job. Its first stage encodes rows and assigns each its hub partition. Of a small batch, the driver
+collects what that stage returns, and publishes it. Of a larger one, the shuffle moves the rows of a partition to one
+task, which publishes them. Either way the order depends only on the rows. The ledger encloses the publishing: before
+it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can fail, run
+again or run twice at a time, and so can the driver, and a batch may be repeated in the other way; see
+:mod:`eventpump.spark.sink.protocol`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
@@ -22,27 +26,72 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.codecs import PayloadCodec
-from eventpump.options.base import Name, SettingsModel
+from eventpump.options.base import Name, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs
+from eventpump.options.connection import TransportType
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink import staging as staged
-from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit, retried
-from eventpump.spark.sink.encode import EventColumns, SinkRouter
-from eventpump.spark.sink.exactly_once import begin_batch, finish_batch, sink_of
-from eventpump.spark.sink.executor import OUTCOME_DDL, EncodeTask, PublishTask, encoded_names
-from eventpump.spark.sink.protocol import STAMP, Batch, OnProducerStateLost
-from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan, decode_outcome, directory_name
+from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
+from eventpump.spark.sink.encode import EventColumns, SinkRouter, StableRouter
+from eventpump.spark.sink.exactly_once import (
+    PublishOptions,
+    finish_batch,
+    plan_batch,
+    planned_batch,
+    prepare_batch,
+    sink_of,
+)
+from eventpump.spark.sink.executor import (
+    COLLECTED_DDL,
+    DIGEST_DDL,
+    OUTCOME_DDL,
+    CollectTask,
+    EncodeTask,
+    PublishTask,
+    digest_task,
+    encoded_names,
+)
+from eventpump.spark.sink.patience import RETRY_TIMEOUT, retried
+from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned
+from eventpump.spark.sink.records import (
+    Done,
+    PackingLimits,
+    PartitionOutcome,
+    Plan,
+    Sink,
+    decode_outcome,
+    directory_name,
+    stamp_prefix,
+)
+from eventpump.spark.sink.small import (
+    COLLECTED_BYTES,
+    BatchSizes,
+    KeptPublishers,
+    SmallBatches,
+    is_orderable,
+    publish_shares,
+    shares_of,
+    unpacked,
+)
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_log = logging.getLogger("eventpump.spark")
+
+T = TypeVar("T")
+
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_FORMS: Final = 12
 """Additional bytes of the map of properties, and of the event's envelope, in their larger forms."""
+_ROWS_PER_TASK: Final = 10_000
+"""Rows of a batch for which another task is worth its start."""
+_FEW_TASKS: Final = 4
+_UNKNOWN_SLOTS: Final = 16
 _STAGING: Final = "staging~"
 """The staging directory next to a ledger's sinks; none of their names contains a tilde."""
 
@@ -128,8 +177,18 @@ class SinkSettings(SettingsModel):
         encode: Compresses or encrypts bodies: a `PayloadCodec`, or several that are applied in this order; or
             "module:name", the import name of either in every process. Publishing exactly once without `staging`, they
             must return the same bytes for the same body, which encryption with a random nonce does not.
-        max_tasks: How many tasks publish at a time; None for one per hub partition. With fewer, a task publishes
-            several partitions one after another.
+        max_tasks: The most tasks that publish a batch; None for as many as its expected size asks for, one per hub
+            partition at most. A task publishes several partitions at the same time.
+        small_batches: Which batches the driver publishes itself, without tasks and a shuffle, over links that it keeps.
+            "auto": those expected to be small, by the batch before. "always": every one; "never": none. A batch
+            that turns out to be larger than 4 MiB is published by tasks in any case, and the query evaluated a second
+            time for that. With `staging`, or an `order_by` that only Spark can order by (structs, arrays, intervals,
+            collations), tasks publish every batch. Default: "auto".
+        first_batch: The number of the query's batch that is the first for this sink, where that is not 0, as for a sink
+            that was added to a running query or is not called for every batch. At any other batch a ledger without
+            records is an error. Default: 0.
+        retry_timeout: Seconds for which an outage of the service or of the ledger is waited for without any progress,
+            before the query fails with the last error. Default: 120.0.
         max_batch_events: The most events in a message.
         max_batch_bytes: The largest size of a message in bytes; a larger event is sent alone.
     """
@@ -145,6 +204,9 @@ class SinkSettings(SettingsModel):
     router: SinkRouter = "hash"
     encode: Annotated[Any, BeforeValidator(_codecs)] = ()
     max_tasks: int | None = Field(default=None, ge=1)
+    small_batches: SmallBatches = "auto"
+    first_batch: int = Field(default=0, ge=0)
+    retry_timeout: Seconds = RETRY_TIMEOUT
     max_batch_events: int = Field(default=PackingLimits().max_events, ge=1, le=1_000_000)
     max_batch_bytes: int = Field(default=PackingLimits().max_bytes, ge=1024)
 
@@ -161,10 +223,15 @@ class SinkSettings(SettingsModel):
             if self.sink_id is not None:
                 directory_name(self.sink_id)
             return self
-        for name in ("ledger", "sink_id", "staging", "order_by", "stamp"):
+        for name in ("ledger", "sink_id", "staging", "order_by", "stamp", "first_batch"):
             if getattr(self, name):
                 raise ConfigurationError(name, "is only for the idempotent sink")
         return self
+
+    @property
+    def publishing(self) -> PublishOptions:
+        """The options of attempts."""
+        return PublishOptions(retry_timeout=self.retry_timeout)
 
     @property
     def limits(self) -> PackingLimits:
@@ -178,7 +245,13 @@ class ConnectionOptions(TypedDict, total=False):
     fully_qualified_namespace: str
     credential: str
     custom_endpoint_address: str
+    transport_type: TransportType
+    proxy: str
+    trust_env: bool
     ca_file: str
+    client_cert_file: str
+    client_key_file: str
+    client_key_password: str
     auth_timeout: float
     operation_timeout: float
     idle_timeout: float
@@ -193,11 +266,40 @@ class SinkOptions(ConnectionOptions, total=False):
     encode: str | PayloadCodec | Sequence[PayloadCodec]
     on_producer_state_lost: OnProducerStateLost | Literal["fail", "tailScan", "atLeastOnce"]
     max_tasks: int
+    small_batches: SmallBatches
+    first_batch: int
+    retry_timeout: float
     max_batch_events: int
     max_batch_bytes: int
 
 
 # ---------------------------------------------------------------------------------------------------- the writer
+
+
+class _Running:
+    """What a run of the driver has in one process."""
+
+    def __init__(self, small_batches: SmallBatches) -> None:
+        self.process_id = os.getpid()
+        self.driver = DriverRun(uuid.uuid4().hex)
+        self.kept = KeptPublishers()
+        self.sizes = BatchSizes(small_batches)
+        self.encoding: EncodeTask | None = None
+        """How the rows of the last batch were encoded."""
+        worker.close_first(self.kept)
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """The rows of a small batch.
+
+    Args:
+        encoding: How they were encoded.
+        shares: Encoded rows by the partition's number, in the order of the plan's numbers.
+    """
+
+    encoding: EncodeTask
+    shares: dict[int, list[bytes]]
 
 
 class ForeachBatchWriter:
@@ -213,8 +315,20 @@ class ForeachBatchWriter:
     def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
         self.settings = settings
         self._on_receipt = on_receipt
+        self._states: dict[str, _Running] = {}
         self._opened_by: int | None = None
         self._max_message_size = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Elsewhere it is another run, with a ledger to open.
+        return {**self.__dict__, "_states": {}, "_opened_by": None}
+
+    def running(self, sink_id: str) -> _Running:
+        """Return what this process has of a sink's run. Without a `sink_id`, several queries may use one writer."""
+        state = self._states.get(sink_id)
+        if state is None or state.process_id != os.getpid():
+            state = self._states[sink_id] = _Running(self.settings.small_batches)
+        return state
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish a micro-batch, and return when all of it is stored.
@@ -239,13 +353,15 @@ class ForeachBatchWriter:
 
     def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
         connection = self.settings.connection
-        hub = worker.run(retried(lambda: worker.transport(connection).get_hub_properties(connection.hub)))
+        ask = partial(worker.transport(connection).get_hub_properties, connection.hub)
+        hub = worker.run(retried(ask, self.settings.retry_timeout))
         task = SendTask(
             connection,
             columns,
             len(hub.partition_ids),
             idempotent=False,
             router=self.settings.router,
+            retry_timeout=self.settings.retry_timeout,
             encode=self.settings.encode,
         )
         counts: dict[int | None, int] = {}
@@ -267,57 +383,28 @@ class ForeachBatchWriter:
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
+        running = self.running(sink_id)
         batch = Batch(
             sink_of(transport, settings.connection.hub, sink_id),
             query_id,
-            uuid.uuid4().hex,
+            running.driver,
             batch_id,
             settings.limits,
             settings.stamp,
             router="ring" if settings.router == "ring" else "hash",
+            first_batch=settings.first_batch,
         )
-        store = self._store()
-        step = worker.run(retried(lambda: begin_batch(store, transport, batch)))
-        while isinstance(step, Plan):
-            plan = step
-            outcomes = self._run(frame, columns, plan)
-            finishing = partial(finish_batch, store, transport, batch, plan, outcomes, settings.on_producer_state_lost)
-            step = worker.run(retried(finishing))
+        publication = _Publication(self, frame, columns, batch, self._store())
+        done = publication.publish()
         if settings.staging is not None:
             self._unstage(frame.sparkSession, sink_id, batch_id)
-        return _receipt(step)
+        return _receipt(done)
 
-    def _run(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> list[PartitionOutcome]:
-        """Publish the rows in one job."""
-        rows = self._encoded(frame, columns, plan)
-        if self.settings.staging is not None:
-            rows = self._staged(rows, plan)
-        tasks = min(len(plan.partitions), self.settings.max_tasks or len(plan.partitions))
-        placed = rows.selectExpr("*", "crc32(event) AS hash")
-        # Correctness requires that no hub partition is split. Before Spark 4.1, some tasks get several of them.
-        if hasattr(placed, "repartitionById"):
-            placed = placed.repartitionById(tasks, "partition")
-        else:
-            placed = placed.repartition(tasks, "partition")
-        ordering = [name for name in rows.columns if name.startswith("order_")]
-        placed = placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
-        task = PublishTask(self.settings.connection, plan)
-        return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
-
-    def _encoded(self, frame: DataFrame, columns: EventColumns, plan: Plan) -> DataFrame:
-        task = EncodeTask(
-            columns, len(plan.partitions), self._message_limit(), stamp_room(plan), plan.router, self.settings.encode
-        )
-        names = encoded_names(len(columns.order_by))
-        kinds = [IntegerType(), *(frame.schema[name].dataType for name in columns.order_by), BinaryType()]
-        return _selected(frame, columns).mapInArrow(
-            task, StructType([StructField(name, kind) for name, kind in zip(names, kinds, strict=True)])
-        )
-
-    def _message_limit(self) -> int:
+    def message_limit(self) -> int:
         """Return the service's limit for one message, in bytes."""
         if not self._max_message_size:
-            self._max_message_size = worker.run(message_limit(self.settings.connection))
+            ask = partial(message_limit, self.settings.connection)
+            self._max_message_size = worker.run(retried(ask, self.settings.retry_timeout))
         return self._max_message_size
 
     # ------------------------------------------------------------------------------------------ what is kept
@@ -330,7 +417,7 @@ class ForeachBatchWriter:
             self._opened_by = os.getpid()
         return store
 
-    def _staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
+    def staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
         """Write the rows, unless an earlier attempt has, and return the rows that were written first."""
         store, sink = self._store(), directory_name(plan.sink.sink_id)
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
@@ -351,11 +438,211 @@ class ForeachBatchWriter:
         worker.run(store.delete(f"{sink}/{staged.record_name(batch_id)}"))
 
 
-def stamp_room(plan: Plan) -> int:
+class _Publication:
+    """One batch on its way, in one of the two ways."""
+
+    def __init__(
+        self, writer: ForeachBatchWriter, frame: DataFrame, columns: EventColumns, batch: Batch, store: LedgerStore
+    ) -> None:
+        self._writer = writer
+        self._settings = writer.settings
+        self._running = writer.running(batch.sink.sink_id)
+        self._options = writer.settings.publishing
+        self._frame = frame
+        self._columns = columns
+        self._batch = batch
+        self._store = store
+        self._transport = worker.transport(writer.settings.connection)
+        self._collected: _Collected | None = None
+        self._has_overflowed = False
+
+    def publish(self) -> Done:
+        """Publish the batch, or find that it is done."""
+        running, ledger = self._running, (self._store, self._transport)
+        with worker.running(self._patient(partial(prepare_batch, *ledger, self._batch, self._options))) as preparing:
+            # Meanwhile the rows are encoded, as those of the last batch were.
+            if running.encoding is not None and self._is_small():
+                self._collect(replace(running.encoding, columns=self._columns))
+            step = preparing.result()
+        if isinstance(step, Done):
+            if None in (step.query_id, self._batch.query_id):
+                self._require_same_rows(step)
+            running.sizes.last_rows = _count(step)
+            return step
+        if isinstance(step, Unplanned) and running.sizes.last_rows is None and step.prior is not None:
+            running.sizes.last_rows = _count(step.prior)
+        is_first = False
+        if isinstance(step, Unplanned):
+            used: list[str] | None = None
+            if self._is_collected(self._encoding(len(step.partition_ids), self._batch.router, self._batch.is_stamped)):
+                used = [step.partition_ids[each] for each in self._shares]
+            step = worker.run(self._patient(partial(plan_batch, *ledger, step, used, self._options)))
+            is_first = step.run_id == self._batch.run_id
+        while isinstance(step, Plan):
+            plan = step
+            outcomes = self._outcomes(plan, is_first=is_first)
+            is_first = False
+            finishing = partial(
+                finish_batch, *ledger, self._batch, plan, outcomes, self._settings.on_producer_state_lost, self._options
+            )
+            step = worker.run(self._patient(finishing))
+        running.sizes.published(_count(step))
+        return step
+
+    def _patient(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
+        return retried(attempt, self._settings.retry_timeout)
+
+    def _outcomes(self, plan: Plan, *, is_first: bool) -> list[PartitionOutcome]:
+        encoding = self._encoding(len(plan.partitions), plan.router, plan.is_stamped)
+        kept = self._running.kept
+        if self._is_collected(encoding):
+            shares = {plan.partition_ids[each]: events for each, events in self._shares.items()}
+            publishing = publish_shares(self._transport, plan, shares, kept, self._options, is_first=is_first)
+            return worker.run(publishing)
+        worker.run(kept.aclose())  # tasks will publish under the same numbers
+        task = PublishTask(self._settings.connection, plan, self._options)
+        found = self._placed(encoding, plan).mapInArrow(task, OUTCOME_DDL).collect()
+        return [decode_outcome(row["outcome"]) for row in found]
+
+    # ------------------------------------------------------------------------------------------ rows
+
+    def _encoding(self, partition_count: int, router: StableRouter, is_stamped: bool) -> EncodeTask:
+        reserved = stamp_room(self._batch.sink, self._batch.batch_id, partition_count) if is_stamped else 0
+        limit = self._writer.message_limit()
+        self._running.encoding = EncodeTask(
+            self._columns, partition_count, limit, reserved, router, self._settings.encode
+        )
+        return self._running.encoding
+
+    def _encoded(self, task: EncodeTask) -> DataFrame:
+        names = encoded_names(len(self._columns.order_by))
+        schema = self._frame.schema
+        kinds = [IntegerType(), *(schema[name].dataType for name in self._columns.order_by), BinaryType()]
+        return _selected(self._frame, self._columns).mapInArrow(
+            task, StructType([StructField(name, kind) for name, kind in zip(names, kinds, strict=True)])
+        )
+
+    def _placed(self, encoding: EncodeTask, plan: Plan | None) -> DataFrame:
+        """Encode the rows, and have all of a hub partition in one task, in order.
+
+        Args:
+            plan: Of the batch; None to look at the rows only.
+        """
+        rows = self._encoded(encoding)
+        ordering = [name for name in rows.columns if name.startswith("order_")]
+        if self._settings.staging is not None and plan is not None:
+            rows = self._writer.staged(rows, plan)
+        tasks = self._tasks(encoding.partition_count)
+        placed = rows.selectExpr("*", "crc32(event) AS hash")
+        # Correctness requires that no hub partition is split. Before Spark 4.1, some tasks get several of them.
+        if tasks == 1 and (self._running.sizes.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
+            placed = placed.coalesce(1)  # not for more: what they do would be done by one task, too
+        elif hasattr(placed, "repartitionById"):
+            placed = placed.repartitionById(tasks, "partition")
+        else:
+            placed = placed.repartition(tasks, "partition")
+        return placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
+
+    def _tasks(self, partition_count: int) -> int:
+        """Return how many tasks publish the batch: as many as the rows need that it is expected to have."""
+        most = min(partition_count, self._settings.max_tasks or partition_count)
+        rows = self._running.sizes.expected_rows
+        if rows is None:
+            return min(most, 2 * _slots(self._frame.sparkSession))
+        return min(most, 1 + rows // _ROWS_PER_TASK)
+
+    # ------------------------------------------------------------------------------------------ small batches
+
+    @property
+    def _shares(self) -> dict[int, list[bytes]]:
+        assert self._collected is not None
+        return self._collected.shares
+
+    def _is_small(self) -> bool:
+        return (
+            not self._has_overflowed
+            and self._settings.staging is None
+            and self._running.sizes.is_small
+            and all(is_orderable(self._frame.schema[name].dataType) for name in self._columns.order_by)
+        )
+
+    def _is_collected(self, encoding: EncodeTask) -> bool:
+        """Collect the rows if they are expected to be few. Return whether the driver has them, encoded like this."""
+        if self._collected is not None and self._collected.encoding != encoding:
+            self._collected = None
+        if self._collected is None and self._is_small():
+            self._collect(encoding)
+        return self._collected is not None
+
+    def _collect(self, encoding: EncodeTask) -> None:
+        """Collect the encoded rows, unless they turn out to be too many."""
+        sizes = self._running.sizes
+        tasks = sizes.tasks or max(_slots(self._frame.sparkSession), _shuffle_tasks(self._frame.sparkSession))
+        task = CollectTask(encoding, tasks, COLLECTED_BYTES)
+        found = [row["rows"] for row in _selected(self._frame, self._columns).mapInArrow(task, COLLECTED_DDL).collect()]
+        if None in found:
+            self._has_overflowed = True
+            sizes.overflowed(len(found))
+            return
+        shares = shares_of(unpacked(found))
+        sizes.collected(len(found), sum(map(len, shares.values())), sum(map(len, found)))
+        self._collected = _Collected(encoding, shares)
+
+    # ------------------------------------------------------------------------------------------ repeated batches
+
+    def _require_same_rows(self, done: Done) -> None:
+        """Check that a batch which is done has the rows that it had, where it may be another query's.
+
+        Raises:
+            ConfigurationError: It has others.
+        """
+        if self._settings.staging is not None:
+            _log.warning(
+                "batch %d of the sink %r is done already and is not published; it is not known whether it is this "
+                "query's: Spark does not provide the query's id, and staged rows may differ when they are repeated",
+                done.batch_id,
+                done.sink.sink_id,
+            )
+            return
+        plan = worker.run(planned_batch(self._store, self._transport, self._batch, self._options))
+        router, is_stamped = (self._batch.router, False) if plan is None else (plan.router, plan.is_stamped)
+        encoding = self._encoding(len(done.partitions), router, is_stamped)
+        if self._is_collected(encoding):
+            found = {
+                done.partitions[each].partition_id: (len(events), hashlib.sha256(b"".join(events)).hexdigest())
+                for each, events in self._shares.items()
+            }
+        else:
+            rows = self._placed(encoding, None).mapInArrow(digest_task, DIGEST_DDL).collect()
+            found = {done.partitions[each["partition"]].partition_id: (each["count"], each["digest"]) for each in rows}
+        if found != {each.partition_id: (each.count, each.digest) for each in done.partitions if each.count}:
+            raise ConfigurationError(
+                "sink_id",
+                f"batch {done.batch_id} of the sink {done.sink.sink_id!r} is done with other rows than this query's: "
+                "it is another query's, or this query returns other rows when a batch is repeated. Nothing was sent; "
+                "use another sink_id for a query with a new checkpoint",
+            )
+
+
+def _count(done: Done) -> int:
+    return sum(each.count for each in done.partitions)
+
+
+def _slots(spark: SparkSession) -> int:
+    """Return how many tasks Spark runs at a time."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except AttributeError:  # a Connect client has no context
+        return _UNKNOWN_SLOTS
+
+
+def _shuffle_tasks(spark: SparkSession) -> int:
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or _UNKNOWN_SLOTS)
+
+
+def stamp_room(sink: Sink, batch_id: int, partition_count: int) -> int:
     """Return the most bytes that a stamp adds to an event."""
-    if not plan.is_stamped:
-        return 0
-    stamp = plan.stamp(max(plan.partition_ids, key=len), _LAST_ROW)
+    stamp = f"{stamp_prefix(sink, batch_id, str(partition_count))}{_LAST_ROW}"
     return len(section(APPLICATION_PROPERTIES, {STAMP: stamp})) + _LARGER_FORMS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -27,11 +27,14 @@ from eventpump.spark.sink.records import (
     PartitionReceipt,
     Plan,
     R,
+    RunClaim,
     Sink,
     StateLost,
     TakenProducer,
     TakeOver,
     batch_of,
+    claim_name,
+    claim_of,
     decode_record,
     done_name,
     encode_record,
@@ -42,6 +45,8 @@ KEPT_BATCHES: Final = 100
 """How many finished batches the ledger keeps; Spark's own checkpoint keeps as many by default."""
 PRUNED_EVERY: Final = 16
 """After how many batches older records are deleted."""
+KEPT_CLAIMS: Final = 100
+"""How many claims of runs the ledger keeps: a run that is suspended while more than these begin does not see theirs."""
 RENEW_AT: Final = NUMBERS - 2**28
 """The next number from which a partition gets a new producer for its next batch, so that no batch meets the wrap."""
 STAMP: Final = "eventpump:stamp"
@@ -90,14 +95,15 @@ class DeleteRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPartitions:
+    """Read which partitions the hub has. Answer: a sequence of partition ids."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadTails:
-    """Read where partitions currently begin and end. Answer: a mapping from partition id to `PartitionTail`.
+    """Read where partitions currently begin and end. Answer: a mapping from partition id to `PartitionTail`."""
 
-    Args:
-        partition_ids: The partitions; None for all of the hub.
-    """
-
-    partition_ids: tuple[str, ...] | None = None
+    partition_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,9 @@ class ReadStamps:
     ranges: Mapping[str, tuple[int, int]]
 
 
-Request: TypeAlias = ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadTails | AttachProducers | ReadStamps
+Request: TypeAlias = (
+    ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadPartitions | ReadTails | AttachProducers | ReadStamps
+)
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
 """Yields requests, is sent their answers, and returns a result; errors of requests are not passed to it."""
@@ -147,27 +155,67 @@ class ProducerAnswer:
     last_number: int
 
 
+class DriverRun:
+    """One run of a driver, over all its batches. Not to be pickled: a process that continues elsewhere is another run.
+
+    Args:
+        run_id: Unique for this run.
+
+    Attributes:
+        claim: The number of its claim in the ledger; None before its first batch.
+    """
+
+    __slots__ = ("claim", "run_id")
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.claim: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A micro-batch and its query.
 
     Args:
         query_id: Spark's id of the query, which stays the same across restarts; None if Spark does not provide it.
-        run_id: Unique for this run of the driver.
+        run: The run of the driver.
         limits: For a new plan; an existing one keeps its own.
         is_stamped: For a new plan, likewise.
         router: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
+        first_batch: The only batch that may be the first in an empty ledger.
     """
 
     sink: Sink
     query_id: str | None
-    run_id: str
+    run: DriverRun
     batch_id: int
     limits: PackingLimits = LIMITS
     is_stamped: bool = False
     renew_at: int = RENEW_AT
     router: Literal["hash", "ring"] = "hash"
+    first_batch: int = 0
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.run.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """A batch that has no plan yet. Nothing of it was created.
+
+    Args:
+        partition_ids: The hub's partitions, by number.
+        prior: The record of the previous batch; None if its producers must not be used again.
+        opened: The service's answers for partitions that need a new producer.
+    """
+
+    batch: Batch
+    partition_ids: tuple[str, ...]
+    prior: Done | None
+    opened: Mapping[str, ProducerAnswer]
 
 
 def begin(batch: Batch) -> Procedure[Plan | Done]:
@@ -177,9 +225,19 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
 
     Raises:
         ConfigurationError: The sink belongs to another query or hub, or its ledger does not match the query.
-        StoreError: A record cannot be read.
+        StoreError: A record cannot be read; or a later run of the query has begun.
         InvalidClientStateError: The hub does not offer idempotent publishing.
         ProducerStateLostError: The stored rows cannot be counted.
+    """
+    step = yield from prepare(batch)
+    return (yield from make_plan(step)) if isinstance(step, Unplanned) else step
+
+
+def prepare(batch: Batch) -> Procedure[Plan | Done | Unplanned]:
+    """The part of `begin` that does not depend on the batch's rows: all but the plan of a new batch.
+
+    Raises:
+        Exception: As `begin`.
     """
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
@@ -187,13 +245,62 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
         # Spark repeats only its newest batch: a query at an earlier one does not match the ledger.
         if (yield ReadRecord(plan_name(batch.batch_id + 1))) is not None:
             raise _behind(batch, batch.batch_id + 1)
-        return concluded
+        return concluded  # without a claim: where Spark does not provide the query's id, it may be another query's
     plan = yield from _read(batch, name, Plan)
     if plan is None and concluded is not None:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
-        plan = yield from _make_plan(batch)
+        return (yield from _prepare_plan(batch))
+    yield from _claim(batch)
     return (yield from _follow(batch, plan, concluded))
+
+
+def find_plan(batch: Batch) -> Procedure[Plan | None]:
+    """Return the first plan of a batch; None if the ledger has none.
+
+    Raises:
+        Exception: As `begin`.
+    """
+    return (yield from _read(batch, plan_name(batch.batch_id), Plan))
+
+
+def _claim(batch: Batch) -> Procedure[None]:
+    """Claim the sink for this run, once, which ends earlier ones; later, check that no other run has.
+
+    Called when the records have shown that the sink is this query's: another query must not end the one it belongs to.
+
+    Raises:
+        StoreError: A later run has begun.
+    """
+    run = batch.run
+    if run.claim is not None:
+        yield from _require_latest(batch)
+        return
+    names = yield ListRecords()
+    assert isinstance(names, Sequence)
+    claims = sorted(found for found in map(claim_of, names) if found is not None)
+    number = claims[-1] + 1 if claims else 1
+    claim = encode_record(RunClaim(sink=batch.sink, query_id=batch.query_id, run_id=run.run_id))
+    while not (yield CreateRecord(claim_name(number), claim)):
+        number += 1
+    run.claim = number
+    obsolete_claims = tuple(claim_name(each) for each in claims if each <= number - KEPT_CLAIMS)
+    if obsolete_claims:
+        yield DeleteRecords(obsolete_claims)
+
+
+def _require_latest(batch: Batch) -> Procedure[None]:
+    """Check that no other run has claimed the sink since this one.
+
+    Raises:
+        StoreError: One has.
+    """
+    claim = batch.run.claim
+    if claim is not None and (yield ReadRecord(claim_name(claim + 1))) is not None:
+        raise StoreError(
+            f"continue batch {batch.batch_id} of the sink {batch.sink.sink_id!r}",
+            "a later run of this query has begun, so this one ends; run one driver at a time with a checkpoint",
+        )
 
 
 def finish(
@@ -211,12 +318,15 @@ def finish(
         StoreError: Another run has finished the batch.
     """
     receipts, lost = _sorted_outcomes(plan, outcomes)
+    yield from _require_latest(batch)
     mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
     name = done_name(plan.batch_id, plan.revision)
     if not (yield CreateRecord(name, encode_record(mine))):
         concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
+        if isinstance(concluded, Done) and isinstance(mine, Done) and concluded.partitions == mine.partitions:
+            return concluded  # an earlier run was about to finish it when this one claimed the sink
         if not isinstance(concluded, TakeOver):
-            raise StoreError(f"write {name}", "another run of this query has finished the batch")
+            raise StoreError(f"write {name}", "another run of this query has finished the batch, with other rows")
         return (yield from _follow(batch, plan, concluded))
     if isinstance(mine, TakeOver):
         return (yield from _follow(batch, plan, mine))
@@ -275,26 +385,64 @@ def _behind(batch: Batch, newest: int) -> ConfigurationError:
     )
 
 
-def _make_plan(batch: Batch) -> Procedure[Plan]:
+def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
     prior = yield from _prior(batch)
-    tails = yield ReadTails()
-    assert isinstance(tails, Mapping)
+    ids = yield ReadPartitions()
+    assert isinstance(ids, Sequence)
     known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
-    gone = [each for each in known if each not in tails]
+    gone = [each for each in known if each not in ids]
     if gone:
         raise ConfigurationError("hub", f"partition {gone[0]} no longer exists; the hub was deleted and recreated")
-    kept = {key: each for key, each in known.items() if each.is_fresh or each.next_number < batch.renew_at}
-    partition_ids = sorted(tails, key=partition_order)
-    opened = yield AttachProducers({each: AttachRequest() for each in partition_ids if each not in kept})
+    partition_ids = tuple(sorted(ids, key=partition_order))
+    new = {each: AttachRequest() for each in partition_ids if not _may_continue(batch, known.get(each))}
+    opened = (yield AttachProducers(new)) if new else {}
     assert isinstance(opened, Mapping)
+    for each in new:
+        if not isinstance(opened[each], ProducerAnswer):
+            raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
+    yield from _claim(batch)
+    return Unplanned(batch, partition_ids, prior, opened)
+
+
+def _may_continue(batch: Batch, prior: PartitionDone | None) -> bool:
+    """Return whether a partition's producer is used for another batch."""
+    return prior is not None and (prior.is_fresh or prior.next_number < batch.renew_at)
+
+
+def make_plan(unplanned: Unplanned, used: Collection[str] | None = None) -> Procedure[Plan]:
+    """Create the plan of a batch that has none, and return it, or the one that another run has created meanwhile.
+
+    A partition's end is read from the service only if the partition has rows, and in doubt: for a producer that has
+    published nothing, whose first row may be searched for after it; for stamps, likewise; and at the first batch of a
+    run, to detect that events are missing. Otherwise the plan has a lower bound.
+
+    Args:
+        used: The partitions that have rows; None if that is not known.
+
+    Raises:
+        Exception: As `begin`.
+    """
+    batch, prior, opened = unplanned.batch, unplanned.prior, unplanned.opened
+    known = () if prior is None else prior.partitions
+    kept = {each.partition_id: each for each in known if each.partition_id not in opened}
+    is_in_doubt = batch.is_stamped or prior is None or prior.run_id != batch.run_id
+    asked = tuple(
+        each
+        for each in unplanned.partition_ids
+        if (used is None or each in used) and (is_in_doubt or each in opened or kept[each].is_fresh)
+    )
+    tails = (yield ReadTails(asked)) if asked else {}
+    assert isinstance(tails, Mapping)
     plan = Plan(
         sink=batch.sink,
         query_id=batch.query_id,
         run_id=batch.run_id,
         batch_id=batch.batch_id,
         partitions=tuple(
-            _continued(kept[each], tails[each]) if each in kept else _opened(each, opened[each], tails[each].last)
-            for each in partition_ids
+            _continued(kept[each], tails.get(each))
+            if each in kept
+            else _opened(each, opened[each], tails[each].last if each in tails else -1)
+            for each in unplanned.partition_ids
         ),
         limits=batch.limits,
         is_stamped=batch.is_stamped,
@@ -329,6 +477,13 @@ def _prior(batch: Batch) -> Procedure[Done | None]:
     if begun and begun[-1] > batch.batch_id:
         raise _behind(batch, begun[-1])
     earlier = [each for each in begun if each < batch.batch_id]
+    if not begun and batch.batch_id not in (0, batch.first_batch):
+        raise ConfigurationError(
+            "ledger",
+            f"holds nothing of the sink {batch.sink.sink_id!r}, but the query is at batch {batch.batch_id}: the ledger "
+            "was deleted, or this driver does not see the one that was used before, and rows that are stored would be "
+            f"published again. If this is the first batch that the sink gets, set first_batch={batch.batch_id}",
+        )
     if earlier and (yield from _find_done(batch, earlier[-1])) is None:
         raise ConfigurationError(
             "sink_id",
@@ -364,7 +519,12 @@ def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> Pa
     )
 
 
-def _continued(prior: PartitionDone, tail: PartitionTail) -> PartitionPlan:
+def _continued(prior: PartitionDone, tail: PartitionTail | None) -> PartitionPlan:
+    """Continue a producer.
+
+    Args:
+        tail: Where the partition ends; None if it was not asked for.
+    """
     return PartitionPlan(
         partition_id=prior.partition_id,
         producer_id=prior.producer_id,
@@ -372,8 +532,8 @@ def _continued(prior: PartitionDone, tail: PartitionTail) -> PartitionPlan:
         next_number=prior.next_number,
         nothing=prior.nothing,
         is_fresh=prior.is_fresh,
-        tail=tail.last,
-        missing=max(0, prior.tail - tail.last),
+        tail=prior.tail if tail is None else tail.last,
+        missing=0 if tail is None else max(0, prior.tail - tail.last),
     )
 
 

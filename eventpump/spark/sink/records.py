@@ -157,7 +157,12 @@ class Plan(BatchRecord):
 
     def stamp_prefix(self, partition_id: str) -> str:
         """Return the prefix of the stamps of a partition's rows; the row's index follows."""
-        return f"{self.sink.sink_id}:{self.batch_id}:{partition_id}:"
+        return stamp_prefix(self.sink, self.batch_id, partition_id)
+
+
+def stamp_prefix(sink: Sink, batch_id: int, partition_id: str) -> str:
+    """Return the prefix of the stamps of a partition's rows; the row's index follows."""
+    return f"{sink.sink_id}:{batch_id}:{partition_id}:"
 
 
 class TakenProducer(Record):
@@ -182,6 +187,16 @@ class TakeOver(BatchRecord):
     kind: Literal["take-over"] = "take-over"
     producers: tuple[TakenProducer, ...]
     is_counted: bool
+
+
+class RunClaim(Record):
+    """The claim of a run of the driver on its sink: the run of the latest claim publishes, and earlier ones end."""
+
+    version: Literal[1] = 1
+    kind: Literal["claim"] = "claim"
+    sink: Sink
+    query_id: str | None
+    run_id: Text
 
 
 class PartitionReceipt(Record):
@@ -344,6 +359,20 @@ def plan_name(batch_id: int, revision: int = 0) -> str:
 def done_name(batch_id: int, revision: int = 0) -> str:
     """Return the name of the record that concludes a plan."""
     return f"{batch_id:012d}.{revision}.done.json"
+
+
+def claim_name(number: int) -> str:
+    """Return the name of a run's claim, by its number from 1."""
+    return f"claim.{number:012d}.json"
+
+
+_CLAIM: Final = re.compile(r"claim\.(\d{12,})\.json")
+
+
+def claim_of(name: str) -> int | None:
+    """Return the number in a claim's name; None for another file."""
+    found = _CLAIM.fullmatch(name)
+    return None if found is None else int(found.group(1))
 
 
 _NAME: Final = re.compile(r"(\d{12,})\.\d+\.(?:plan|done)\.json")

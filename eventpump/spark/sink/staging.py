@@ -80,7 +80,7 @@ def batch_directory(root: str, sink: str, batch_id: int) -> str:
 def write(rows: DataFrame, directory: str) -> Staged:
     """Write rows into a new directory below a batch's. They are complete when it returns."""
     own = f"{directory}/{uuid.uuid4().hex}"
-    rows.write.mode("errorifexists").parquet(own)
+    rows.write.mode("error").parquet(own)
     return Staged(own, rows.schema.json())
 
 

@@ -18,8 +18,9 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
+from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, SequencerState, Step
 from eventpump.errors import (
+    ConfigurationError,
     EventPumpError,
     ProducerDisconnectedError,
     ProducerStateLostError,
@@ -28,24 +29,28 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.numbering import NUMBERS
-from eventpump.spark.sink.attempt import PartitionWork, WorkStep
+from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.protocol import (
     RENEW_AT,
     AttachProducers,
     Batch,
     CreateRecord,
     DeleteRecords,
+    DriverRun,
     ListRecords,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
     ProducerAnswer,
+    ReadPartitions,
     ReadRecord,
     ReadStamps,
     ReadTails,
     Request,
-    begin,
+    Unplanned,
     finish,
+    make_plan,
+    prepare,
 )
 from eventpump.spark.sink.records import (
     Done,
@@ -56,6 +61,7 @@ from eventpump.spark.sink.records import (
     Plan,
     Sink,
     StateLost,
+    claim_name,
     done_name,
     encode_record,
 )
@@ -64,6 +70,7 @@ T = TypeVar("T")
 
 Row = tuple[int, int]
 """Its batch, and its index in its partition's share. What others publish has the batch -1."""
+Sequencer = PartitionSequencer[tuple[Row, ...]]
 Actor = Generator[None, None, T]
 """Takes a step at each `next`; closing it kills it."""
 
@@ -163,14 +170,18 @@ class Partition:
 
 
 class Attempt:
-    """A task's try at a partition's share.
+    """A task's try at a partition's share, or the driver's own.
+
+    Args:
+        owner: The run that it ends with; None for a task's, which may outlive the run.
 
     Attributes:
         outcome: What it reported.
         error: What it failed with.
     """
 
-    def __init__(self, plan: Plan, partition_id: str, actor: Actor[PartitionOutcome]) -> None:
+    def __init__(self, plan: Plan, partition_id: str, actor: Actor[PartitionOutcome], owner: DriverRun | None) -> None:
+        self.owner = owner
         self.plan = plan
         self.partition_id = partition_id
         self.actor = actor
@@ -194,7 +205,8 @@ class Attempt:
 class Run:
     """A run of the driver."""
 
-    def __init__(self, actor: Actor[None]) -> None:
+    def __init__(self, driver: DriverRun, actor: Actor[None]) -> None:
+        self.driver = driver
         self.actor = actor
         self.is_over = False
         self.error: EventPumpError | None = None
@@ -222,6 +234,8 @@ class World:
             what comes later than its memory reaches is stored again, and nobody can help it.
         near_wrap: Whether the sink's numbers are near 2^31 from the start.
         renews: Whether producers are renewed there, instead of going across.
+        paths: How often the driver publishes a batch by itself, as a small one: 0 for never to 1 for always.
+        loses_ledger: Whether the ledger's records may be lost, together with the driver's machine.
     """
 
     def __init__(
@@ -233,7 +247,14 @@ class World:
         takes_strangers: bool = False,
         near_wrap: bool = False,
         renews: bool = False,
+        paths: float = 0.5,
+        loses_ledger: bool = False,
     ) -> None:
+        self.paths = paths
+        self.loses_ledger = loses_ledger
+        self.is_ledger_lost = False
+        self.kept_links = 0
+        self.superseded = 0
         self.rng = rng
         self.policy = policy
         self.forgets = forgets
@@ -298,30 +319,57 @@ class World:
     # ------------------------------------------------------------------------------------------ the driver
 
     def start_run(self) -> Run:
-        """Start the query, anew or beside one that nobody knows to be alive."""
-        run = Run(self._drive(f"run {next(self.run_ids)}"))
+        """Start the query, anew or beside one that is not known to be alive."""
+        driver = DriverRun(f"run {next(self.run_ids)}")
+        run = Run(driver, self._drive(driver))
         self.runs.append(run)
         return run
 
-    def _drive(self, run_id: str) -> Actor[None]:
+    def kill_run(self, run: Run) -> None:
+        """Kill a driver: what it publishes by itself ends with it, and tasks go on."""
+        run.kill()
+        for each in self.living:
+            if each.owner is run.driver:
+                each.kill()
+
+    def _drive(self, driver: DriverRun) -> Actor[None]:
         batch_id = self.committed
+        kept: dict[str, Sequencer] = {}
         while batch_id < self.end:
             batch = Batch(
                 SINK,
                 QUERY,
-                run_id,
+                driver,
                 batch_id,
                 PackingLimits(),
                 is_stamped=self.policy is OnProducerStateLost.TAIL_SCAN,
                 renew_at=self.renew_at,
+                first_batch=self.first_batch,
             )
-            step = yield from self._carry_out(begin(batch))
+            step = yield from self._ruled(driver, prepare(batch))
+            links: dict[str, Sequencer] = {}
+            is_direct = self.rng.random() < self.paths
+            if isinstance(step, Unplanned):
+                used = [each for each in PARTITIONS if self.shares[each][batch_id]] if is_direct else None
+                step = yield from self._carry_out(make_plan(step, used))
+                if is_direct and step.run_id == driver.run_id:
+                    links = kept
             while isinstance(step, Plan):
-                outcomes = yield from self._job(step)
-                step = yield from self._carry_out(finish(batch, step, outcomes, self.policy))
+                outcomes = yield from self._job(step, driver if is_direct else None, links, kept)
+                links = {}
+                step = yield from self._ruled(driver, finish(batch, step, outcomes, self.policy))
             yield
             self.committed = max(self.committed, batch_id + 1)
             batch_id += 1
+
+    def _ruled(self, driver: DriverRun, procedure: Procedure[T]) -> Actor[T]:
+        """Carry out a procedure that must fail if a later run had claimed the sink before it began."""
+        claim = driver.claim
+        is_superseded = claim is not None and claim_name(claim + 1) in self.records
+        self.superseded += is_superseded
+        result = yield from self._carry_out(procedure)
+        assert not is_superseded or isinstance(result, Done), "a run goes on after a later one has begun"
+        return result
 
     def _carry_out(self, procedure: Procedure[T]) -> Actor[T]:
         try:
@@ -349,8 +397,10 @@ class World:
             case DeleteRecords(names):
                 for name in names:
                     self.records.pop(name, None)
-            case ReadTails():
-                answer = {each: PartitionTail(0, len(self.partitions[each].log) - 1) for each in PARTITIONS}
+            case ReadPartitions():
+                return PARTITIONS
+            case ReadTails(ids):
+                answer = {each: PartitionTail(0, len(self.partitions[each].log) - 1) for each in ids}
             case AttachProducers(producers):
                 answers: dict[str, ProducerAnswer | None] = {}
                 for partition_id, asked in producers.items():
@@ -375,9 +425,18 @@ class World:
         events = self.partitions[partition_id].log[after + 1 : through + 1]
         return [row for batch, row in events if batch == plan.batch_id]
 
-    def _job(self, plan: Plan) -> Actor[list[PartitionOutcome]]:
-        """Run a task per partition that has rows, each again until one attempt has succeeded."""
-        waiting = {each: [self._start(plan, each)] for each in PARTITIONS if self.shares[each][plan.batch_id]}
+    def _job(
+        self, plan: Plan, owner: DriverRun | None, links: dict[str, Sequencer], kept: dict[str, Sequencer]
+    ) -> Actor[list[PartitionOutcome]]:
+        """Run a task per partition that has rows, each again until one attempt has succeeded.
+
+        Args:
+            owner: The driver that publishes by itself; None for tasks.
+            links: What it kept from the batch before.
+            kept: What it keeps for the next one.
+        """
+        used = [each for each in PARTITIONS if self.shares[each][plan.batch_id]]
+        waiting = {each: [self._start(plan, each, owner, links.pop(each, None), kept)] for each in used}
         outcomes: list[PartitionOutcome] = []
         while waiting:
             yield
@@ -399,23 +458,40 @@ class World:
                     raise ProducerDisconnectedError("a task was fenced")
                 if len(over) > 30:
                     raise StoreError("job", f"a task failed again and again: {over[-1].error}")
-                if len(over) == len(attempts) or (len(attempts) < 3 and not self.is_calm and self.rng.random() < 0.02):
-                    attempts.append(self._start(plan, partition_id))
+                is_doubled = owner is None and not self.is_calm and self.rng.random() < 0.02
+                if len(over) == len(attempts) or (len(attempts) < 3 and is_doubled):
+                    attempts.append(self._start(plan, partition_id, owner, None, kept))
         return outcomes
 
     # ------------------------------------------------------------------------------------------ an attempt
 
-    def _start(self, plan: Plan, partition_id: str) -> Attempt:
-        attempt = Attempt(plan, partition_id, self._attempt(plan, partition_id))
+    def _start(
+        self,
+        plan: Plan,
+        partition_id: str,
+        owner: DriverRun | None,
+        link: Sequencer | None,
+        kept: dict[str, Sequencer],
+    ) -> Attempt:
+        actor = self._attempt(plan, partition_id, link, {} if owner is None else kept)
+        attempt = Attempt(plan, partition_id, actor, owner)
         self.attempts.append(attempt)
         return attempt
 
-    def _attempt(self, plan: Plan, partition_id: str) -> Actor[PartitionOutcome]:
+    def _attempt(
+        self, plan: Plan, partition_id: str, link: Sequencer | None, kept: dict[str, Sequencer]
+    ) -> Actor[PartitionOutcome]:
         entry = plan.partition(partition_id)
         rows = [(plan.batch_id, row) for row in range(self.shares[partition_id][plan.batch_id])]
         partition = self.partitions[partition_id]
         work = PartitionWork(entry, max_tries=5)
         sequencer = PartitionSequencer[tuple[Row, ...]](partition_id)
+        if link is not None and may_continue(link, entry):
+            self.kept_links += 1
+            sequencer = link
+            work.continued()
+            if self.rng.random() < 0.2:
+                link.detached()  # while nothing was sent
         while True:
             yield
             if work.rows < len(rows) and self.rng.random() < 0.5:
@@ -447,6 +523,8 @@ class World:
                         else:
                             work.ended()
                     case WorkStep.END:
+                        if sequencer.state is SequencerState.IDLE:
+                            kept[partition_id] = sequencer
                         return work.receipt("digest")
                     case WorkStep.LOST:
                         assert work.loss is not None
@@ -571,6 +649,13 @@ class World:
         self.forgets -= 1
         self.has_forgotten = True
 
+    def lose_ledger(self) -> None:
+        """Let the driver's machine be lost, and the ledger with it."""
+        for run in self.runs:
+            self.kill_run(run)
+        self.records.clear()
+        self.is_ledger_lost = True
+
     def step(self) -> None:
         """Let one thing happen."""
         rng = self.rng
@@ -580,7 +665,9 @@ class World:
         if not runs or (len(runs) == 1 and chance < 0.002):
             self.start_run()
         elif chance < 0.012:
-            rng.choice(runs).kill()
+            self.kill_run(rng.choice(runs))
+        elif chance < 0.02 and self.loses_ledger and self.committed > self.first_batch:
+            self.lose_ledger()
         elif chance < 0.03 and living:
             rng.choice(living).kill()
         elif chance < 0.06 and self.late:
@@ -614,13 +701,13 @@ class World:
     @property
     def is_stopped(self) -> bool:
         """Whether the query has failed for good, as its policy says."""
-        return any(isinstance(each.error, ProducerStateLostError) for each in self.runs)
+        return self.is_ledger_lost or any(isinstance(each.error, ProducerStateLostError) for each in self.runs)
 
     def finish(self) -> None:
         """Let everything go well from now on: the query gets through, and every row is stored."""
         self.is_calm, self.takes_over = True, 0
         for run in self.runs:
-            run.kill()
+            self.kill_run(run)
         error: EventPumpError | None = None
         for _ in range(6):
             run = self.start_run()
@@ -632,6 +719,13 @@ class World:
             error = run.error
             if error is None or isinstance(error, ProducerStateLostError):
                 break
+        if self.is_ledger_lost and self.committed < self.end:
+            assert isinstance(error, ConfigurationError), f"nothing is said of the lost ledger: {error}"
+            assert error.field == "ledger"
+            while self.late:
+                self.deliver(0)
+            self.check()
+            return
         if self.policy is OnProducerStateLost.FAIL and isinstance(error, ProducerStateLostError):
             return
         assert error is None, f"the query does not get through: {error}"
@@ -657,6 +751,8 @@ def walk(seed: int, steps: int = 1500) -> World:
         takes_strangers=rng.random() < 0.5,
         near_wrap=near_wrap,
         renews=rng.random() < 0.5,
+        paths=rng.choice([0.0, 0.5, 0.5, 1.0]),
+        loses_ledger=rng.random() < 0.3,
     )
     for _ in range(steps):
         if world.committed >= world.end or world.is_stopped:

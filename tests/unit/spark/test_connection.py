@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,30 @@ def test_connection_takes_the_hub_from_the_connection_string() -> None:
     assert connection.hub == connection.settings().hub == "telemetry"
 
 
+def test_connection_has_the_options_of_every_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WebSocket, proxy and client certificate reach the settings; files and environment where it connects."""
+    file = tmp_path / "client.pem"
+    given = {"transportType": "websocket", "proxy": "http://me:HIDDEN@proxy:3128", "clientCertFile": str(file)}
+    options = {**_OPTIONS, **given, "clientKeyPassword": "CLOAKED"}
+    connection, rest = SparkConnection.split_options(options)
+    assert rest == {}
+    assert "HIDDEN" not in repr(connection)
+    assert "CLOAKED" not in repr(connection)
+    with pytest.raises(ConfigurationError, match="client_cert_file"):
+        connection.settings()
+    file.touch()
+    settings = pickle.loads(pickle.dumps(connection)).settings()
+    assert (settings.transport_type, settings.port, settings.client_cert_file) == ("websocket", 443, file)
+    assert settings.proxy is not None
+    assert (settings.proxy.host, settings.proxy.password.get_secret_value()) == ("proxy", "HIDDEN")
+    from_environment, _ = SparkConnection.split_options({**_OPTIONS, "trustEnv": "true"})
+    assert from_environment.settings().proxy is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere:3128")
+    found = from_environment.settings().proxy
+    assert found is not None
+    assert found.host == "elsewhere"
+
+
 def test_connection_is_pickled_and_hashable() -> None:
     """A copy that went through a pickle is equal, and finds what the original stored."""
     connection, _ = SparkConnection.split_options(_OPTIONS)
@@ -66,6 +91,9 @@ def test_repr_of_a_connection_shows_no_secret() -> None:
         ({}, "hub"), ({"hub": "telemetry"}, "connectionString"), ({"connectionString": _STRING}, "hub"),
         ({"connectionString": "Endpoint=TOPSECRET", "hub": "telemetry"}, "Endpoint"),
         ({"connectionString": "TOPSECRET", "hub": "telemetry"}, "connectionString"),
+        ({**_OPTIONS, "transportType": "carrier pigeon"}, "transportType"),
+        ({**_OPTIONS, "proxy": "gopher://proxy"}, "proxy"),
+        ({**_OPTIONS, "clientKeyFile": "key.pem"}, "clientCertFile"),
         ({**_OPTIONS, "hub": "TOPSECRET!"}, "hub"),
         ({"connectionString": f"{_STRING};EntityPath=another", "hub": "telemetry"}, "hub"),
         ({**_OPTIONS, "operationTimeout": "TOPSECRET"}, "operationTimeout"),

@@ -25,25 +25,31 @@ from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMB
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep
 from eventpump.spark.sink.protocol import (
     KEPT_BATCHES,
+    KEPT_CLAIMS,
     PRUNED_EVERY,
     RENEW_AT,
     AttachProducers,
     Batch,
     CreateRecord,
     DeleteRecords,
+    DriverRun,
     ListRecords,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
     ProducerAnswer,
+    ReadPartitions,
     ReadRecord,
     ReadStamps,
     ReadTails,
     Request,
+    Unplanned,
     begin,
     count_stored,
     finish,
+    make_plan,
     obsolete,
+    prepare,
 )
 from eventpump.spark.sink.records import (
     Done,
@@ -55,11 +61,14 @@ from eventpump.spark.sink.records import (
     PartitionReceipt,
     Plan,
     Record,
+    RunClaim,
     Sink,
     StateLost,
     TakenProducer,
     TakeOver,
     batch_of,
+    claim_name,
+    claim_of,
     decode_outcome,
     decode_record,
     directory_name,
@@ -86,7 +95,8 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
     With the policy `atLeastOnce` no loss and no reorder; with `fail` the query may stop, and never for nothing.
     """
     seeds = range(6000 if request.config.getoption("--long") else 250)
-    seen = dict.fromkeys(["runs", "attempts", "take-over", "forgotten", "wrap"], 0)
+    kinds = ["runs", "attempts", "take-over", "forgotten", "wrap", "kept links", "superseded", "ledger lost"]
+    seen = dict.fromkeys(kinds, 0)
     for seed in seeds:
         try:
             world = walk(seed)
@@ -98,6 +108,9 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
         seen["take-over"] += any(".1.plan" in name for name in world.records)
         seen["forgotten"] += world.has_forgotten
         seen["wrap"] += world.may_seem_lost
+        seen["kept links"] += world.kept_links
+        seen["superseded"] += world.superseded
+        seen["ledger lost"] += world.is_ledger_lost
     # It would hold in a world where nothing happens, too.
     assert seen["runs"] > 3 * len(seeds)
     assert seen["attempts"] > 8 * len(seeds)
@@ -179,6 +192,7 @@ records = st.one_of(
         producers=st.lists(st.builds(TakenProducer, **producers), max_size=3).map(tuple),
         is_counted=st.booleans(),
     ),
+    st.builds(RunClaim, sink=sinks, query_id=st.none() | texts, run_id=texts),
 )
 
 
@@ -187,8 +201,8 @@ def test_record_is_read_as_it_was_written(record: Record) -> None:
     """Every record comes back equal, and equal records are equal bytes; none is taken for another kind."""
     raw = encode_record(record)
     assert decode_record(raw, type(record)) == record
-    assert encode_record(decode_record(raw, Plan, Done, TakeOver)) == raw
-    others = [kind for kind in (Plan, Done, TakeOver) if kind is not type(record)]
+    assert encode_record(decode_record(raw, Plan, Done, TakeOver, RunClaim)) == raw
+    others = [kind for kind in (Plan, Done, TakeOver, RunClaim) if kind is not type(record)]
     with pytest.raises(ValueError, match="it is no"):
         decode_record(raw, *others)
 
@@ -318,9 +332,13 @@ class Outside:
                 return [*self.records, "000000000000.staged.json"]
             case DeleteRecords(names):
                 self.made.append(names)
+                for name in names:
+                    self.records.pop(name, None)
+            case ReadPartitions():
+                return tuple(self.partitions)
             case ReadTails(ids):
                 self.made.append("tails")
-                return {each: PartitionTail(*self.partitions[each]) for each in ids or self.partitions}
+                return {each: PartitionTail(*self.partitions[each]) for each in ids}
             case AttachProducers(asked):
                 self.made += [each for each in asked.values() if each != AttachRequest()]
                 return {each: self._attach(attach) for each, attach in asked.items()}
@@ -338,8 +356,16 @@ class Outside:
         return ProducerAnswer(asked.producer_id, asked.owner_level, 0)
 
 
-def batch(batch_id: int = 1, **values: Any) -> Batch:
-    return Batch(**{"sink": SINK, "query_id": "query", "run_id": "this", "batch_id": batch_id, **values})
+def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
+    """Make a run, which by default has claimed the sink."""
+    made = DriverRun(run_id)
+    made.claim = claim
+    return made
+
+
+def batch(batch_id: int = 1, *, run_id: str = "this", **values: Any) -> Batch:
+    every: dict[str, Any] = {"sink": SINK, "query_id": "query", "run": running(run_id), "batch_id": batch_id}
+    return Batch(**{**every, **values})
 
 
 def entry(partition_id: str = "0", **values: Any) -> PartitionPlan:
@@ -436,7 +462,7 @@ def test_plan_continues_from_the_batch_before() -> None:
     rows = finish(batch(0), plan(0, entry("0", tail=89)), [receipt(entry("0"), 10)], FAIL)
     before.run(rows)
     before.partitions = {"1": (0, -1), "10": (0, -1), "0": (0, 120), "2": (0, 5)}
-    made = planned(before.run(begin(batch(1))))
+    made = planned(before.run(begin(batch(1, run_id="next"))))
     assert made.partition_ids == ("0", "1", "2", "10")
     assert made.partition("0") == entry("0", next_number=31, tail=120)
     assert made.partition("10").is_fresh
@@ -467,7 +493,105 @@ def test_plan_records_a_tail_that_went_back() -> None:
     outside = Outside(partitions={"0": (0, 9), "1": (0, 9)})
     outside.run(finish(batch(0), plan(0), [receipt(entry("0"), 10)], FAIL))
     outside.partitions["0"] = (0, 15)
-    assert [each.missing for each in planned(outside.run(begin(batch(1)))).partitions] == [4, 0]
+    assert [each.missing for each in planned(outside.run(begin(batch(1, run_id="next")))).partitions] == [4, 0]
+
+
+def tails_asked(outside: Outside, before: Done, used: set[str] | None = None, **values: Any) -> Plan:
+    """Make the plan after a batch, and check that its partitions' ends are those asked for."""
+    outside.records[done_name(before.batch_id)] = encode_record(before)
+    unplanned = outside.run(prepare(batch(before.batch_id + 1, **values)))
+    assert isinstance(unplanned, Unplanned)
+    return outside.run(make_plan(unplanned, used))
+
+
+def test_plan_takes_tails_from_the_record_of_the_batch_before() -> None:
+    """The service is asked for ends only in doubt: for unused producers with rows, stamps, and after a restart."""
+    entries = [entry("0"), entry("1", is_fresh=True), entry("2", is_fresh=True)]
+    before = done(0, *entries).model_copy(update={"run_id": "this"})
+    ends = dict.fromkeys(("0", "1", "2", "3"), (0, 50))
+    cases: list[tuple[set[str] | None, dict[str, Any], list[int]]] = [
+        ({"0"}, {}, [9, 9, 9, -1]),
+        ({"0", "1"}, {}, [9, 50, 9, -1]),
+        ({"0", "3"}, {}, [9, 9, 9, 50]),
+        (None, {}, [9, 50, 50, 50]),
+        ({"0"}, {"is_stamped": True}, [50, 9, 9, -1]),
+        ({"0"}, {"run_id": "next"}, [50, 9, 9, -1]),
+    ]
+    for used, values, tails in cases:
+        made = tails_asked(Outside(partitions=ends), before, used, **values)
+        assert [each.tail for each in made.partitions] == tails, (used, values)
+
+
+def test_ledger_without_records_is_refused_where_the_query_has_batches() -> None:
+    """A ledger that has nothing of the sink is an error, unless `first_batch` names exactly the batch."""
+    for first_batch in (0, 4, 6):
+        outside = Outside()
+        with pytest.raises(ConfigurationError, match=r"ledger: .*batch 5.*set first_batch=5"):
+            outside.run(begin(batch(5, first_batch=first_batch, run=running(claim=None))))
+        assert outside.made == []
+    for batch_id in (0, 5):
+        assert planned(Outside().run(begin(batch(batch_id, first_batch=5)))).partition("0").is_fresh
+
+
+# ------------------------------------------------------------------------------------------------- two drivers
+
+
+def test_claim_of_a_later_run_ends_the_earlier() -> None:
+    """Once a later run has begun, the earlier one neither plans nor finishes a batch."""
+    outside = Outside(done(0))
+    first, second = running("first", None), running("second", None)
+    step = planned(outside.run(begin(batch(1, run=first))))
+    assert outside.run(begin(batch(1, run=second))) == step
+    assert (first.claim, second.claim) == (1, 2)
+    rows = [receipt(step.partition("0"), 4)]
+    for procedure in (begin(batch(1, run=first)), finish(batch(1, run=first), step, rows, FAIL)):
+        with pytest.raises(StoreError, match="a later run of this query has begun"):
+            outside.run(procedure)
+    assert isinstance(outside.run(finish(batch(1, run=second), step, rows, FAIL)), Done)
+    planned(outside.run(begin(batch(2, run=second))))
+    with pytest.raises(StoreError, match="a later run of this query has begun"):
+        outside.run(begin(batch(2, run=first)))
+
+
+def test_claim_is_not_made_by_another_query() -> None:
+    """What finds that the sink is another query's leaves that query alone."""
+    outside = Outside(done(0), plan(1))
+    for query, batch_id in (("other", 1), ("query", 0), ("query", 3)):
+        with pytest.raises(ConfigurationError):
+            outside.run(begin(batch(batch_id, query_id=query, run=running(claim=None))))
+    assert outside.made == []
+
+
+def test_claim_is_made_once_for_each_run_and_old_ones_are_deleted() -> None:
+    """A run claims at its first batch; of earlier claims the last ones are kept, for runs that wake up late."""
+    outside = Outside(done(0))
+    run = running(claim=None)
+    for batch_id in (1, 2):
+        step = planned(outside.run(begin(batch(batch_id, run=run))))
+        outside.run(finish(batch(batch_id, run=run), step, [], FAIL))
+    assert outside.made.count(claim_name(1)) == 1
+    for number in range(2, KEPT_CLAIMS + 4):
+        later = running(f"run {number}", None)
+        outside.run(begin(batch(3, run=later)))
+        assert later.claim == number
+    claims = [found for found in map(claim_of, outside.records) if found is not None]
+    assert claims == list(range(4, KEPT_CLAIMS + 4))
+
+
+def test_claim_whose_answer_is_lost_is_found() -> None:
+    """A claim that is created again after a lost answer is the same claim; two runs at once get different ones."""
+    outside = Outside(done(0))
+    rival = running("rival", None)
+    procedure = begin(batch(1, run=rival))
+    run = running("this", None)
+
+    def overtake() -> None:
+        outside.before_create = lambda: None
+        outside.run(procedure)
+
+    outside.before_create = overtake
+    planned(outside.run(begin(batch(1, run=run))))
+    assert (rival.claim, run.claim) == (1, 2)
 
 
 def of_sink(**values: str) -> Sink:
@@ -593,7 +717,8 @@ def test_finish_by_two_drivers_fails_one() -> None:
     rows = [receipt(entry(), 4)]
     first = outside.run(finish(batch(run_id="a"), plan(), rows, FAIL))
     assert outside.run(finish(batch(run_id="a"), plan(), rows, FAIL)) == first
-    for outcomes, policy in ((rows, FAIL), ([lost()], ANYHOW)):
+    assert outside.run(finish(batch(run_id="b"), plan(), rows, FAIL)) == first, "the same rows: both have finished it"
+    for outcomes, policy in (([receipt(entry(), 5)], FAIL), ([lost()], ANYHOW)):
         with pytest.raises(StoreError, match="another run of this query has finished the batch"):
             outside.run(finish(batch(run_id="b"), plan(), outcomes, policy))
     assert not any(isinstance(each, AttachRequest) for each in outside.made)

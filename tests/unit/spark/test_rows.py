@@ -342,6 +342,6 @@ def test_body_that_cannot_be_decoded_is_an_error_that_names_the_event() -> None:
     """And only if the column is asked for."""
     place: dict[str, Any] = {"offset": "1", "sequence_number": 5, "enqueued_time": _EPOCH}
     events = PackedEvents.pack([ReceivedEvent.build(b"no gzip", content_encoding="gzip", **place).raw])
-    with pytest.raises(DecodeError, match=r"^partition 7, sequence number 5: "):
+    with pytest.raises(DecodeError, match=r"^partition 7, event 5: "):
         RowEncoder("7", ["body"], [GZIP]).encode(events)
     assert RowEncoder("7", ["offset"], [GZIP]).encode(events).num_rows == 1

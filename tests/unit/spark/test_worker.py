@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from pydantic import SecretStr
 
-from eventpump.errors import ClosedError, ServiceTimeoutError
+from eventpump.errors import ClosedError, ServiceError, ServiceTimeoutError
+from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from tests.support.connecting import connection_string_to
@@ -146,3 +147,53 @@ def test_close_twice_is_fine_and_the_next_use_begins_anew() -> None:
 
 async def _thread() -> threading.Thread:
     return threading.current_thread()
+
+
+def test_running_gives_a_result_within_the_block() -> None:
+    """A coroutine runs beside its caller, and its result or error is there when it is asked for."""
+    with worker.running(_thread()) as found:
+        assert found.result().is_alive()
+
+    async def fail() -> None:
+        raise ClosedError("door")
+
+    with worker.running(fail()) as failing, pytest.raises(ClosedError, match="door"):
+        failing.result()
+
+
+def test_running_ends_with_its_block() -> None:
+    """What is not complete at the end of the block, or when it fails, is cancelled and has ended."""
+    endings = [_Ending(), _Ending()]
+    with worker.running(endings[0].wait()):
+        assert endings[0].began.wait(10)
+    with pytest.raises(KeyError), worker.running(endings[1].wait()):  # noqa: PT012 - it is to begin before
+        assert endings[1].began.wait(10)
+        raise KeyError
+    assert [each.was_cancelled for each in endings] == [True, True]
+
+
+class _Links:
+    """What holds links."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.closed: list[bool] = []
+
+    async def aclose(self) -> None:
+        """Close them, and record whether their connection may still be used."""
+        try:
+            await self._transport.get_hub_properties("telemetry")
+        except ClosedError:
+            self.closed.append(False)
+        except ServiceError:
+            self.closed.append(True)
+
+
+def test_close_closes_links_before_their_connections() -> None:
+    """What was announced is closed first, if it still exists."""
+    transport = worker.transport(_connection())
+    links = _Links(transport)
+    worker.close_first(links)
+    worker.close_first(_Links(transport))
+    worker.close()
+    assert links.closed == [True]

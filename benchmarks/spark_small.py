@@ -1,0 +1,95 @@
+"""The benchmark `spark-small`: how long a small batch takes from hub to hub, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from statistics import median
+
+from benchmarks.processes import BenchmarkError, Side
+from benchmarks.report import Row
+from eventpump import EventData, EventProducer, PartitionReader
+
+Log = Callable[[str], None]
+
+GOALS = {4: (300.0, 0.25), 32: (400.0, 0.4), 128: (700.0, 0.8)}
+"""Milliseconds in the median, and seconds of CPU of Spark per batch, by the target's partitions."""
+SOURCE_PARTITIONS = 4
+EVENTS = 8
+TIMEOUT = 600.0
+
+
+def small(quick: bool, log: Log) -> list[Row]:
+    """Eight events at a time, counted by Spark: until each count is accepted by the target, and the CPU per batch."""
+    rounds, warm_up = (10, 5) if quick else (40, 10)
+    rows = []
+    for partitions, (most_ms, most_cpu) in GOALS.items():
+        ours = _run("auto", partitions, rounds, warm_up)
+        tasks = _run("never", partitions, rounds, warm_up)
+        log(
+            f"{partitions} partitions: {ours[0]:.0f} ms and {ours[1]:.2f} s of CPU a batch; by tasks {tasks[0]:.0f} ms "
+            f"and {tasks[1]:.2f} s"
+        )
+        names = ("from hub to hub", "CPU of Spark per batch")
+        for name, unit, value, other, limit in zip(names, ("ms", "s"), ours, tasks, (most_ms, most_cpu), strict=True):
+            rows.append(
+                Row(
+                    name=f"spark-small: {partitions} partitions, {name}",
+                    peer="published by tasks",
+                    subject_value=value,
+                    peer_value=other,
+                    unit=unit,
+                    limit=limit,
+                    note=f"{EVENTS} events at a time; 50 management requests per second and connection",
+                )
+            )
+    return rows
+
+
+def _run(small_batches: str, partitions: int, rounds: int, warm_up: int) -> tuple[float, float]:
+    """Return milliseconds from acceptance to acceptance in the median, and seconds of CPU per batch."""
+    with Side("spark_small:service", source=SOURCE_PARTITIONS, target=partitions) as service:
+        text = service.line(TIMEOUT)
+        settings = {"connection_string": text, "small_batches": small_batches, "warm_up": EVENTS * warm_up}
+        with Side("spark_small:query", **settings) as query:
+            query.wait_ready(TIMEOUT)
+            asyncio.run(_drive(text, query, rounds + warm_up))
+            query.go_on()
+            found = query.result(TIMEOUT)
+        times = asyncio.run(_times(text, partitions, warm_up))
+    if len(times) != EVENTS * rounds:
+        raise BenchmarkError(f"{len(times)} counts came of {EVENTS * rounds}")
+    return median(times) * 1e3, found["cpu"] / found["batches"]
+
+
+async def _drive(connection_string: str, query: Side, rounds: int) -> None:
+    async with EventProducer(connection_string, "source") as producer:
+        for _ in range(rounds):
+            for each in range(EVENTS):
+                await producer.send([EventData(f"key {each}")], partition_id=str(each % SOURCE_PARTITIONS))
+            published = 0
+            while published < EVENTS:
+                published += int(await asyncio.to_thread(query.line, TIMEOUT))
+
+
+async def _times(connection_string: str, partitions: int, warm_up: int) -> list[float]:
+    """Return the seconds between each event and the count that includes it."""
+    accepted: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for number in range(SOURCE_PARTITIONS):
+        async for body, at in _events(connection_string, "source", number):
+            counts[body] = counts.get(body, 0) + 1
+            accepted[f"{body} {counts[body]}"] = at
+    times = []
+    for number in range(partitions):
+        async for body, at in _events(connection_string, "target", number):
+            if int(body.rpartition(" ")[2]) > warm_up:
+                times.append(at - accepted[body])
+    return times
+
+
+async def _events(connection_string: str, hub: str, partition: int) -> AsyncIterator[tuple[str, float]]:
+    reader = PartitionReader(connection_string, hub, partition_id=str(partition), end="@latest")
+    async with reader:
+        async for event in reader:
+            yield event.body_as_str(), event.enqueued_time.timestamp()
