@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -178,6 +179,21 @@ def test_batch_between_positions_of_both_ends(filled: Hub) -> None:
     assert filled.batch(**{"eventhubs.startingPositions": json.dumps({key: place})}) == everything[:6]
 
 
+@pytest.mark.parametrize("kind", ["seqNo", "enqueuedTime"])
+def test_batches_from_end_to_start_read_every_event_once(filled: Hub, kind: str) -> None:
+    """Ends are exclusive: a range that begins where another ends has no event in common with it, on uneven partitions
+    too."""
+    events = filled.events()["0"]
+    found: list[Key] = []
+    given = {
+        "seqNo": ["0", "2", "4", "6", "99"],
+        "enqueuedTime": [each.enqueued_time.isoformat() for each in events[::2]] + ["2999-01-01T00:00:00Z"],
+    }[kind]
+    for start, end in itertools.pairwise(given):
+        found += filled.batch(startingPosition=start, endingPosition=end)
+    assert sorted(found) == filled.published()
+
+
 def test_batch_at_a_time_that_nothing_follows(filled: Hub) -> None:
     """A time behind the newest event is the end, or an error where the user wants one."""
     later = "2999-01-01T00:00:00Z"
@@ -190,8 +206,16 @@ def test_batch_at_a_time_that_nothing_follows(filled: Hub) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"startingPosition": "99"}, "startingPosition: partition 0 ends at sequence number 5, before 99"),
-        ({"endingPosition": "99"}, "endingPosition: partition 0 ends at sequence number 5, before 99"),
+        ({"startingPositions": '{"0": 99}'}, "startingPositions: partition 0 ends at sequence number 5, before 99"),
+        ({"endingPositions": '{"0": 99}'}, "endingPositions: partition 0 ends at sequence number 5, before 99"),
+        (
+            {"startingPosition": "4", "noMatchingPosition": "error"},
+            "startingPosition: partition 1 ends at sequence number 1, before 4",
+        ),
+        (
+            {"endingPosition": "4", "noMatchingPosition": "error"},
+            "endingPosition: partition 1 ends at sequence number 1, before 4",
+        ),
         ({"startingPositions": '{"7": 0}'}, "startingPositions: hub .* has no partition 7"),
     ],
 )

@@ -67,22 +67,32 @@ async def find_numbers(
     this disconnects that reader.
 
     Raises:
-        ConfigurationError: A position names an unknown partition, or is beyond the end and that is an error.
+        ConfigurationError: A position names an unknown partition, or is beyond the end and that is an error: always for
+            a sequence number of one partition, and with `no_matching_position="error"` for all positions.
         ServiceError: The service refused, or did not answer in time.
     """
     options.require_partitions([each.partition_id for each in facts.partitions])
     option = "endingPosition" if is_end else "startingPosition"
+    exact = options.ending_positions if is_end else options.starting_positions
+    is_strict = options.no_matching_position == "error"
 
     async def find(properties: PartitionProperties) -> int:
         partition_id = properties.partition_id
         position = options.end_of(partition_id) if is_end else options.start_of(partition_id)
-        number = number_of(position, properties, option=option, is_end=is_end)
+        is_own = partition_id in exact
+        number = number_of(
+            position,
+            properties,
+            option=f"{option}s" if is_own else option,
+            is_end=is_end,
+            must_exist=is_strict or is_own,
+        )
         if number is None:
             wanted = lookup_of(position, is_end=is_end)
             return await _persist(
                 lambda: _first_number(transport, options, partition_id, wanted), options.receiver_timeout
             )
-        if options.no_matching_position == "error" and is_behind(position, properties, is_end=is_end):
+        if is_strict and is_behind(position, properties, is_end=is_end):
             raise ConfigurationError(option, f"partition {partition_id} has no event at or after this position")
         return number
 

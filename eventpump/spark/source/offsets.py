@@ -183,7 +183,12 @@ def _numbers(value: object) -> dict[str, int]:
 
 
 def number_of(
-    position: EventPosition, properties: PartitionProperties, *, option: str, is_end: bool = False
+    position: EventPosition,
+    properties: PartitionProperties,
+    *,
+    option: str,
+    is_end: bool = False,
+    must_exist: bool = True,
 ) -> int | None:
     """Return the number of a position: the first to read or, for an end, the first not to be read.
 
@@ -192,6 +197,8 @@ def number_of(
 
     Args:
         option: The user's option, for errors.
+        must_exist: Raise for a sequence number that the partition has not reached yet; otherwise it is the partition's
+            end.
 
     Returns:
         None if the number can only be found by reading events; see `lookup_of`.
@@ -202,13 +209,13 @@ def number_of(
     bounds = PartitionBounds.of(properties)
     if position.sequence_number is not None:
         number = position.sequence_number + (1 if position.inclusive == is_end else 0)
-        if number > bounds.latest:
+        if number > bounds.latest and must_exist:
             raise ConfigurationError(
                 option,
                 f"partition {properties.partition_id} ends at sequence number {bounds.latest - 1}, before "
                 f"{position.sequence_number}",
             )
-        return max(number, 0)
+        return max(0, min(number, bounds.latest))
     if position.offset == START_OFFSET:
         return bounds.earliest
     if position.offset == LATEST_OFFSET:

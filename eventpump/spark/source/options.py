@@ -84,10 +84,13 @@ _POSITIONS: Final = (
 # -------------------------------------------------------------------------------------------------------- positions
 
 
-def parse_position(value: object) -> EventPosition:
+def parse_position(value: object, *, inclusive: bool = True) -> EventPosition:
     """Parse a position: a word, a sequence number, a time, or the connector's JSON object.
 
-    A sequence number, a time or an offset is inclusive, unless the object states otherwise.
+    Args:
+        value: The user's value.
+        inclusive: Whether a sequence number, a time or an offset is inclusive if no `isInclusive` states it. True for a
+            start, and False for an end: so a range that begins where another ends has no event in common with it.
 
     Raises:
         ValueError: The value is not a position.
@@ -99,22 +102,26 @@ def parse_position(value: object) -> EventPosition:
         if text.lower() in _WORDS:
             return _WORDS[text.lower()]
         if text.startswith("{"):
-            return parse_position(_json(text, _POSITION))
+            return parse_position(_json(text, _POSITION), inclusive=inclusive)
         if text.isascii() and text.isdigit():
-            return EventPosition.at_sequence_number(int(text), inclusive=True)
-        return EventPosition.at_enqueued_time(_moment(text), inclusive=True)
+            return EventPosition.at_sequence_number(int(text), inclusive=inclusive)
+        return EventPosition.at_enqueued_time(_moment(text), inclusive=inclusive)
     if type(value) is int and value >= 0:
-        return EventPosition.at_sequence_number(value, inclusive=True)
+        return EventPosition.at_sequence_number(value, inclusive=inclusive)
     if isinstance(value, dict):
-        return _connector_position({str(key).lower(): each for key, each in value.items()})
+        return _connector_position({str(key).lower(): each for key, each in value.items()}, inclusive)
     raise ValueError(_POSITION)
 
 
-def _connector_position(fields: Mapping[str, object]) -> EventPosition:
+def _parse_end(value: object) -> EventPosition:
+    return parse_position(value, inclusive=False)
+
+
+def _connector_position(fields: Mapping[str, object], inclusive_by_default: bool) -> EventPosition:
     """Parse `{"offset": ..., "seqNo": ..., "enqueuedTime": ..., "isInclusive": ...}`; null and -1 are unset."""
     if not fields.keys() <= _CONNECTOR_KEYS:
         raise ValueError(_POSITION)
-    inclusive = fields.get("isinclusive", True)
+    inclusive = fields.get("isinclusive", inclusive_by_default)
     offset, number, moment = fields.get("offset"), fields.get("seqno"), fields.get("enqueuedtime")
     number = None if number == -1 else number
     if not isinstance(inclusive, bool) or sum(each is not None for each in (offset, number, moment)) != 1:
@@ -150,11 +157,16 @@ def _json(text: str, problem: str) -> object:
         raise ValueError(problem) from None
 
 
-def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
+def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[str, EventPosition]:
     """Parse positions per partition; those of other hubs are ignored.
 
     Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
     `{"ehName": "telemetry", "partitionId": 0}`.
+
+    Args:
+        value: The user's value.
+        hub: The name of the hub that is read.
+        inclusive: As for :func:`parse_position`.
 
     Raises:
         ValueError: The value does not have this form.
@@ -165,7 +177,7 @@ def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
     positions: dict[str, EventPosition] = {}
     for key, each in document.items():
         if _is_partition(key):
-            positions[key] = parse_position(each)
+            positions[key] = parse_position(each, inclusive=inclusive)
         elif isinstance(key, str) and key.startswith("{"):
             name = _json(key, _POSITIONS)
             if not isinstance(name, dict) or name.keys() != {"ehName", "partitionId"}:
@@ -174,10 +186,12 @@ def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
             if not _is_partition(partition_id):
                 raise ValueError(_POSITIONS)
             if str(name["ehName"]).lower() == hub.lower():
-                positions[partition_id] = parse_position(each)
+                positions[partition_id] = parse_position(each, inclusive=inclusive)
         elif isinstance(key, str) and isinstance(each, dict) and all(map(_is_partition, each)):
             if key.lower() == hub.lower():
-                positions |= {partition_id: parse_position(place) for partition_id, place in each.items()}
+                positions |= {
+                    partition_id: parse_position(place, inclusive=inclusive) for partition_id, place in each.items()
+                }
         else:
             raise ValueError(_POSITIONS)
     return positions
@@ -195,7 +209,8 @@ def _duration(value: object) -> object:
 
 
 Duration = Annotated[Seconds, BeforeValidator(_duration)]
-Position = Annotated[EventPosition | None, BeforeValidator(parse_position)]
+Start = Annotated[EventPosition | None, BeforeValidator(parse_position)]
+End = Annotated[EventPosition | None, BeforeValidator(_parse_end)]
 
 
 class SourceOptions(SettingsModel):
@@ -209,8 +224,11 @@ class SourceOptions(SettingsModel):
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
             query and "earliest" in a batch. A checkpoint takes precedence.
         starting_positions: The same per partition; takes precedence. See :func:`parse_positions`.
-        ending_position: Where a batch ends, and the same per partition; None for "latest". Not for a query.
-        no_matching_position: The meaning of a time or offset after the newest event: "latest" or "error".
+        ending_position: Where a batch ends, and the same per partition; None for "latest". The event at an end is not
+            read, unless the position states `"isInclusive": true`. Not for a query.
+        no_matching_position: The meaning of a time or offset after the newest event, and of a sequence number for all
+            partitions that one of them has not reached: "latest" or "error". A number that is given for one partition
+            must exist.
         max_events_per_trigger: The most events in one batch of a query, split in proportion to backlog; None for no
             limit.
         min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
@@ -231,9 +249,9 @@ class SourceOptions(SettingsModel):
 
     connection: SparkConnection
     consumer_group: Name = "$Default"
-    starting_position: Position = None
+    starting_position: Start = None
     starting_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
-    ending_position: Position = None
+    ending_position: End = None
     ending_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
     no_matching_position: Literal["latest", "error"] = "latest"
     max_events_per_trigger: int | None = Field(default=None, ge=1)
@@ -254,7 +272,9 @@ class SourceOptions(SettingsModel):
     @classmethod
     def _by_partition(cls, value: object, info: ValidationInfo) -> object:
         connection = info.data.get("connection")
-        return parse_positions(value, connection.hub) if isinstance(value, str) and connection is not None else value
+        if not isinstance(value, str) or connection is None:
+            return value
+        return parse_positions(value, connection.hub, inclusive=info.field_name == "starting_positions")
 
     @model_validator(mode="after")
     def _agree(self) -> SourceOptions:

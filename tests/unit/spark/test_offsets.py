@@ -161,6 +161,15 @@ def test_position_beyond_the_end_is_refused() -> None:
         number_of(EventPosition.at_sequence_number(12, inclusive=True), FULL, option="startingPosition")
 
 
+@pytest.mark.parametrize("is_end", [False, True])
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_position_beyond_the_end_is_the_end_unless_it_must_exist(is_end: bool, inclusive: bool) -> None:
+    """A number that uneven partitions need not have reached is the end of those that have not."""
+    for number in (10, 11, 12, 99):
+        position = EventPosition.at_sequence_number(number, inclusive=inclusive)
+        assert number_of(position, FULL, option="startingPosition", is_end=is_end, must_exist=False) == 10
+
+
 # ----------------------------------------------------------------------------------------------------------- limits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -117,7 +118,12 @@ def test_options_take_a_connectors_configuration() -> None:
 def test_position_option_is_read_in_every_form(text: str, position: EventPosition) -> None:
     """A position is a word, a number, a time, or the connector's object."""
     assert options(startingPosition=text).for_stream().start_of("0") == position
-    assert options(endingPosition=text).for_batch().end_of("0") == position
+    is_stated = "isInclusive" in text or position.offset in {"-1", "@latest"}
+    end = position if is_stated else replace(position, inclusive=False)
+    assert options(endingPosition=text).for_batch().end_of("0") == end
+    given = text if text.startswith("{") else json.dumps(text)
+    by_partition = options(startingPositions=f'{{"0": {given}}}', endingPositions=f'{{"0": {given}}}').for_batch()
+    assert (by_partition.start_of("0"), by_partition.end_of("0")) == (position, end)
 
 
 @pytest.mark.parametrize(
