@@ -247,7 +247,9 @@ def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("tasks", "options"),
     [
-        (3, {}),
+        (1, {}),
+        (1, {"partitionsPerTask": "auto"}),
+        (3, {"partitionsPerTask": 1}),
         (2, {"partitionsPerTask": 2}),
         (1, {"partitionsPerTask": 8}),
         (6, {"minPartitions": 6}),
@@ -255,7 +257,7 @@ def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
     ],
 )
 def test_batch_tasks_share_the_events(service: SparkService, tasks: int, options: dict[str, Any]) -> None:
-    """One task per partition, several partitions in a task, or large ones split: every event comes once."""
+    """One task for few events, one per partition, or large ones split: every event comes once."""
     hub = Hub(service, 4)
     service.publish_all(hub.name, {"0": [b"%d" % n for n in range(50)], "1": [b"a"], "2": [b"b"]})
     reader = hub.batch_reader(**options)

@@ -208,9 +208,22 @@ def _duration(value: object) -> object:
     return seconds(value) if isinstance(value, str) else value
 
 
+def _per_task(value: object) -> object:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError('must be "auto", or a number of partitions from 1 on')
+    return number
+
+
 Duration = Annotated[Seconds, BeforeValidator(_duration)]
 Start = Annotated[EventPosition | None, BeforeValidator(parse_position)]
 End = Annotated[EventPosition | None, BeforeValidator(_parse_end)]
+PerTask = Annotated[int | None, BeforeValidator(_per_task)]
 
 
 class SourceOptions(SettingsModel):
@@ -234,10 +247,11 @@ class SourceOptions(SettingsModel):
         min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
             seconds have passed.
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
-        partitions_per_task: How many hub partitions one task reads at the same time.
+        partitions_per_task: How many hub partitions one task reads at the same time; None ("auto") to let the number of
+            events decide: a partition with many has its own task, and those with few share one.
         fail_on_data_loss: Fail if unread events are gone; False continues, with a warning.
-        use_exclusive_receiver: Read with owner level 0, which excludes other readers; None for True in a query and
-            False in a batch.
+        use_exclusive_receiver: Let a query read with owner level 0, which excludes other readers; None for True. A
+            batch never does: it would disconnect the query that is looked into.
         receiver_timeout: Seconds without an event before the service is asked whether events are gone, and without an
             answer before a request fails.
         prefetch_count: Events received ahead, per partition.
@@ -258,7 +272,7 @@ class SourceOptions(SettingsModel):
     min_events_per_trigger: int | None = Field(default=None, ge=1)
     max_trigger_delay: Duration = 900.0
     min_partitions: int | None = Field(default=None, ge=1)
-    partitions_per_task: int = Field(default=1, ge=1)
+    partitions_per_task: PerTask = None
     fail_on_data_loss: bool = True
     use_exclusive_receiver: bool | None = None
     receiver_timeout: Duration = 60.0
@@ -281,7 +295,7 @@ class SourceOptions(SettingsModel):
         low, high = self.min_events_per_trigger, self.max_events_per_trigger
         if low is not None and high is not None and low > high:
             raise ConfigurationError("minEventsPerTrigger", "must not be greater than maxEventsPerTrigger")
-        if self.min_partitions is not None and self.partitions_per_task > 1:
+        if self.min_partitions is not None and (self.partitions_per_task or 1) > 1:
             raise ConfigurationError("minPartitions", "cannot be combined with partitionsPerTask")
         return self
 
@@ -324,7 +338,7 @@ class SourceOptions(SettingsModel):
         """
         if self.ending_position is not None or self.ending_positions:
             raise ConfigurationError("endingPosition", "is only for batches: a query has no end")
-        return self._completed(END, is_exclusive=True)
+        return self._completed(END, is_exclusive=self.use_exclusive_receiver is not False)
 
     def for_batch(self) -> SourceOptions:
         """Return the options with the defaults of a batch.
@@ -338,13 +352,12 @@ class SourceOptions(SettingsModel):
         return self._completed(START, is_exclusive=False)
 
     def _completed(self, start: EventPosition, *, is_exclusive: bool) -> SourceOptions:
-        exclusive = is_exclusive if self.use_exclusive_receiver is None else self.use_exclusive_receiver
-        if self.min_partitions is not None and exclusive:
+        if self.min_partitions is not None and is_exclusive:
             raise ConfigurationError(
                 "minPartitions", "has several tasks read one partition, which requires useExclusiveReceiver=false"
             )
         return self.model_copy(
-            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": exclusive}
+            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": is_exclusive}
         )
 
     @property

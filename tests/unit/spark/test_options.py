@@ -171,7 +171,7 @@ def test_positions_by_default_are_latest_for_a_query_oldest_for_a_batch() -> Non
     assert (stream.start_of("0"), stream.receive.owner_level) == (EventPosition.latest(), 0)
     assert (batch.start_of("0"), batch.end_of("0")) == (EventPosition.earliest(), EventPosition.latest())
     assert batch.receive.owner_level is None
-    assert options(useExclusiveReceiver="true").for_batch().receive.owner_level == 0
+    assert options(useExclusiveReceiver="true").for_batch().receive.owner_level is None
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,21 @@ def test_option_without_an_effect_is_taken_with_a_warning() -> None:
         ({"prefetchCount": "0"}, "prefetchCount: "),
         ({"minEventsPerTrigger": "9", "maxEventsPerTrigger": "8"}, "minEventsPerTrigger: must not be greater"),
         ({"minPartitions": "9", "partitionsPerTask": "2"}, "minPartitions: cannot be combined"),
+        ({"partitionsPerTask": "0"}, 'partitionsPerTask: must be "auto", or a number of partitions'),
+        ({"partitionsPerTask": "many"}, 'partitionsPerTask: must be "auto", or a number of partitions'),
         ({"maxEventsPerTrigger": "9", "eventhubs.maxEventsPerTrigger": "8"}, "maxEventsPerTrigger: is given twice"),
     ],
 )
 def test_option_with_a_bad_value_is_refused_by_its_name(given: dict[str, str], says: str) -> None:
     """The error names the option as users write it."""
     assert problem(**given).startswith(says)
+
+
+def test_option_of_partitions_per_task_is_a_number_or_chosen() -> None:
+    """By default, and with "auto", the number of events decides."""
+    assert options().partitions_per_task is None
+    assert options(partitionsPerTask="Auto").partitions_per_task is None
+    assert options(partitionsPerTask="3").partitions_per_task == 3
 
 
 def test_option_of_the_other_kind_is_refused() -> None:
