@@ -34,15 +34,17 @@ class EventPumpDataSource(DataSource):
         return "eventpump"
 
     def schema(self) -> str:
-        """Return the columns that are read unless the user specifies a schema.
+        """Return the columns that are read unless the user specifies a schema. Spark calls it in `load`.
 
         Raises:
-            ConfigurationError: An option is invalid.
+            ConfigurationError: An option is invalid, or the consumer group does not exist.
         """
         from eventpump.spark.source.options import SourceOptions
+        from eventpump.spark.source.readers import check_consumer_group
         from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
 
         options = SourceOptions.from_options(self.options)
+        check_consumer_group(options)
         return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -11,12 +11,19 @@ from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.core.backoff import UNLIMITED
-from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
+from eventpump.core.backoff import UNLIMITED, gives_up
+from eventpump.errors import (
+    ConfigurationError,
+    ConsumerDisconnectedError,
+    EntityNotFoundError,
+    EventPumpError,
+    QuotaExceededError,
+    ServiceTimeoutError,
+)
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of
+from eventpump.spark.source.offsets import REFUSED_PATIENCE, HubSnapshot, is_behind, lookup_of, number_of
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
@@ -88,16 +95,41 @@ async def find_numbers(
             must_exist=is_strict or is_own,
         )
         if number is None:
-            wanted = lookup_of(position, is_end=is_end)
-            return await _persist(
-                lambda: _first_number(transport, options, partition_id, wanted), options.receiver_timeout
-            )
+            return await _find_first(transport, options, partition_id, lookup_of(position, is_end=is_end))
         if is_strict and is_behind(position, properties, is_end=is_end):
             raise ConfigurationError(option, f"partition {partition_id} has no event at or after this position")
         return number
 
     numbers = await gather(find(each) for each in facts.partitions)
     return {each.partition_id: number for each, number in zip(facts.partitions, numbers, strict=True)}
+
+
+async def require_consumer_group(transport: Transport, options: SourceOptions) -> None:
+    """Check that the consumer group exists. A link without an owner level is opened for that: it disconnects no other
+    reader.
+
+    Raises:
+        ConfigurationError: It does not exist.
+        ServiceError: The hub does not exist, or the service did not answer.
+    """
+    connection = options.connection
+    properties = await transport.get_hub_properties(connection.hub)
+    spec = ReceiveLinkSpec(
+        hub=connection.hub,
+        consumer_group=options.consumer_group,
+        partition_id=min(properties.partition_ids, key=partition_order),
+        position=EventPosition.latest(),
+    )
+    try:
+        link = await transport.open_receive_link(spec, _FirstMessage())
+    except EntityNotFoundError:
+        raise ConfigurationError(
+            "consumerGroup",
+            f"hub {connection.hub} has no consumer group {options.consumer_group}; create it, or use $Default",
+        ) from None
+    except (ConsumerDisconnectedError, QuotaExceededError):
+        return  # it has readers
+    await link.aclose()
 
 
 class _FirstMessage:
@@ -111,6 +143,27 @@ class _FirstMessage:
 
     def detached(self, error: EventPumpError) -> None:
         reject(self.arrived, error)
+
+
+async def _find_first(transport: Transport, options: SourceOptions, partition_id: str, position: EventPosition) -> int:
+    """Return the number of the first event at a position. A partition that is read exclusively is tried again until a
+    kept link of a query is closed."""
+    receive = options.receive
+    refused_until = asyncio.get_running_loop().time() + REFUSED_PATIENCE
+
+    def is_final(error: Exception) -> bool:
+        if isinstance(error, ConsumerDisconnectedError) and receive.owner_level is None:
+            return asyncio.get_running_loop().time() >= refused_until
+        return gives_up(error)
+
+    try:
+        return await _persist(
+            lambda: _first_number(transport, options, partition_id, position),
+            options.receiver_timeout,
+            is_final=is_final,
+        )
+    except ConsumerDisconnectedError as error:
+        raise receive.disconnected(error, options.connection.hub, partition_id) from error
 
 
 async def _first_number(
@@ -133,7 +186,9 @@ async def _first_number(
         await link.aclose()
 
 
-async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
+async def _persist(
+    ask: Callable[[], Awaitable[_T]], timeout: float, *, is_final: Callable[[Exception], bool] = gives_up
+) -> _T:
     """Repeat a request until it is answered.
 
     Raises:
@@ -145,6 +200,6 @@ async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
 
     until = asyncio.get_running_loop().time() + timeout
     try:
-        return await retrying(ask, UNLIMITED, random.Random(), until=until, on_retry=log)
+        return await retrying(ask, UNLIMITED, random.Random(), until=until, is_final=is_final, on_retry=log)
     except TimeoutError:
         raise ServiceTimeoutError(f"the service did not answer within {timeout:g} s") from None

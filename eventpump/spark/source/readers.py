@@ -20,6 +20,7 @@ from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.source import lookups
 from eventpump.spark.source.offsets import (
+    KEEP_LINKS,
     HubOffset,
     HubSnapshot,
     Loss,
@@ -27,6 +28,7 @@ from eventpump.spark.source.offsets import (
     SourcePartition,
     StreamPlanner,
     batch_ranges,
+    keep_links_for,
     plan_tasks,
 )
 from eventpump.spark.source.options import SourceOptions
@@ -71,6 +73,28 @@ IDLE_INTERVAL: Final = 2.0
 """The most seconds between two looks of an idle query at a hub, however many partitions it has."""
 
 
+LOAD_PATIENCE: Final = 10.0
+"""Seconds for which `load` waits for the service's answer whether the consumer group exists."""
+
+
+def check_consumer_group(options: SourceOptions) -> None:
+    """Check that the consumer group exists, before a query begins and writes to its checkpoint.
+
+    Whatever else is wrong with the service, the query itself finds out, with more patience.
+
+    Raises:
+        ConfigurationError: It does not exist.
+    """
+    if options.consumer_group.lower() == "$default":
+        return
+    transport = worker.transport(options.connection)
+    try:
+        worker.run(lookups.require_consumer_group(transport, options), LOAD_PATIENCE)
+    except ServiceError as error:
+        _log.info("the consumer group could not be checked: %s", error)
+        worker.drop(options.connection)
+
+
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the names of the columns to read: some of the source's, in any order.
 
@@ -113,15 +137,16 @@ class _Reader:
         task = partition.value
         assert isinstance(task, SourcePartition)
         options = self._options
-        return read_ranges(options.connection, options.receive, task.ranges, self._columns)
+        return read_ranges(options.connection, options.receive, task.ranges, self._columns, keep_links=task.keep_links)
 
-    def _tasks(self, ranges: Sequence[SequenceRange]) -> list[InputPartition]:
+    def _tasks(self, ranges: Sequence[SequenceRange], keep_links: float = KEEP_LINKS) -> list[InputPartition]:
         options = self._options
         tasks = plan_tasks(
             options.connection.hub,
             ranges,
             min_partitions=options.min_partitions,
             partitions_per_task=options.partitions_per_task,
+            keep_links=keep_links,
         )
         return [InputPartition(each) for each in tasks]
 
@@ -221,7 +246,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
-        return self._tasks(self._own_query().ranges(start, end))
+        query = self._own_query()
+        ranges = query.ranges(start, end)
+        return self._tasks(ranges, query.keep_links)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing when a batch is done: the service keeps no positions."""
@@ -259,11 +286,15 @@ class _Query:
         self._taken_at = 0.0
         self._ends_at_target = False
         self._last: HubOffset | None = None
+        self._planned_at: float | None = None
+        self.keep_links = KEEP_LINKS
+        """Seconds for which the last batch's links stay open for the next one: two triggers, within limits."""
 
     def first_start(self) -> HubOffset:
         """Return where the query begins, decided once."""
         start = self._planner.first_start
         if start is None:
+            check_consumer_group(self._options)
             facts = self._look()
             start = HubOffset(self._hub, self._run(lookups.find_numbers(self._transport(), self._options, facts)))
             self._planner.begin(start)
@@ -295,6 +326,8 @@ class _Query:
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[SequenceRange]:
         """Return the ranges of a batch."""
+        before, self._planned_at = self._planned_at, time.monotonic()
+        self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
         self._last = HubOffset.from_json(self._hub, end)
         ranges, losses = batch_ranges(HubOffset.from_json(self._hub, start), self._last, self.snapshot())
         self._tell(losses)
