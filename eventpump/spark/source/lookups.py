@@ -18,6 +18,7 @@ from eventpump.errors import (
     EntityNotFoundError,
     EventPumpError,
     QuotaExceededError,
+    ServiceError,
     ServiceTimeoutError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
@@ -50,7 +51,7 @@ class HubFacts:
 async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
     """Read a hub's properties and those of its partitions.
 
-    Transient failures are retried with increasing delays, for `receiver_timeout` seconds.
+    Transient failures are retried with increasing delays, for `retry_timeout` seconds.
 
     Raises:
         ServiceError: The failure lasted longer, or is permanent.
@@ -62,7 +63,7 @@ async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
         ids = sorted(properties.partition_ids, key=partition_order)
         return HubFacts(properties, tuple(await gather(transport.get_partition_properties(hub, each) for each in ids)))
 
-    return await _persist(ask, options.receiver_timeout)
+    return await persist(ask, options.retry_timeout)
 
 
 async def find_numbers(
@@ -157,9 +158,9 @@ async def _find_first(transport: Transport, options: SourceOptions, partition_id
         return gives_up(error)
 
     try:
-        return await _persist(
+        return await persist(
             lambda: _first_number(transport, options, partition_id, position),
-            options.receiver_timeout,
+            options.retry_timeout,
             is_final=is_final,
         )
     except ConsumerDisconnectedError as error:
@@ -186,20 +187,31 @@ async def _first_number(
         await link.aclose()
 
 
-async def _persist(
+async def persist(
     ask: Callable[[], Awaitable[_T]], timeout: float, *, is_final: Callable[[Exception], bool] = gives_up
 ) -> _T:
     """Repeat a request until it is answered.
 
+    Args:
+        ask: Starts the request; called once per attempt.
+        timeout: Seconds, the option `retryTimeout`.
+        is_final: Returns whether no further attempt can help after an error.
+
     Raises:
-        ServiceError: There was no answer within `timeout` seconds, or the failure is permanent.
+        ServiceTimeoutError: There was no answer in time; its text has the last failure, which is its cause.
+        ServiceError: The failure is permanent.
     """
 
     def log(error: Exception, delay: float) -> None:
         _log.warning("%s; asking again in %.1f s", error, delay)
 
     until = asyncio.get_running_loop().time() + timeout
+    problem = f"the service did not answer within {timeout:g} s (retryTimeout)"
     try:
         return await retrying(ask, UNLIMITED, random.Random(), until=until, is_final=is_final, on_retry=log)
     except TimeoutError:
-        raise ServiceTimeoutError(f"the service did not answer within {timeout:g} s") from None
+        raise ServiceTimeoutError(f"{problem}; the first attempt was still under way") from None
+    except ServiceError as error:
+        if is_final(error):
+            raise
+        raise ServiceTimeoutError(f"{problem}; the last failure: {error}") from error

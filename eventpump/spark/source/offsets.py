@@ -32,6 +32,9 @@ what its events cost."""
 MAX_RANGES_PER_TASK: Final = 32
 """The most ranges of one task if their number is chosen: each has a link, and up to 1 MiB is received ahead on it."""
 
+RETRY_TIMEOUT: Final = 120.0
+"""Seconds for which an outage of the service is waited for by default, as long as Kafka's producer tries to deliver."""
+
 KEEP_LINKS: Final = 10.0
 """The most seconds for which an exclusive link stays open after its task, for the next one."""
 
@@ -84,6 +87,7 @@ class ReceiveOptions:
         prefetch_count: The most events of one range that are received ahead.
         receiver_timeout: Seconds without an event after which the service is asked whether the remaining events are
             gone.
+        retry_timeout: Seconds for which a service that cannot be reached is tried again.
         fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
         cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
         cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
@@ -93,6 +97,7 @@ class ReceiveOptions:
     owner_level: int | None = 0
     prefetch_count: int = 4000
     receiver_timeout: float = 60.0
+    retry_timeout: float = RETRY_TIMEOUT
     fail_on_data_loss: bool = True
     cache_memory: int = 64 * 1024 * 1024
     cache_disk: int = 512 * 1024 * 1024

@@ -17,7 +17,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
-from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
+from eventpump.spark.source.offsets import RETRY_TIMEOUT, ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -35,6 +35,7 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "failOnDataLoss": "fail_on_data_loss",
         "useExclusiveReceiver": "use_exclusive_receiver",
         "receiverTimeout": "receiver_timeout",
+        "retryTimeout": "retry_timeout",
         "prefetchCount": "prefetch_count",
         "includeProperties": "include_properties",
         "snapshotInterval": "snapshot_interval",
@@ -252,8 +253,9 @@ class SourceOptions(SettingsModel):
         fail_on_data_loss: Fail if unread events are gone; False continues, with a warning.
         use_exclusive_receiver: Let a query read with owner level 0, which excludes other readers; None for True. A
             batch never does: it would disconnect the query that is looked into.
-        receiver_timeout: Seconds without an event before the service is asked whether events are gone, and without an
-            answer before a request fails.
+        receiver_timeout: Seconds without an event before the service is asked whether events are gone.
+        retry_timeout: Seconds for which the service is tried again if it cannot be reached: by the driver, which then
+            ends the query, and by each attempt of a task.
         prefetch_count: Events received ahead, per partition.
         include_properties: Include the two columns of properties in the schema.
         snapshot_interval: Seconds for which the known ends of the hub's partitions are reused.
@@ -276,6 +278,7 @@ class SourceOptions(SettingsModel):
     fail_on_data_loss: bool = True
     use_exclusive_receiver: bool | None = None
     receiver_timeout: Duration = 60.0
+    retry_timeout: Duration = RETRY_TIMEOUT
     prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
     include_properties: bool = True
     snapshot_interval: Duration = 0.5
@@ -368,6 +371,7 @@ class SourceOptions(SettingsModel):
             owner_level=0 if self.use_exclusive_receiver else None,
             prefetch_count=self.prefetch_count,
             receiver_timeout=self.receiver_timeout,
+            retry_timeout=self.retry_timeout,
             fail_on_data_loss=self.fail_on_data_loss,
             cache_memory=self.range_cache_memory,
             cache_disk=self.range_cache_disk,

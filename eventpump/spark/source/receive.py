@@ -21,6 +21,7 @@ from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
+from eventpump.spark.source.lookups import persist
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.rangecache import RangeCache, RangeKey
 from eventpump.spark.source.ranges import RangeProgress
@@ -122,7 +123,6 @@ def read_ranges(
                 options,
                 links=worker.once(KeptLinks),
                 scope=connection,
-                startup_timeout=connection.operation_timeout,
                 keep_links=keep_links,
             )
             worker.run(receiver.start())
@@ -253,7 +253,6 @@ class _RangeLink:
         links: KeptLinks,
         key: LinkKey,
         max_bytes: int,
-        startup_timeout: float,
         keep_links: float,
     ) -> None:
         self._transport = transport
@@ -262,7 +261,6 @@ class _RangeLink:
         self._links = links
         self._key = key
         self._max_bytes = max_bytes
-        self._startup_timeout = startup_timeout
         self._keep_links = keep_links
         self._progress = RangeProgress(wanted)
         self._refused_since: float | None = None
@@ -314,7 +312,7 @@ class _RangeLink:
             ),
             wrap=as_received,
             rng=self._rng,
-            startup_timeout=self._startup_timeout,
+            startup_timeout=self._options.retry_timeout,
             limit=progress.left,
             on_trouble=troubled,
         )
@@ -392,7 +390,10 @@ class _RangeLink:
         progress.give_up_missing(properties)
 
     async def _ask(self) -> PartitionProperties:
-        return await self._transport.get_partition_properties(self._hub, self._progress.partition_id)
+        return await persist(
+            lambda: self._transport.get_partition_properties(self._hub, self._progress.partition_id),
+            self._options.retry_timeout,
+        )
 
     def _report(self, problem: str | None) -> None:
         if problem is None:
@@ -439,7 +440,6 @@ class RangesReceiver:
 
     Args:
         scope: Distinguishes the kept links of hubs and credentials.
-        startup_timeout: Seconds during which opening a first link is retried.
         keep_links: Seconds for which exclusive links stay open for the next task.
     """
 
@@ -452,7 +452,6 @@ class RangesReceiver:
         *,
         links: KeptLinks,
         scope: object,
-        startup_timeout: float = 60.0,
         keep_links: float = KEEP_LINKS,
     ) -> None:
         max_bytes = max(_LEAST_BYTES, MAX_BYTES // max(1, len(ranges)))
@@ -465,7 +464,6 @@ class RangesReceiver:
                 links=links,
                 key=LinkKey(scope, each.partition_id, options),
                 max_bytes=max_bytes,
-                startup_timeout=startup_timeout,
                 keep_links=keep_links,
             )
             for each in ranges

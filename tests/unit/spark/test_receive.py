@@ -316,9 +316,30 @@ async def test_receive_fails_with_the_first_range_that_fails() -> None:
 async def test_receive_fails_where_the_service_cannot_be_reached() -> None:
     """A task that never gets a link gives up after the time to start; Spark tries it again elsewhere."""
     hub = FakeHub()
+    hub.publish("0", count=10)
     hub.refuse(ConnectionLostError("no way"), times=float("inf"))
-    with pytest.raises(ConnectionLostError, match="no way"):
-        await _read_one(hub, 0, 10)
+    loop = asyncio.get_running_loop()
+    for options in (_EXCLUSIVE, ReceiveOptions(retry_timeout=9)):
+        began = loop.time()
+        with pytest.raises(ConnectionLostError, match="no way"):
+            await _read_one(hub, 0, 10, options=options)
+        assert options.retry_timeout - 5 <= loop.time() - began <= options.retry_timeout
+
+
+async def test_receive_waits_for_a_service_that_is_away() -> None:
+    """An outage in mid-range, of links and requests, is waited for; only one that lasts longer fails the task."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    reading = asyncio.create_task(_read_one(hub, 0, 10, options=ReceiveOptions(receiver_timeout=10)))
+    await asyncio.sleep(5)
+    hub.refuse(ConnectionLostError("away"), times=float("inf"))
+    hub.refuse(ConnectionLostError("away"), operation="partition", times=float("inf"))
+    hub.lose_connections()
+    await asyncio.sleep(100)
+    assert not reading.done()
+    hub.accept()
+    hub.publish("0", count=5)
+    assert await reading == list(range(10))
 
 
 # --------------------------------------------------------------------------------------------------- gaps and loss
