@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from eventpump import EventData
-from eventpump.spark.data_source import register
+from eventpump.spark.data_source import EventPumpDataSource, register
 from eventpump.spark.source.rows import COLUMNS
 from eventpump.spark.source.schema import COLUMN_TYPES
 from tests.spark.reading import HubReading
@@ -151,3 +151,20 @@ def test_load_with_an_unknown_consumer_group_is_refused(
     with pytest.raises(PySparkException, match=says), reading.query(consumerGroup="elsewhere") as query:
         assert query.awaitTermination(60)
     assert not list(Path(checkpoint, "offsets").glob("[0-9]*"))
+
+
+def warnings_of_registration(spark: SparkSession) -> int:
+    """Count the lines in which Spark says that a data source was replaced."""
+    log = Path(spark.sparkContext.getConf().get("spark.local.dir", "")).parent / "spark.log"
+    return log.read_text(encoding="utf-8").count("DataSourceManager")
+
+
+def test_register_where_the_format_is_known_warns_of_nothing(spark: SparkSession) -> None:
+    """Found by Spark or registered before, in this session or another: `register` may be every program's first line."""
+    before = warnings_of_registration(spark)
+    for session in (spark, spark.newSession(), spark.newSession()):
+        register(session)
+        register(session)
+    assert warnings_of_registration(spark) == before
+    spark.newSession().dataSource.register(EventPumpDataSource)
+    assert warnings_of_registration(spark) == before + 1

@@ -266,6 +266,16 @@ def test_batch_tasks_share_the_events(service: SparkService, tasks: int, options
     assert rows_of(reader, planned) == hub.published()
 
 
+def test_batch_with_fewer_tasks_than_wanted_says_so_once(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """`minPartitions` is bounded by the service's five readers and by the events; that is logged, once per reader."""
+    hub.publish(*[b"x"] * 20)
+    reader = hub.batch_reader(minPartitions=6)
+    assert [len(reader.partitions()), len(reader.partitions())] == [5, 5]
+    assert caplog.text.count("minPartitions is 6, but there are only 5 tasks") == 1
+    assert len(hub.batch_reader(minPartitions=5).partitions()) == 5
+    assert caplog.text.count("minPartitions is") == 1
+
+
 def test_task_shows_no_secret(filled: Hub) -> None:
     """What Spark may log of a task says which numbers, and nothing of the connection."""
     reader = filled.batch_reader()
@@ -278,10 +288,14 @@ def test_task_shows_no_secret(filled: Hub) -> None:
 def test_schema_of_wrong_columns_is_refused() -> None:
     """A column is one of ours, of our type and nullable, or refused with what would be right."""
     body = StructField("body", BinaryType())
+    there_is = (
+        "The source has: body, partition, offset, sequenceNumber, enqueuedTime, publisher, partitionKey, properties, "
+        "systemProperties"
+    )
     assert columns_of(StructType([body])) == ("body",)
     for field, says in (
-        (StructField("Body", body.dataType), "unknown column Body; did you mean body?"),
-        (StructField("payload", body.dataType), "unknown column payload"),
+        (StructField("Body", body.dataType), f"unknown column Body; did you mean body? {there_is}"),
+        (StructField("payload", body.dataType), f"unknown column payload. {there_is}"),
         (StructField("partition", body.dataType), "column partition must be STRING"),
         (StructField("enqueuedTime", TimestampNTZType()), "column enqueuedTime must be TIMESTAMP"),
         (StructField("properties", body.dataType), "column properties must be MAP<STRING, STRING>"),

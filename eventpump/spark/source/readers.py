@@ -21,6 +21,7 @@ from eventpump.spark import worker
 from eventpump.spark.source import lookups
 from eventpump.spark.source.offsets import (
     KEEP_LINKS,
+    MAX_READERS,
     HubOffset,
     HubSnapshot,
     Loss,
@@ -106,8 +107,9 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         if wanted is None:
             spelling = {name.lower(): name for name in COLUMN_TYPES}
             nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
-            hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
-            raise ConfigurationError("schema", f"unknown column {field.name}{hint}")
+            hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else "."
+            there_is = ", ".join(COLUMN_TYPES)
+            raise ConfigurationError("schema", f"unknown column {field.name}{hint} The source has: {there_is}")
         if field.dataType.simpleString() != wanted.lower().replace(" ", ""):
             raise ConfigurationError("schema", f"column {field.name} must be {wanted}")
         if not field.nullable:
@@ -117,11 +119,12 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 class _Reader:
     """The part of both readers that executors need: options and columns. It is pickled, so it must hold nothing
-    else."""
+    large."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = tuple(columns)
+        self._is_noted = False
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's ranges. Runs on executors.
@@ -148,6 +151,18 @@ class _Reader:
             partitions_per_task=options.partitions_per_task,
             keep_links=keep_links,
         )
+        wanted = options.min_partitions
+        if wanted is not None and 0 < len(tasks) < wanted and not self._is_noted:
+            self._is_noted = True
+            _log.warning(
+                "minPartitions is %d, but there are only %d tasks: the service lets %d readers share a partition, and "
+                "a task reads at least one event (%d partitions, %d events)",
+                wanted,
+                len(tasks),
+                MAX_READERS,
+                len(ranges),
+                sum(each.size for each in ranges),
+            )
         return [InputPartition(each) for each in tasks]
 
     def _tell(self, losses: Sequence[Loss]) -> None:

@@ -314,10 +314,14 @@ class _RangeLink:
             rng=self._rng,
             startup_timeout=self._options.retry_timeout,
             limit=progress.left,
+            on_attached=self._attached,
             on_trouble=troubled,
         )
         self._feed, self._cursor = feed, feed.cursor()
         feed.start()
+
+    def _attached(self) -> None:
+        self._refused_since = None
 
     async def read(self) -> list[bytes]:
         """Return the next events: a full batch, or those up to the range's end; none if the range is completely
@@ -331,7 +335,6 @@ class _RangeLink:
             assert cursor is not None
             messages = cursor.take(min(MAX_ROWS - len(found), progress.left))
             if messages:
-                self._refused_since = None
                 messages = await self._within(messages)
                 found = found + messages if found else messages
                 size += sum(map(len, messages))

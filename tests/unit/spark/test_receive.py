@@ -238,7 +238,7 @@ async def test_shared_reader_that_is_disconnected_goes_on_after_the_last_event()
     receiver = _receiver(hub, SequenceRange("0", 0, 600), options=_SHARED, links=links)
     reading = asyncio.create_task(_read(receiver, 1))
     for start in (0, 100, 200):
-        await asyncio.sleep(5)
+        await asyncio.sleep(REFUSED_PATIENCE)
         assert await _read_one(hub, start, start + 100, links=links, keep_links=1.0) == list(range(start, start + 100))
     hub.publish("0", count=300)
     assert await reading == [list(range(600))]
