@@ -361,6 +361,24 @@ def test_query_before_spark_4_2_remembers_its_last_batch(pair: Hub) -> None:
     assert engine.reader.latestOffset() == second
 
 
+def test_query_of_chosen_partitions_reads_no_other(pair: Hub) -> None:
+    """One of two partitions is read; the other can be added later, and none that was read can be left out."""
+    pair.publish(b"a", b"b")
+    pair.publish(b"x", to="1")
+    assert pair.batch(partitions="[0]", startingPositions='{"1": 99}') == [("0", 0, b"a"), ("0", 1, b"b")]
+    with pytest.raises(ConfigurationError, match=r"partitions: hub .* has no partition 5, only 2"):
+        pair.batch(partitions="5")
+    engine = Engine(pair, startingPosition="earliest", partitions="1")
+    assert engine.batch() == [("1", 0, b"x")]
+    pair.publish(b"c")
+    assert engine.batch() is None
+    engine.restart(partitions="0,1")
+    assert engine.batch() == [("0", 0, b"a"), ("0", 1, b"b"), ("0", 2, b"c")]
+    engine.restart(partitions="0")
+    with pytest.raises(ConfigurationError, match="partitions: the checkpoint has partition 1, which is not chosen"):
+        engine.batch()
+
+
 def test_query_limit_is_split_by_backlog(pair: Hub) -> None:
     """Batches hold the limit, in proportion to what waits, until nothing does."""
     pair.publish(*[b"%d" % n for n in range(30)])

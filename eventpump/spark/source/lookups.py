@@ -34,7 +34,7 @@ _log = logging.getLogger("eventpump.spark")
 
 @dataclass(frozen=True, slots=True)
 class HubFacts:
-    """The properties of a hub and of its partitions, read one after the other: not all at the same moment."""
+    """The properties of a hub and of the partitions to read, read one after the other: not all at the same moment."""
 
     hub: HubProperties
     partitions: tuple[PartitionProperties, ...]
@@ -49,18 +49,19 @@ class HubFacts:
 
 
 async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
-    """Read a hub's properties and those of its partitions.
+    """Read a hub's properties and those of the partitions to read.
 
     Transient failures are retried with increasing delays, for `retry_timeout` seconds.
 
     Raises:
+        ConfigurationError: The hub does not have a partition that was chosen.
         ServiceError: The failure lasted longer, or is permanent.
     """
     hub = options.connection.hub
 
     async def ask() -> HubFacts:
         properties = await transport.get_hub_properties(hub)
-        ids = sorted(properties.partition_ids, key=partition_order)
+        ids = options.chosen(properties.partition_ids)
         return HubFacts(properties, tuple(await gather(transport.get_partition_properties(hub, each) for each in ids)))
 
     return await persist(ask, options.retry_timeout)
@@ -79,7 +80,7 @@ async def find_numbers(
             a sequence number of one partition, and with `no_matching_position="error"` for all positions.
         ServiceError: The service refused, or did not answer in time.
     """
-    options.require_partitions([each.partition_id for each in facts.partitions])
+    options.require_partitions(facts.hub.partition_ids)
     option = "endingPosition" if is_end else "startingPosition"
     exact = options.ending_positions if is_end else options.starting_positions
     is_strict = options.no_matching_position == "error"

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ByteSize, Field, ValidationInfo, field_val
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
 from eventpump.spark.source.offsets import RETRY_TIMEOUT, ReceiveOptions, TriggerLimits
@@ -22,6 +23,7 @@ from eventpump.spark.source.offsets import RETRY_TIMEOUT, ReceiveOptions, Trigge
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "consumerGroup": "consumer_group",
+        "partitions": "partitions",
         "startingPosition": "starting_position",
         "startingPositions": "starting_positions",
         "endingPosition": "ending_position",
@@ -80,6 +82,8 @@ _POSITION: Final = (
 _POSITIONS: Final = (
     'must be a JSON object of positions by partition id, such as {"0": "earliest", "1": 42}, or by hub and partition id'
 )
+
+_PARTITIONS: Final = 'must be partition ids, such as "0,3,7", or a JSON list of them'
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -224,7 +228,26 @@ def _per_task(value: object) -> object:
 Duration = Annotated[Seconds, BeforeValidator(_duration)]
 Start = Annotated[EventPosition | None, BeforeValidator(parse_position)]
 End = Annotated[EventPosition | None, BeforeValidator(_parse_end)]
+
+
+def _partition_ids(value: object) -> object:
+    """Parse `0,3,7`, or a JSON list of numbers or texts."""
+    if value is None:
+        return None
+    found: object = value
+    if isinstance(value, str):
+        text = value.strip()
+        found = _json(text, _PARTITIONS) if text.startswith("[") else [each.strip() for each in text.split(",")]
+    if not isinstance(found, list | tuple) or not found:
+        raise ValueError(_PARTITIONS)
+    ids = [str(each) for each in found]
+    if not all(map(_is_partition, ids)) or any(isinstance(each, bool) for each in found):
+        raise ValueError(_PARTITIONS)
+    return tuple(sorted({str(int(each)) for each in ids}, key=int))
+
+
 PerTask = Annotated[int | None, BeforeValidator(_per_task)]
+Partitions = Annotated[tuple[str, ...] | None, BeforeValidator(_partition_ids)]
 
 
 class SourceOptions(SettingsModel):
@@ -235,6 +258,8 @@ class SourceOptions(SettingsModel):
 
     Args:
         connection: The hub and how to connect to it.
+        partitions: The ids of the partitions to read; None for all. A query can be given further ones later, which it
+            reads from their first event, but none can be left out that its checkpoint has.
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
             query and "earliest" in a batch. A checkpoint takes precedence.
         starting_positions: The same per partition; takes precedence. See :func:`parse_positions`.
@@ -265,6 +290,7 @@ class SourceOptions(SettingsModel):
 
     connection: SparkConnection
     consumer_group: Name = "$Default"
+    partitions: Partitions = None
     starting_position: Start = None
     starting_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
     ending_position: End = None
@@ -389,6 +415,21 @@ class SourceOptions(SettingsModel):
     def end_of(self, partition_id: str) -> EventPosition:
         """Return the position at which a batch ends."""
         return self.ending_positions.get(partition_id) or self.ending_position or END
+
+    def chosen(self, partition_ids: Collection[str]) -> list[str]:
+        """Return the partitions to read, in numeric order.
+
+        Args:
+            partition_ids: Those that the hub has.
+
+        Raises:
+            ConfigurationError: The hub does not have one that was chosen.
+        """
+        for partition_id in self.partitions or ():
+            if partition_id not in partition_ids:
+                hub, count = self.connection.hub, len(partition_ids)
+                raise ConfigurationError("partitions", f"hub {hub} has no partition {partition_id}, only {count}")
+        return sorted(self.partitions or partition_ids, key=partition_order)
 
     def require_partitions(self, partition_ids: Collection[str]) -> None:
         """Check that all positions name partitions that the hub has.

@@ -321,7 +321,7 @@ class _Query:
         Args:
             asked_from: Where it begins; None from Spark before 4.2.
         """
-        start = (self._last or self.first_start()) if asked_from is None else HubOffset.from_json(self._hub, asked_from)
+        start = (self._last or self.first_start()) if asked_from is None else self._offset(asked_from)
         asked_at = time.monotonic()
         while True:
             end = self._planner.end(start, self.snapshot(), is_limited=is_limited, now=time.monotonic())
@@ -343,10 +343,28 @@ class _Query:
         """Return the ranges of a batch."""
         before, self._planned_at = self._planned_at, time.monotonic()
         self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
-        self._last = HubOffset.from_json(self._hub, end)
-        ranges, losses = batch_ranges(HubOffset.from_json(self._hub, start), self._last, self.snapshot())
+        self._last = self._offset(end)
+        ranges, losses = batch_ranges(self._offset(start), self._last, self.snapshot())
         self._tell(losses)
         return ranges
+
+    def _offset(self, document: dict[str, Any]) -> HubOffset:
+        """Return an offset from the checkpoint.
+
+        Raises:
+            ConfigurationError: It belongs to another hub, or has a partition that is not chosen: its unread events
+                would be left out without a word.
+        """
+        offset = HubOffset.from_json(self._hub, document)
+        chosen = self._options.partitions
+        for partition_id in offset.following:
+            if chosen is not None and partition_id not in chosen:
+                raise ConfigurationError(
+                    "partitions",
+                    f"the checkpoint has partition {partition_id}, which is not chosen; choose it too, or begin "
+                    "another query with a new checkpoint",
+                )
+        return offset
 
     def snapshot(self) -> HubSnapshot:
         """Return what the hub holds, from a snapshot at most `snapshot_interval` old."""

@@ -237,6 +237,22 @@ def test_option_of_partitions_per_task_is_a_number_or_chosen() -> None:
     assert options(partitionsPerTask="3").partitions_per_task == 3
 
 
+@pytest.mark.parametrize("text", ["7,0,3", " 0, 3 ,7", "[0, 3, 7]", '["7", "3", 0, 0]'])
+def test_option_of_partitions_is_a_list(text: str) -> None:
+    """Ids in any order, once each; all of the hub's if it is not given."""
+    assert options(partitions=text).partitions == ("0", "3", "7")
+    assert options(partitions=text).chosen([str(each) for each in range(8)]) == ["0", "3", "7"]
+    assert options().chosen(["1", "10", "2"]) == ["1", "2", "10"]
+    with pytest.raises(ConfigurationError, match="partitions: hub trades has no partition 7, only 4"):
+        options(partitions=text).chosen(["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize("text", ["", "all", "1,,2", "[]", "[true]", "[1.5]", "{}", "[", "-1", "0-3"])
+def test_option_of_partitions_of_another_form_is_refused(text: str) -> None:
+    """The error shows the form."""
+    assert problem(partitions=text) == 'partitions: must be partition ids, such as "0,3,7", or a JSON list of them'
+
+
 def test_option_of_the_other_kind_is_refused() -> None:
     """An end for a query, or a limit for a batch, is an error and not passed over."""
     for given in ({"endingPosition": "latest"}, {"endingPositions": '{"0": 5}'}):
