@@ -17,6 +17,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZT
 from eventpump import ReceivedEvent
 from eventpump.emulator.faults import Delay, LinkRole, Reject
 from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
+from eventpump.spark.source.offsets import KEEP_LINKS, LEAST_KEEP_LINKS
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.readers import BatchReader, StreamReader, columns_of
 from tests.spark.reading import Key
@@ -377,6 +378,20 @@ def test_query_of_chosen_partitions_reads_no_other(pair: Hub) -> None:
     engine.restart(partitions="0")
     with pytest.raises(ConfigurationError, match="partitions: the checkpoint has partition 1, which is not chosen"):
         engine.batch()
+
+
+def test_query_keeps_links_as_long_as_its_triggers_need(hub: Hub) -> None:
+    """The first batch's tasks keep their links for ten seconds; those of a quick query for less."""
+    hub.publish(b"a", b"b")
+    engine = Engine(hub, startingPosition="earliest", maxEventsPerTrigger=1)
+    offsets = [engine.start()]
+    kept = []
+    for _ in range(2):
+        offsets.append(engine.reader.latestOffset(offsets[-1], ReadMaxRows(1)))
+        (task,) = engine.reader.partitions(offsets[-2], offsets[-1])
+        kept.append(task.value.keep_links)
+    assert kept[0] == KEEP_LINKS
+    assert LEAST_KEEP_LINKS <= kept[1] < KEEP_LINKS
 
 
 def test_query_limit_is_split_by_backlog(pair: Hub) -> None:
