@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from eventpump.errors import ConfigurationError
+
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+except ModuleNotFoundError as error:
+    try:
+        from pyspark import __version__ as _version
+    except ModuleNotFoundError:
+        raise ConfigurationError("pyspark", "is not installed: pip install 'eventpump[spark]'") from error
+    raise ConfigurationError(
+        "pyspark",
+        f'format("eventpump") needs PySpark 4.1 or later, and this is {_version}: upgrade Spark. '
+        "foreach_batch_producer works from Spark 3.5 on",
+    ) from error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 
+_registered: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The sessions with which this process registered the format."""
+
+
 def register(spark: SparkSession) -> None:
-    """Register `format("eventpump")` with a Spark session, classic or Connect.
+    """Register `format("eventpump")` with a Spark session, classic or Connect. May be called any number of times.
 
     If the package is installed in Spark's environment, sessions find the format by themselves (`pyspark_eventpump`).
+    Where a classic session has found it, or the format was registered already, this does nothing: Spark would log a
+    warning that it replaces a data source.
     """
-    spark.dataSource.register(EventPumpDataSource)
+    if spark in _registered:
+        return
+    java = getattr(spark, "_jsparkSession", None)  # Connect has none
+    if java is None or not java.sessionState().dataSourceManager().dataSourceExists(EventPumpDataSource.name()):
+        spark.dataSource.register(EventPumpDataSource)
+    _registered.add(spark)
 
 
 class EventPumpDataSource(DataSource):
@@ -34,15 +59,17 @@ class EventPumpDataSource(DataSource):
         return "eventpump"
 
     def schema(self) -> str:
-        """Return the columns that are read unless the user specifies a schema.
+        """Return the columns that are read unless the user specifies a schema. Spark calls it in `load`.
 
         Raises:
-            ConfigurationError: An option is invalid.
+            ConfigurationError: An option is invalid, or the consumer group does not exist.
         """
         from eventpump.spark.source.options import SourceOptions
+        from eventpump.spark.source.readers import check_consumer_group
         from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
 
         options = SourceOptions.from_options(self.options)
+        check_consumer_group(options)
         return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import uuid
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from eventpump import EventData
-from eventpump.spark.data_source import register
+from eventpump.spark.data_source import EventPumpDataSource, register
 from eventpump.spark.source.rows import COLUMNS
 from eventpump.spark.source.schema import COLUMN_TYPES
 from tests.spark.reading import HubReading
@@ -125,3 +126,45 @@ def test_load_finds_the_format_without_registration(spark: SparkSession, service
     hub = service.new_hub(1)
     service.publish(hub, [b"a"])
     assert HubReading(spark.newSession(), service, hub).keys() == [("0", 0, b"a")]
+
+
+def test_load_right_after_a_query_waits_for_its_links(
+    spark: SparkSession, service: SparkService, checkpoint: str
+) -> None:
+    """A notebook's habit: run a query to its end, then look at the hub, in the same consumer group."""
+    reading = HubReading(spark, service, service.new_hub(2), checkpoint)
+    service.publish_all(reading.hub, {"0": [b"a", b"b"], "1": [b"c"]})
+    published = reading.published()
+    reading.run_now(startingPosition="earliest", rangeCacheMemory=0)
+    assert reading.keys(useExclusiveReceiver="true") == reading.rows == published
+
+
+def test_load_with_an_unknown_consumer_group_is_refused(
+    spark: SparkSession, service: SparkService, checkpoint: str
+) -> None:
+    """`load` names the group; with a schema, which Spark does not ask for, the query fails before it has offsets."""
+    reading = HubReading(spark, service, service.new_hub(2), checkpoint)
+    says = "consumerGroup: hub .* has no consumer group elsewhere"
+    for load in (reading.batch, reading.stream):
+        with pytest.raises(AnalysisException, match=says):
+            load(None, consumerGroup="elsewhere")
+    with pytest.raises(PySparkException, match=says), reading.query(consumerGroup="elsewhere") as query:
+        assert query.awaitTermination(60)
+    assert not list(Path(checkpoint, "offsets").glob("[0-9]*"))
+
+
+def warnings_of_registration(spark: SparkSession) -> int:
+    """Count the lines in which Spark says that a data source was replaced."""
+    log = Path(spark.sparkContext.getConf().get("spark.local.dir", "")).parent / "spark.log"
+    return log.read_text(encoding="utf-8").count("DataSourceManager")
+
+
+def test_register_where_the_format_is_known_warns_of_nothing(spark: SparkSession) -> None:
+    """Found by Spark or registered before, in this session or another: `register` may be every program's first line."""
+    before = warnings_of_registration(spark)
+    for session in (spark, spark.newSession(), spark.newSession()):
+        register(session)
+        register(session)
+    assert warnings_of_registration(spark) == before
+    spark.newSession().dataSource.register(EventPumpDataSource)
+    assert warnings_of_registration(spark) == before + 1

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 import eventpump.spark
 from tests.spark.reading import BODIES, Key, key_of
 from tests.spark.service import SparkService
+from tests.spark.test_source_batch import warnings_of_registration
 
 
 @pytest.fixture
@@ -61,3 +62,10 @@ def test_connect_query_goes_on_from_its_checkpoint(
     assert run() == EVENTS
     service.publish(hub, [b"d"], "1")
     assert run() == [*EVENTS, ("1", 1, b"d")]
+
+
+def test_connect_register_twice_is_one_registration(connect: ConnectSession, spark: SparkSession, hub: str) -> None:
+    """A second call sends nothing to the server, which would log a warning."""
+    before = warnings_of_registration(spark)
+    eventpump.spark.register(connect)  # type: ignore[arg-type] # as above
+    assert warnings_of_registration(spark) == before

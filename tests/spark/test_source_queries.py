@@ -191,7 +191,8 @@ def test_query_with_killed_workers_reads_everything_once(reading: HubReading, tm
     def note(frame: DataFrame, batch_id: int) -> None:
         reading.note(frame.mapInArrow(trip, BODIES), batch_id)
 
-    with reading.query(note, available_now=True, startingPosition="earliest") as query:
+    # A task per partition, so that each partition's rows come in batches of their own.
+    with reading.query(note, available_now=True, startingPosition="earliest", partitionsPerTask=1) as query:
         assert query.awaitTermination(60)
     assert sorted(os.listdir(marks)) == ["0", "1", "checkpoint"]
     assert reading.rows == everything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZT
 from eventpump import ReceivedEvent
 from eventpump.emulator.faults import Delay, LinkRole, Reject
 from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
+from eventpump.spark.source.offsets import KEEP_LINKS, LEAST_KEEP_LINKS
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.readers import BatchReader, StreamReader, columns_of
 from tests.spark.reading import Key
@@ -178,6 +180,21 @@ def test_batch_between_positions_of_both_ends(filled: Hub) -> None:
     assert filled.batch(**{"eventhubs.startingPositions": json.dumps({key: place})}) == everything[:6]
 
 
+@pytest.mark.parametrize("kind", ["seqNo", "enqueuedTime"])
+def test_batches_from_end_to_start_read_every_event_once(filled: Hub, kind: str) -> None:
+    """Ends are exclusive: a range that begins where another ends has no event in common with it, on uneven partitions
+    too."""
+    events = filled.events()["0"]
+    found: list[Key] = []
+    given = {
+        "seqNo": ["0", "2", "4", "6", "99"],
+        "enqueuedTime": [each.enqueued_time.isoformat() for each in events[::2]] + ["2999-01-01T00:00:00Z"],
+    }[kind]
+    for start, end in itertools.pairwise(given):
+        found += filled.batch(startingPosition=start, endingPosition=end)
+    assert sorted(found) == filled.published()
+
+
 def test_batch_at_a_time_that_nothing_follows(filled: Hub) -> None:
     """A time behind the newest event is the end, or an error where the user wants one."""
     later = "2999-01-01T00:00:00Z"
@@ -190,8 +207,16 @@ def test_batch_at_a_time_that_nothing_follows(filled: Hub) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"startingPosition": "99"}, "startingPosition: partition 0 ends at sequence number 5, before 99"),
-        ({"endingPosition": "99"}, "endingPosition: partition 0 ends at sequence number 5, before 99"),
+        ({"startingPositions": '{"0": 99}'}, "startingPositions: partition 0 ends at sequence number 5, before 99"),
+        ({"endingPositions": '{"0": 99}'}, "endingPositions: partition 0 ends at sequence number 5, before 99"),
+        (
+            {"startingPosition": "4", "noMatchingPosition": "error"},
+            "startingPosition: partition 1 ends at sequence number 1, before 4",
+        ),
+        (
+            {"endingPosition": "4", "noMatchingPosition": "error"},
+            "endingPosition: partition 1 ends at sequence number 1, before 4",
+        ),
         ({"startingPositions": '{"7": 0}'}, "startingPositions: hub .* has no partition 7"),
     ],
 )
@@ -223,7 +248,9 @@ def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("tasks", "options"),
     [
-        (3, {}),
+        (1, {}),
+        (1, {"partitionsPerTask": "auto"}),
+        (3, {"partitionsPerTask": 1}),
         (2, {"partitionsPerTask": 2}),
         (1, {"partitionsPerTask": 8}),
         (6, {"minPartitions": 6}),
@@ -231,13 +258,23 @@ def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
     ],
 )
 def test_batch_tasks_share_the_events(service: SparkService, tasks: int, options: dict[str, Any]) -> None:
-    """One task per partition, several partitions in a task, or large ones split: every event comes once."""
+    """One task for few events, one per partition, or large ones split: every event comes once."""
     hub = Hub(service, 4)
     service.publish_all(hub.name, {"0": [b"%d" % n for n in range(50)], "1": [b"a"], "2": [b"b"]})
     reader = hub.batch_reader(**options)
     planned = reader.partitions()
     assert len(planned) == tasks
     assert rows_of(reader, planned) == hub.published()
+
+
+def test_batch_with_fewer_tasks_than_wanted_says_so_once(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """`minPartitions` is bounded by the service's five readers and by the events; that is logged, once per reader."""
+    hub.publish(*[b"x"] * 20)
+    reader = hub.batch_reader(minPartitions=6)
+    assert [len(reader.partitions()), len(reader.partitions())] == [5, 5]
+    assert caplog.text.count("minPartitions is 6, but there are only 5 tasks") == 1
+    assert len(hub.batch_reader(minPartitions=5).partitions()) == 5
+    assert caplog.text.count("minPartitions is") == 1
 
 
 def test_task_shows_no_secret(filled: Hub) -> None:
@@ -252,10 +289,14 @@ def test_task_shows_no_secret(filled: Hub) -> None:
 def test_schema_of_wrong_columns_is_refused() -> None:
     """A column is one of ours, of our type and nullable, or refused with what would be right."""
     body = StructField("body", BinaryType())
+    there_is = (
+        "The source has: body, partition, offset, sequenceNumber, enqueuedTime, publisher, partitionKey, properties, "
+        "systemProperties"
+    )
     assert columns_of(StructType([body])) == ("body",)
     for field, says in (
-        (StructField("Body", body.dataType), "unknown column Body; did you mean body?"),
-        (StructField("payload", body.dataType), "unknown column payload"),
+        (StructField("Body", body.dataType), f"unknown column Body; did you mean body? {there_is}"),
+        (StructField("payload", body.dataType), f"unknown column payload. {there_is}"),
         (StructField("partition", body.dataType), "column partition must be STRING"),
         (StructField("enqueuedTime", TimestampNTZType()), "column enqueuedTime must be TIMESTAMP"),
         (StructField("properties", body.dataType), "column properties must be MAP<STRING, STRING>"),
@@ -319,6 +360,38 @@ def test_query_before_spark_4_2_remembers_its_last_batch(pair: Hub) -> None:
     second = engine.reader.latestOffset()
     assert rows_of(engine.reader, engine.reader.partitions(first, second)) == [("0", 2, b"c")]
     assert engine.reader.latestOffset() == second
+
+
+def test_query_of_chosen_partitions_reads_no_other(pair: Hub) -> None:
+    """One of two partitions is read; the other can be added later, and none that was read can be left out."""
+    pair.publish(b"a", b"b")
+    pair.publish(b"x", to="1")
+    assert pair.batch(partitions="[0]", startingPositions='{"1": 99}') == [("0", 0, b"a"), ("0", 1, b"b")]
+    with pytest.raises(ConfigurationError, match=r"partitions: hub .* has no partition 5, only 2"):
+        pair.batch(partitions="5")
+    engine = Engine(pair, startingPosition="earliest", partitions="1")
+    assert engine.batch() == [("1", 0, b"x")]
+    pair.publish(b"c")
+    assert engine.batch() is None
+    engine.restart(partitions="0,1")
+    assert engine.batch() == [("0", 0, b"a"), ("0", 1, b"b"), ("0", 2, b"c")]
+    engine.restart(partitions="0")
+    with pytest.raises(ConfigurationError, match="partitions: the checkpoint has partition 1, which is not chosen"):
+        engine.batch()
+
+
+def test_query_keeps_links_as_long_as_its_triggers_need(hub: Hub) -> None:
+    """The first batch's tasks keep their links for ten seconds; those of a quick query for less."""
+    hub.publish(b"a", b"b")
+    engine = Engine(hub, startingPosition="earliest", maxEventsPerTrigger=1)
+    offsets = [engine.start()]
+    kept = []
+    for _ in range(2):
+        offsets.append(engine.reader.latestOffset(offsets[-1], ReadMaxRows(1)))
+        (task,) = engine.reader.partitions(offsets[-2], offsets[-1])
+        kept.append(task.value.keep_links)
+    assert kept[0] == KEEP_LINKS
+    assert LEAST_KEEP_LINKS <= kept[1] < KEEP_LINKS
 
 
 def test_query_limit_is_split_by_backlog(pair: Hub) -> None:

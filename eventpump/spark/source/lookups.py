@@ -11,12 +11,20 @@ from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.core.backoff import UNLIMITED
-from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError
+from eventpump.core.backoff import UNLIMITED, gives_up
+from eventpump.errors import (
+    ConfigurationError,
+    ConsumerDisconnectedError,
+    EntityNotFoundError,
+    EventPumpError,
+    QuotaExceededError,
+    ServiceError,
+    ServiceTimeoutError,
+)
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.source.offsets import HubSnapshot, is_behind, lookup_of, number_of
+from eventpump.spark.source.offsets import REFUSED_PATIENCE, HubSnapshot, is_behind, lookup_of, number_of
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
@@ -26,7 +34,7 @@ _log = logging.getLogger("eventpump.spark")
 
 @dataclass(frozen=True, slots=True)
 class HubFacts:
-    """The properties of a hub and of its partitions, read one after the other: not all at the same moment."""
+    """The properties of a hub and of the partitions to read, read one after the other: not all at the same moment."""
 
     hub: HubProperties
     partitions: tuple[PartitionProperties, ...]
@@ -41,21 +49,22 @@ class HubFacts:
 
 
 async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
-    """Read a hub's properties and those of its partitions.
+    """Read a hub's properties and those of the partitions to read.
 
-    Transient failures are retried with increasing delays, for `receiver_timeout` seconds.
+    Transient failures are retried with increasing delays, for `retry_timeout` seconds.
 
     Raises:
+        ConfigurationError: The hub does not have a partition that was chosen.
         ServiceError: The failure lasted longer, or is permanent.
     """
     hub = options.connection.hub
 
     async def ask() -> HubFacts:
         properties = await transport.get_hub_properties(hub)
-        ids = sorted(properties.partition_ids, key=partition_order)
+        ids = options.chosen(properties.partition_ids)
         return HubFacts(properties, tuple(await gather(transport.get_partition_properties(hub, each) for each in ids)))
 
-    return await _persist(ask, options.receiver_timeout)
+    return await persist(ask, options.retry_timeout)
 
 
 async def find_numbers(
@@ -67,27 +76,62 @@ async def find_numbers(
     this disconnects that reader.
 
     Raises:
-        ConfigurationError: A position names an unknown partition, or is beyond the end and that is an error.
+        ConfigurationError: A position names an unknown partition, or is beyond the end and that is an error: always for
+            a sequence number of one partition, and with `no_matching_position="error"` for all positions.
         ServiceError: The service refused, or did not answer in time.
     """
-    options.require_partitions([each.partition_id for each in facts.partitions])
+    options.require_partitions(facts.hub.partition_ids)
     option = "endingPosition" if is_end else "startingPosition"
+    exact = options.ending_positions if is_end else options.starting_positions
+    is_strict = options.no_matching_position == "error"
 
     async def find(properties: PartitionProperties) -> int:
         partition_id = properties.partition_id
         position = options.end_of(partition_id) if is_end else options.start_of(partition_id)
-        number = number_of(position, properties, option=option, is_end=is_end)
+        is_own = partition_id in exact
+        number = number_of(
+            position,
+            properties,
+            option=f"{option}s" if is_own else option,
+            is_end=is_end,
+            must_exist=is_strict or is_own,
+        )
         if number is None:
-            wanted = lookup_of(position, is_end=is_end)
-            return await _persist(
-                lambda: _first_number(transport, options, partition_id, wanted), options.receiver_timeout
-            )
-        if options.no_matching_position == "error" and is_behind(position, properties, is_end=is_end):
+            return await _find_first(transport, options, partition_id, lookup_of(position, is_end=is_end))
+        if is_strict and is_behind(position, properties, is_end=is_end):
             raise ConfigurationError(option, f"partition {partition_id} has no event at or after this position")
         return number
 
     numbers = await gather(find(each) for each in facts.partitions)
     return {each.partition_id: number for each, number in zip(facts.partitions, numbers, strict=True)}
+
+
+async def require_consumer_group(transport: Transport, options: SourceOptions) -> None:
+    """Check that the consumer group exists. A link without an owner level is opened for that: it disconnects no other
+    reader.
+
+    Raises:
+        ConfigurationError: It does not exist.
+        ServiceError: The hub does not exist, or the service did not answer.
+    """
+    connection = options.connection
+    properties = await transport.get_hub_properties(connection.hub)
+    spec = ReceiveLinkSpec(
+        hub=connection.hub,
+        consumer_group=options.consumer_group,
+        partition_id=min(properties.partition_ids, key=partition_order),
+        position=EventPosition.latest(),
+    )
+    try:
+        link = await transport.open_receive_link(spec, _FirstMessage())
+    except EntityNotFoundError:
+        raise ConfigurationError(
+            "consumerGroup",
+            f"hub {connection.hub} has no consumer group {options.consumer_group}; create it, or use $Default",
+        ) from None
+    except (ConsumerDisconnectedError, QuotaExceededError):
+        return  # it has readers
+    await link.aclose()
 
 
 class _FirstMessage:
@@ -101,6 +145,27 @@ class _FirstMessage:
 
     def detached(self, error: EventPumpError) -> None:
         reject(self.arrived, error)
+
+
+async def _find_first(transport: Transport, options: SourceOptions, partition_id: str, position: EventPosition) -> int:
+    """Return the number of the first event at a position. A partition that is read exclusively is tried again until a
+    kept link of a query is closed."""
+    receive = options.receive
+    refused_until = asyncio.get_running_loop().time() + REFUSED_PATIENCE
+
+    def is_final(error: Exception) -> bool:
+        if isinstance(error, ConsumerDisconnectedError) and receive.owner_level is None:
+            return asyncio.get_running_loop().time() >= refused_until
+        return gives_up(error)
+
+    try:
+        return await persist(
+            lambda: _first_number(transport, options, partition_id, position),
+            options.retry_timeout,
+            is_final=is_final,
+        )
+    except ConsumerDisconnectedError as error:
+        raise receive.disconnected(error, options.connection.hub, partition_id) from error
 
 
 async def _first_number(
@@ -123,18 +188,31 @@ async def _first_number(
         await link.aclose()
 
 
-async def _persist(ask: Callable[[], Awaitable[_T]], timeout: float) -> _T:
+async def persist(
+    ask: Callable[[], Awaitable[_T]], timeout: float, *, is_final: Callable[[Exception], bool] = gives_up
+) -> _T:
     """Repeat a request until it is answered.
 
+    Args:
+        ask: Starts the request; called once per attempt.
+        timeout: Seconds, the option `retryTimeout`.
+        is_final: Returns whether no further attempt can help after an error.
+
     Raises:
-        ServiceError: There was no answer within `timeout` seconds, or the failure is permanent.
+        ServiceTimeoutError: There was no answer in time; its text has the last failure, which is its cause.
+        ServiceError: The failure is permanent.
     """
 
     def log(error: Exception, delay: float) -> None:
         _log.warning("%s; asking again in %.1f s", error, delay)
 
     until = asyncio.get_running_loop().time() + timeout
+    problem = f"the service did not answer within {timeout:g} s (retryTimeout)"
     try:
-        return await retrying(ask, UNLIMITED, random.Random(), until=until, on_retry=log)
+        return await retrying(ask, UNLIMITED, random.Random(), until=until, is_final=is_final, on_retry=log)
     except TimeoutError:
-        raise ServiceTimeoutError(f"the service did not answer within {timeout:g} s") from None
+        raise ServiceTimeoutError(f"{problem}; the first attempt was still under way") from None
+    except ServiceError as error:
+        if is_final(error):
+            raise
+        raise ServiceTimeoutError(f"{problem}; the last failure: {error}") from error

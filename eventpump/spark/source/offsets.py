@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, TypeVar
 
-from eventpump.errors import ConfigurationError, DataLossError
+from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, DataLossError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import PartitionProperties
@@ -23,6 +23,27 @@ _T = TypeVar("_T")
 
 MAX_READERS: Final = 5
 """How many readers without an owner level the service lets read a partition in one consumer group."""
+
+ROWS_PER_TASK: Final = 4096
+"""Events of a range from which on it has a task of its own, and of small ranges that share one. A Python task costs 20
+to 30 ms whatever it reads, and an event about 0.01 ms: with this many, a batch of any size costs at most about twice
+what its events cost."""
+
+MAX_RANGES_PER_TASK: Final = 32
+"""The most ranges of one task if their number is chosen: each has a link, and up to 1 MiB is received ahead on it."""
+
+RETRY_TIMEOUT: Final = 120.0
+"""Seconds for which an outage of the service is waited for by default, as long as Kafka's producer tries to deliver."""
+
+KEEP_LINKS: Final = 10.0
+"""The most seconds for which an exclusive link stays open after its task, for the next one."""
+
+LEAST_KEEP_LINKS: Final = 1.0
+"""The fewest: with many triggers a second, one that is late must not cost all links."""
+
+REFUSED_PATIENCE: Final = KEEP_LINKS + 2.0
+"""Seconds for which a shared reader tries again while an exclusive one has its partition: the links that a query left
+behind are closed by then."""
 
 FIRST_START: Final = "(start)"
 """The key under which the offset of a query's first batch keeps that batch's start. No hub can have this name."""
@@ -47,9 +68,14 @@ class SequenceRange:
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition:
-    """The input of one task: ranges of one hub, each of a different hub partition."""
+    """The input of one task: ranges of one hub, each of a different hub partition.
+
+    Args:
+        keep_links: Seconds for which its exclusive links stay open for the next task.
+    """
 
     ranges: tuple[SequenceRange, ...]
+    keep_links: float = KEEP_LINKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,7 @@ class ReceiveOptions:
         prefetch_count: The most events of one range that are received ahead.
         receiver_timeout: Seconds without an event after which the service is asked whether the remaining events are
             gone.
+        retry_timeout: Seconds for which a service that cannot be reached is tried again.
         fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
         cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
         cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
@@ -71,10 +98,41 @@ class ReceiveOptions:
     owner_level: int | None = 0
     prefetch_count: int = 4000
     receiver_timeout: float = 60.0
+    retry_timeout: float = RETRY_TIMEOUT
     fail_on_data_loss: bool = True
     cache_memory: int = 64 * 1024 * 1024
     cache_disk: int = 512 * 1024 * 1024
     decode: str | None = None
+
+    def disconnected(self, error: ConsumerDisconnectedError, hub: str, partition_id: str) -> ConsumerDisconnectedError:
+        """Return the error for a reader that another one keeps from its partition, with what the user can do."""
+        place = f"partition {partition_id} of hub {hub}, consumer group {self.consumer_group}"
+        if self.owner_level is None:
+            problem = (
+                f"{place}, is read exclusively, and was not free within {REFUSED_PATIENCE:g} s: probably by a query of "
+                "your own that is running. Read with another consumerGroup, or stop the query, or run the query with "
+                "useExclusiveReceiver=false"
+            )
+        else:
+            problem = (
+                f"{place}, was taken over by another exclusive reader: probably by another query of your own. Each "
+                "query needs its own consumerGroup, or useExclusiveReceiver=false"
+            )
+        return ConsumerDisconnectedError(
+            f"{problem} (the service: {error.description})",
+            condition=error.condition,
+            entity=error.entity,
+            tracking_id=error.tracking_id,
+        )
+
+
+def keep_links_for(interval: float | None) -> float:
+    """Return the seconds for which exclusive links stay open after their task.
+
+    Args:
+        interval: Seconds between the last two batches of the query; None if there was only one.
+    """
+    return KEEP_LINKS if interval is None else min(KEEP_LINKS, max(LEAST_KEEP_LINKS, 2 * interval))
 
 
 # --------------------------------------------------------------------------------------------------- what the hub has
@@ -185,7 +243,12 @@ def _numbers(value: object) -> dict[str, int]:
 
 
 def number_of(
-    position: EventPosition, properties: PartitionProperties, *, option: str, is_end: bool = False
+    position: EventPosition,
+    properties: PartitionProperties,
+    *,
+    option: str,
+    is_end: bool = False,
+    must_exist: bool = True,
 ) -> int | None:
     """Return the number of a position: the first to read or, for an end, the first not to be read.
 
@@ -194,6 +257,8 @@ def number_of(
 
     Args:
         option: The user's option, for errors.
+        must_exist: Raise for a sequence number that the partition has not reached yet; otherwise it is the partition's
+            end.
 
     Returns:
         None if the number can only be found by reading events; see `lookup_of`.
@@ -204,13 +269,13 @@ def number_of(
     bounds = PartitionBounds.of(properties)
     if position.sequence_number is not None:
         number = position.sequence_number + (1 if position.inclusive == is_end else 0)
-        if number > bounds.latest:
+        if number > bounds.latest and must_exist:
             raise ConfigurationError(
                 option,
                 f"partition {properties.partition_id} ends at sequence number {bounds.latest - 1}, before "
                 f"{position.sequence_number}",
             )
-        return max(number, 0)
+        return max(0, min(number, bounds.latest))
     if position.offset == START_OFFSET:
         return bounds.earliest
     if position.offset == LATEST_OFFSET:
@@ -486,7 +551,12 @@ def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tup
 
 
 def plan_tasks(
-    hub: str, ranges: Sequence[SequenceRange], *, min_partitions: int | None = None, partitions_per_task: int = 1
+    hub: str,
+    ranges: Sequence[SequenceRange],
+    *,
+    min_partitions: int | None = None,
+    partitions_per_task: int | None = None,
+    keep_links: float = KEEP_LINKS,
 ) -> list[SourcePartition]:
     """Assign each task its share: a range, several small ones, or a part of a large one.
 
@@ -495,19 +565,35 @@ def plan_tasks(
 
     Args:
         min_partitions: Split the largest ranges until there are this many, each into at most `MAX_READERS` parts.
-        partitions_per_task: How many ranges one task reads at the same time.
+        partitions_per_task: How many ranges one task reads at the same time; None to choose the number of tasks by the
+            events: see `tasks_needed`.
+        keep_links: Seconds for which exclusive links stay open after their task.
     """
-    if min_partitions is None:
-        shares = group_ranges(ranges, partitions_per_task)
+    if min_partitions is not None:
+        shares: list[tuple[SequenceRange, ...]] = [(each,) for each in split_ranges(ranges, min_partitions)]
+    elif partitions_per_task is not None:
+        shares = group_ranges(ranges, -(-len(ranges) // partitions_per_task), partitions_per_task)
     else:
-        shares = [(each,) for each in split_ranges(ranges, min_partitions)]
+        shares = group_ranges(ranges, tasks_needed(ranges), MAX_RANGES_PER_TASK)
     seed = zlib.crc32(hub.lower().encode())
     count = max((int(each.partition_id) + 1 for each in ranges), default=1)
 
     def key(ranges: tuple[SequenceRange, ...]) -> tuple[int, int]:
         return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
 
-    return [SourcePartition(each) for each in sorted(shares, key=key)]
+    return [SourcePartition(each, keep_links) for each in sorted(shares, key=key)]
+
+
+def tasks_needed(ranges: Sequence[SequenceRange]) -> int:
+    """Return how many tasks read ranges: one for each large range, and as many for the small ones as have
+    `ROWS_PER_TASK` events.
+
+    The planner of a Python source does not know how many tasks Spark can run at a time. With this rule it does not need
+    to: more tasks would cost more than they could save.
+    """
+    small = [each.size for each in ranges if each.size < ROWS_PER_TASK]
+    by_events = len(ranges) - len(small) + -(-sum(small) // ROWS_PER_TASK)
+    return max(by_events, -(-len(ranges) // MAX_RANGES_PER_TASK))
 
 
 def split_ranges(ranges: Sequence[SequenceRange], at_least: int) -> list[SequenceRange]:
@@ -532,9 +618,14 @@ def split_ranges(ranges: Sequence[SequenceRange], at_least: int) -> list[Sequenc
     ]
 
 
-def group_ranges(ranges: Sequence[SequenceRange], at_most: int) -> list[tuple[SequenceRange, ...]]:
-    """Distribute ranges over the fewest groups of at most `at_most` each, about equally large; the largest first."""
-    count = -(-len(ranges) // at_most)
+def group_ranges(ranges: Sequence[SequenceRange], count: int, at_most: int) -> list[tuple[SequenceRange, ...]]:
+    """Distribute ranges over groups that are about equally large, the largest range first.
+
+    Args:
+        ranges: The ranges.
+        count: The number of groups, at least as many as `at_most` allows and at most as many as there are ranges.
+        at_most: The most ranges of one group.
+    """
     groups: list[list[SequenceRange]] = [[] for _ in range(count)]
     loads = [(0, index) for index in range(count)]
     for each in sorted(ranges, key=lambda each: (-each.size, partition_order(each.partition_id))):

@@ -15,14 +15,16 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, Validatio
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.partitions import partition_order
 from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
-from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
+from eventpump.spark.source.offsets import RETRY_TIMEOUT, ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "consumerGroup": "consumer_group",
+        "partitions": "partitions",
         "startingPosition": "starting_position",
         "startingPositions": "starting_positions",
         "endingPosition": "ending_position",
@@ -36,6 +38,7 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "failOnDataLoss": "fail_on_data_loss",
         "useExclusiveReceiver": "use_exclusive_receiver",
         "receiverTimeout": "receiver_timeout",
+        "retryTimeout": "retry_timeout",
         "prefetchCount": "prefetch_count",
         "includeProperties": "include_properties",
         "snapshotInterval": "snapshot_interval",
@@ -82,14 +85,19 @@ _POSITIONS: Final = (
     'must be a JSON object of positions by partition id, such as {"0": "earliest", "1": 42}, or by hub and partition id'
 )
 
+_PARTITIONS: Final = 'must be partition ids, such as "0,3,7", or a JSON list of them'
+
 
 # -------------------------------------------------------------------------------------------------------- positions
 
 
-def parse_position(value: object) -> EventPosition:
+def parse_position(value: object, *, inclusive: bool = True) -> EventPosition:
     """Parse a position: a word, a sequence number, a time, or the connector's JSON object.
 
-    A sequence number, a time or an offset is inclusive, unless the object states otherwise.
+    Args:
+        value: The user's value.
+        inclusive: Whether a sequence number, a time or an offset is inclusive if no `isInclusive` states it. True for a
+            start, and False for an end: so a range that begins where another ends has no event in common with it.
 
     Raises:
         ValueError: The value is not a position.
@@ -101,22 +109,26 @@ def parse_position(value: object) -> EventPosition:
         if text.lower() in _WORDS:
             return _WORDS[text.lower()]
         if text.startswith("{"):
-            return parse_position(_json(text, _POSITION))
+            return parse_position(_json(text, _POSITION), inclusive=inclusive)
         if text.isascii() and text.isdigit():
-            return EventPosition.at_sequence_number(int(text), inclusive=True)
-        return EventPosition.at_enqueued_time(_moment(text), inclusive=True)
+            return EventPosition.at_sequence_number(int(text), inclusive=inclusive)
+        return EventPosition.at_enqueued_time(_moment(text), inclusive=inclusive)
     if type(value) is int and value >= 0:
-        return EventPosition.at_sequence_number(value, inclusive=True)
+        return EventPosition.at_sequence_number(value, inclusive=inclusive)
     if isinstance(value, dict):
-        return _connector_position({str(key).lower(): each for key, each in value.items()})
+        return _connector_position({str(key).lower(): each for key, each in value.items()}, inclusive)
     raise ValueError(_POSITION)
 
 
-def _connector_position(fields: Mapping[str, object]) -> EventPosition:
+def _parse_end(value: object) -> EventPosition:
+    return parse_position(value, inclusive=False)
+
+
+def _connector_position(fields: Mapping[str, object], inclusive_by_default: bool) -> EventPosition:
     """Parse `{"offset": ..., "seqNo": ..., "enqueuedTime": ..., "isInclusive": ...}`; null and -1 are unset."""
     if not fields.keys() <= _CONNECTOR_KEYS:
         raise ValueError(_POSITION)
-    inclusive = fields.get("isinclusive", True)
+    inclusive = fields.get("isinclusive", inclusive_by_default)
     offset, number, moment = fields.get("offset"), fields.get("seqno"), fields.get("enqueuedtime")
     number = None if number == -1 else number
     if not isinstance(inclusive, bool) or sum(each is not None for each in (offset, number, moment)) != 1:
@@ -152,11 +164,16 @@ def _json(text: str, problem: str) -> object:
         raise ValueError(problem) from None
 
 
-def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
+def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[str, EventPosition]:
     """Parse positions per partition; those of other hubs are ignored.
 
     Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
     `{"ehName": "telemetry", "partitionId": 0}`.
+
+    Args:
+        value: The user's value.
+        hub: The name of the hub that is read.
+        inclusive: As for :func:`parse_position`.
 
     Raises:
         ValueError: The value does not have this form.
@@ -167,7 +184,7 @@ def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
     positions: dict[str, EventPosition] = {}
     for key, each in document.items():
         if _is_partition(key):
-            positions[key] = parse_position(each)
+            positions[key] = parse_position(each, inclusive=inclusive)
         elif isinstance(key, str) and key.startswith("{"):
             name = _json(key, _POSITIONS)
             if not isinstance(name, dict) or name.keys() != {"ehName", "partitionId"}:
@@ -176,10 +193,12 @@ def parse_positions(value: object, hub: str) -> dict[str, EventPosition]:
             if not _is_partition(partition_id):
                 raise ValueError(_POSITIONS)
             if str(name["ehName"]).lower() == hub.lower():
-                positions[partition_id] = parse_position(each)
+                positions[partition_id] = parse_position(each, inclusive=inclusive)
         elif isinstance(key, str) and isinstance(each, dict) and all(map(_is_partition, each)):
             if key.lower() == hub.lower():
-                positions |= {partition_id: parse_position(place) for partition_id, place in each.items()}
+                positions |= {
+                    partition_id: parse_position(place, inclusive=inclusive) for partition_id, place in each.items()
+                }
         else:
             raise ValueError(_POSITIONS)
     return positions
@@ -196,8 +215,41 @@ def _duration(value: object) -> object:
     return seconds(value) if isinstance(value, str) else value
 
 
+def _per_task(value: object) -> object:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+        return None
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError('must be "auto", or a number of partitions from 1 on')
+    return number
+
+
 Duration = Annotated[Seconds, BeforeValidator(_duration)]
-Position = Annotated[EventPosition | None, BeforeValidator(parse_position)]
+Start = Annotated[EventPosition | None, BeforeValidator(parse_position)]
+End = Annotated[EventPosition | None, BeforeValidator(_parse_end)]
+
+
+def _partition_ids(value: object) -> object:
+    """Parse `0,3,7`, or a JSON list of numbers or texts."""
+    if value is None:
+        return None
+    found: object = value
+    if isinstance(value, str):
+        text = value.strip()
+        found = _json(text, _PARTITIONS) if text.startswith("[") else [each.strip() for each in text.split(",")]
+    if not isinstance(found, list | tuple) or not found:
+        raise ValueError(_PARTITIONS)
+    ids = [str(each) for each in found]
+    if not all(map(_is_partition, ids)) or any(isinstance(each, bool) for each in found):
+        raise ValueError(_PARTITIONS)
+    return tuple(sorted({str(int(each)) for each in ids}, key=int))
+
+
+PerTask = Annotated[int | None, BeforeValidator(_per_task)]
+Partitions = Annotated[tuple[str, ...] | None, BeforeValidator(_partition_ids)]
 
 
 class SourceOptions(SettingsModel):
@@ -208,22 +260,29 @@ class SourceOptions(SettingsModel):
 
     Args:
         connection: The hub and how to connect to it.
+        partitions: The ids of the partitions to read; None for all. A query can be given further ones later, which it
+            reads from their first event, but none can be left out that its checkpoint has.
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
             query and "earliest" in a batch. A checkpoint takes precedence.
         starting_positions: The same per partition; takes precedence. See :func:`parse_positions`.
-        ending_position: Where a batch ends, and the same per partition; None for "latest". Not for a query.
-        no_matching_position: The meaning of a time or offset after the newest event: "latest" or "error".
+        ending_position: Where a batch ends, and the same per partition; None for "latest". The event at an end is not
+            read, unless the position states `"isInclusive": true`. Not for a query.
+        no_matching_position: The meaning of a time or offset after the newest event, and of a sequence number for all
+            partitions that one of them has not reached: "latest" or "error". A number that is given for one partition
+            must exist.
         max_events_per_trigger: The most events in one batch of a query, split in proportion to backlog; None for no
             limit.
         min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
             seconds have passed.
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
-        partitions_per_task: How many hub partitions one task reads at the same time.
+        partitions_per_task: How many hub partitions one task reads at the same time; None ("auto") to let the number of
+            events decide: a partition with many has its own task, and those with few share one.
         fail_on_data_loss: Fail if unread events are gone; False continues, with a warning.
-        use_exclusive_receiver: Read with owner level 0, which excludes other readers; None for True in a query and
-            False in a batch.
-        receiver_timeout: Seconds without an event before the service is asked whether events are gone, and without an
-            answer before a request fails.
+        use_exclusive_receiver: Let a query read with owner level 0, which excludes other readers; None for True. A
+            batch never does: it would disconnect the query that is looked into.
+        receiver_timeout: Seconds without an event before the service is asked whether events are gone.
+        retry_timeout: Seconds for which the service is tried again if it cannot be reached: by the driver, which then
+            ends the query, and by each attempt of a task.
         prefetch_count: Events received ahead, per partition.
         include_properties: Include the two columns of properties in the schema.
         snapshot_interval: Seconds for which the known ends of the hub's partitions are reused.
@@ -235,19 +294,21 @@ class SourceOptions(SettingsModel):
 
     connection: SparkConnection
     consumer_group: Name = "$Default"
-    starting_position: Position = None
+    partitions: Partitions = None
+    starting_position: Start = None
     starting_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
-    ending_position: Position = None
+    ending_position: End = None
     ending_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
     no_matching_position: Literal["latest", "error"] = "latest"
     max_events_per_trigger: int | None = Field(default=None, ge=1)
     min_events_per_trigger: int | None = Field(default=None, ge=1)
     max_trigger_delay: Duration = 900.0
     min_partitions: int | None = Field(default=None, ge=1)
-    partitions_per_task: int = Field(default=1, ge=1)
+    partitions_per_task: PerTask = None
     fail_on_data_loss: bool = True
     use_exclusive_receiver: bool | None = None
     receiver_timeout: Duration = 60.0
+    retry_timeout: Duration = RETRY_TIMEOUT
     prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
     include_properties: bool = True
     snapshot_interval: Duration = 0.5
@@ -259,14 +320,16 @@ class SourceOptions(SettingsModel):
     @classmethod
     def _by_partition(cls, value: object, info: ValidationInfo) -> object:
         connection = info.data.get("connection")
-        return parse_positions(value, connection.hub) if isinstance(value, str) and connection is not None else value
+        if not isinstance(value, str) or connection is None:
+            return value
+        return parse_positions(value, connection.hub, inclusive=info.field_name == "starting_positions")
 
     @model_validator(mode="after")
     def _agree(self) -> SourceOptions:
         low, high = self.min_events_per_trigger, self.max_events_per_trigger
         if low is not None and high is not None and low > high:
             raise ConfigurationError("minEventsPerTrigger", "must not be greater than maxEventsPerTrigger")
-        if self.min_partitions is not None and self.partitions_per_task > 1:
+        if self.min_partitions is not None and (self.partitions_per_task or 1) > 1:
             raise ConfigurationError("minPartitions", "cannot be combined with partitionsPerTask")
         return self
 
@@ -309,7 +372,7 @@ class SourceOptions(SettingsModel):
         """
         if self.ending_position is not None or self.ending_positions:
             raise ConfigurationError("endingPosition", "is only for batches: a query has no end")
-        return self._completed(END, is_exclusive=True)
+        return self._completed(END, is_exclusive=self.use_exclusive_receiver is not False)
 
     def for_batch(self) -> SourceOptions:
         """Return the options with the defaults of a batch.
@@ -323,13 +386,12 @@ class SourceOptions(SettingsModel):
         return self._completed(START, is_exclusive=False)
 
     def _completed(self, start: EventPosition, *, is_exclusive: bool) -> SourceOptions:
-        exclusive = is_exclusive if self.use_exclusive_receiver is None else self.use_exclusive_receiver
-        if self.min_partitions is not None and exclusive:
+        if self.min_partitions is not None and is_exclusive:
             raise ConfigurationError(
                 "minPartitions", "has several tasks read one partition, which requires useExclusiveReceiver=false"
             )
         return self.model_copy(
-            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": exclusive}
+            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": is_exclusive}
         )
 
     @property
@@ -340,6 +402,7 @@ class SourceOptions(SettingsModel):
             owner_level=0 if self.use_exclusive_receiver else None,
             prefetch_count=self.prefetch_count,
             receiver_timeout=self.receiver_timeout,
+            retry_timeout=self.retry_timeout,
             fail_on_data_loss=self.fail_on_data_loss,
             cache_memory=self.range_cache_memory,
             cache_disk=self.range_cache_disk,
@@ -358,6 +421,21 @@ class SourceOptions(SettingsModel):
     def end_of(self, partition_id: str) -> EventPosition:
         """Return the position at which a batch ends."""
         return self.ending_positions.get(partition_id) or self.ending_position or END
+
+    def chosen(self, partition_ids: Collection[str]) -> list[str]:
+        """Return the partitions to read, in numeric order.
+
+        Args:
+            partition_ids: Those that the hub has.
+
+        Raises:
+            ConfigurationError: The hub does not have one that was chosen.
+        """
+        for partition_id in self.partitions or ():
+            if partition_id not in partition_ids:
+                hub, count = self.connection.hub, len(partition_ids)
+                raise ConfigurationError("partitions", f"hub {hub} has no partition {partition_id}, only {count}")
+        return sorted(self.partitions or partition_ids, key=partition_order)
 
     def require_partitions(self, partition_ids: Collection[str]) -> None:
         """Check that all positions name partitions that the hub has.

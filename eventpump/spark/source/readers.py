@@ -20,6 +20,8 @@ from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.source import lookups
 from eventpump.spark.source.offsets import (
+    KEEP_LINKS,
+    MAX_READERS,
     HubOffset,
     HubSnapshot,
     Loss,
@@ -27,6 +29,7 @@ from eventpump.spark.source.offsets import (
     SourcePartition,
     StreamPlanner,
     batch_ranges,
+    keep_links_for,
     plan_tasks,
 )
 from eventpump.spark.source.options import SourceOptions
@@ -71,6 +74,28 @@ IDLE_INTERVAL: Final = 2.0
 """The most seconds between two looks of an idle query at a hub, however many partitions it has."""
 
 
+LOAD_PATIENCE: Final = 10.0
+"""Seconds for which `load` waits for the service's answer whether the consumer group exists."""
+
+
+def check_consumer_group(options: SourceOptions) -> None:
+    """Check that the consumer group exists, before a query begins and writes to its checkpoint.
+
+    Whatever else is wrong with the service, the query itself finds out, with more patience.
+
+    Raises:
+        ConfigurationError: It does not exist.
+    """
+    if options.consumer_group.lower() == "$default":
+        return
+    transport = worker.transport(options.connection)
+    try:
+        worker.run(lookups.require_consumer_group(transport, options), LOAD_PATIENCE)
+    except ServiceError as error:
+        _log.info("the consumer group could not be checked: %s", error)
+        worker.drop(options.connection)
+
+
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the names of the columns to read: some of the source's, in any order.
 
@@ -82,8 +107,9 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         if wanted is None:
             spelling = {name.lower(): name for name in COLUMN_TYPES}
             nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
-            hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else ""
-            raise ConfigurationError("schema", f"unknown column {field.name}{hint}")
+            hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else "."
+            there_is = ", ".join(COLUMN_TYPES)
+            raise ConfigurationError("schema", f"unknown column {field.name}{hint} The source has: {there_is}")
         if field.dataType.simpleString() != wanted.lower().replace(" ", ""):
             raise ConfigurationError("schema", f"column {field.name} must be {wanted}")
         if not field.nullable:
@@ -93,11 +119,12 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 class _Reader:
     """The part of both readers that executors need: options and columns. It is pickled, so it must hold nothing
-    else."""
+    large."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = tuple(columns)
+        self._is_noted = False
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a task's ranges. Runs on executors.
@@ -113,16 +140,29 @@ class _Reader:
         task = partition.value
         assert isinstance(task, SourcePartition)
         options = self._options
-        return read_ranges(options.connection, options.receive, task.ranges, self._columns)
+        return read_ranges(options.connection, options.receive, task.ranges, self._columns, keep_links=task.keep_links)
 
-    def _tasks(self, ranges: Sequence[SequenceRange]) -> list[InputPartition]:
+    def _tasks(self, ranges: Sequence[SequenceRange], keep_links: float = KEEP_LINKS) -> list[InputPartition]:
         options = self._options
         tasks = plan_tasks(
             options.connection.hub,
             ranges,
             min_partitions=options.min_partitions,
             partitions_per_task=options.partitions_per_task,
+            keep_links=keep_links,
         )
+        wanted = options.min_partitions
+        if wanted is not None and 0 < len(tasks) < wanted and not self._is_noted:
+            self._is_noted = True
+            _log.warning(
+                "minPartitions is %d, but there are only %d tasks: the service lets %d readers share a partition, and "
+                "a task reads at least one event (%d partitions, %d events)",
+                wanted,
+                len(tasks),
+                MAX_READERS,
+                len(ranges),
+                sum(each.size for each in ranges),
+            )
         return [InputPartition(each) for each in tasks]
 
     def _tell(self, losses: Sequence[Loss]) -> None:
@@ -221,7 +261,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
-        return self._tasks(self._own_query().ranges(start, end))
+        query = self._own_query()
+        ranges = query.ranges(start, end)
+        return self._tasks(ranges, query.keep_links)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing when a batch is done: the service keeps no positions."""
@@ -259,11 +301,15 @@ class _Query:
         self._taken_at = 0.0
         self._ends_at_target = False
         self._last: HubOffset | None = None
+        self._planned_at: float | None = None
+        self.keep_links = KEEP_LINKS
+        """Seconds for which the last batch's links stay open for the next one: two triggers, within limits."""
 
     def first_start(self) -> HubOffset:
         """Return where the query begins, decided once."""
         start = self._planner.first_start
         if start is None:
+            check_consumer_group(self._options)
             facts = self._look()
             start = HubOffset(self._hub, self._run(lookups.find_numbers(self._transport(), self._options, facts)))
             self._planner.begin(start)
@@ -275,7 +321,7 @@ class _Query:
         Args:
             asked_from: Where it begins; None from Spark before 4.2.
         """
-        start = (self._last or self.first_start()) if asked_from is None else HubOffset.from_json(self._hub, asked_from)
+        start = (self._last or self.first_start()) if asked_from is None else self._offset(asked_from)
         asked_at = time.monotonic()
         while True:
             end = self._planner.end(start, self.snapshot(), is_limited=is_limited, now=time.monotonic())
@@ -295,10 +341,30 @@ class _Query:
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[SequenceRange]:
         """Return the ranges of a batch."""
-        self._last = HubOffset.from_json(self._hub, end)
-        ranges, losses = batch_ranges(HubOffset.from_json(self._hub, start), self._last, self.snapshot())
+        before, self._planned_at = self._planned_at, time.monotonic()
+        self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
+        self._last = self._offset(end)
+        ranges, losses = batch_ranges(self._offset(start), self._last, self.snapshot())
         self._tell(losses)
         return ranges
+
+    def _offset(self, document: dict[str, Any]) -> HubOffset:
+        """Return an offset from the checkpoint.
+
+        Raises:
+            ConfigurationError: It belongs to another hub, or has a partition that is not chosen: its unread events
+                would be left out without a word.
+        """
+        offset = HubOffset.from_json(self._hub, document)
+        chosen = self._options.partitions
+        for partition_id in offset.following:
+            if chosen is not None and partition_id not in chosen:
+                raise ConfigurationError(
+                    "partitions",
+                    f"the checkpoint has partition {partition_id}, which is not chosen; choose it too, or begin "
+                    "another query with a new checkpoint",
+                )
+        return offset
 
     def snapshot(self) -> HubSnapshot:
         """Return what the hub holds, from a snapshot at most `snapshot_interval` old."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.core.backoff import Backoff
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
@@ -20,7 +22,8 @@ from eventpump.options.callables import loaded_codecs
 from eventpump.options.consumer import FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.lookups import persist
+from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.rangecache import RangeCache, RangeKey
 from eventpump.spark.source.ranges import RangeProgress
 from eventpump.spark.source.rows import PackedEvents, RowEncoder
@@ -35,6 +38,9 @@ MAX_BYTES = 8 * 1024 * 1024
 
 _LEAST_BYTES = 1024 * 1024
 """The same for all ranges of a task together, if it reads so many that they share it."""
+
+_REFUSED_DELAYS = 0.2, 1.0
+"""Seconds: the bounds of the first and of every delay before a partition that is read exclusively is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +78,23 @@ def counters() -> ReceiveCounters:
 
 
 def read_ranges(
-    connection: SparkConnection, options: ReceiveOptions, ranges: Sequence[SequenceRange], columns: Sequence[str]
+    connection: SparkConnection,
+    options: ReceiveOptions,
+    ranges: Sequence[SequenceRange],
+    columns: Sequence[str],
+    *,
+    keep_links: float = KEEP_LINKS,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
 
     Every event of every range is returned once; those of one range in order. Ranges in the range cache are not received
     again. With an owner level, links stay open for the next task that continues where this one ended; without, they are
-    closed. Closing the iterator stops receiving.
+    closed, and a partition that another reader has exclusively is tried again for `REFUSED_PATIENCE` seconds. Closing
+    the iterator stops receiving.
 
     Args:
         columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
+        keep_links: Seconds for which links stay open for the next task.
 
     Raises:
         DataLossError: Events of a range are gone, and `fail_on_data_loss` is set.
@@ -113,7 +126,7 @@ def read_ranges(
                 options,
                 links=worker.once(KeptLinks),
                 scope=connection,
-                startup_timeout=connection.operation_timeout,
+                keep_links=keep_links,
             )
             worker.run(receiver.start())
         for index, pieces in cached.items():
@@ -162,33 +175,65 @@ class LinkKey:
     options: ReceiveOptions
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A link that no task uses, the next number that it receives, and the timer that closes it."""
+
+    feed: PartitionFeed[bytes]
+    number: int
+    timer: asyncio.TimerHandle
+
+
 class KeptLinks:
-    """Exclusive links that no task uses, each with the next number it receives. Used only on the loop."""
+    """Exclusive links that no task uses, each for a limited time. Used only on the loop.
+
+    While one is open, no reader without an owner level gets its partition: a query that has ended, or is idle, must not
+    keep others out.
+    """
 
     def __init__(self) -> None:
-        self._feeds: dict[LinkKey, tuple[PartitionFeed[bytes], int]] = {}
+        self._kept: dict[LinkKey, _Kept] = {}
+        self._closing = TaskSet(_not_closed)
 
     def __len__(self) -> int:
-        return len(self._feeds)
+        return len(self._kept)
 
     async def take(self, key: LinkKey, number: int) -> PartitionFeed[bytes] | None:
         """Return the link that continues exactly at a number, or None. A link at another number is closed."""
-        feed, goes_on_at = self._feeds.pop(key, (None, -1))
-        if feed is None:
+        kept = self._kept.pop(key, None)
+        if kept is None:
             return None
-        if goes_on_at == number and feed.error is None:
-            return feed
-        await feed.aclose()
+        kept.timer.cancel()
+        if kept.number == number and kept.feed.error is None:
+            return kept.feed
+        await kept.feed.aclose()
         return None
 
-    def keep(self, key: LinkKey, feed: PartitionFeed[bytes], number: int) -> None:
-        """Keep a parked feed."""
-        self._feeds[key] = (feed, number)
+    def keep(self, key: LinkKey, feed: PartitionFeed[bytes], number: int, seconds: float) -> None:
+        """Keep a parked feed, and close it unless it is taken within a time."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire, key, feed)
+        self._kept[key] = _Kept(feed, number, timer)
 
-    def forget(self, key: LinkKey, feed: PartitionFeed[bytes]) -> None:
-        """Drop a feed that ended, for example because another worker took over its partition."""
-        if self._feeds.get(key, (None, 0))[0] is feed:
-            del self._feeds[key]
+    def forget(self, key: LinkKey, feed: PartitionFeed[bytes]) -> bool:
+        """Drop a feed that ended, for example because another worker took over its partition.
+
+        Returns:
+            Whether it was kept.
+        """
+        kept = self._kept.get(key)
+        if kept is None or kept.feed is not feed:
+            return False
+        kept.timer.cancel()
+        del self._kept[key]
+        return True
+
+    def _expire(self, key: LinkKey, feed: PartitionFeed[bytes]) -> None:
+        if self.forget(key, feed):
+            self._closing.spawn(feed.aclose(), f"close the kept link of partition {key.partition_id}")
+
+
+def _not_closed(name: str, error: BaseException) -> None:
+    _log.error("%s failed", name, exc_info=error)
 
 
 def _receiver_name() -> str:
@@ -211,7 +256,7 @@ class _RangeLink:
         links: KeptLinks,
         key: LinkKey,
         max_bytes: int,
-        startup_timeout: float,
+        keep_links: float,
     ) -> None:
         self._transport = transport
         self._hub = hub
@@ -219,8 +264,11 @@ class _RangeLink:
         self._links = links
         self._key = key
         self._max_bytes = max_bytes
-        self._startup_timeout = startup_timeout
+        self._keep_links = keep_links
         self._progress = RangeProgress(wanted)
+        self._refused_since: float | None = None
+        self._rng = random.Random()
+        self._refusals = Backoff(*_REFUSED_DELAYS)
         self._feed: PartitionFeed[bytes] | None = None
         self._cursor: FeedCursor[bytes] | None = None
         self.is_kept = False
@@ -237,6 +285,10 @@ class _RangeLink:
             self._feed, self._cursor = kept, kept.cursor()
             kept.resume(progress.left)
             return
+        self._open_new()
+
+    def _open_new(self) -> None:
+        progress = self._progress
         key, links = self._key, self._links
 
         def troubled(error: Exception, delay: float | None) -> None:
@@ -262,21 +314,26 @@ class _RangeLink:
                 prefetch_bytes=self._max_bytes,
             ),
             wrap=as_received,
-            rng=random.Random(),
-            startup_timeout=self._startup_timeout,
+            rng=self._rng,
+            startup_timeout=self._options.retry_timeout,
             limit=progress.left,
+            on_attached=self._attached,
             on_trouble=troubled,
         )
         self._feed, self._cursor = feed, feed.cursor()
         feed.start()
 
+    def _attached(self) -> None:
+        self._refused_since = None
+
     async def read(self) -> list[bytes]:
         """Return the next events: a full batch, or those up to the range's end; none if the range is completely
         read."""
-        progress, feed, cursor = self._progress, self._feed, self._cursor
+        progress = self._progress
         found: list[bytes] = []
         size = 0
         while not progress.is_done and len(found) < MAX_ROWS and size < self._max_bytes:
+            feed, cursor = self._feed, self._cursor
             assert feed is not None
             assert cursor is not None
             messages = list(cursor.take(min(MAX_ROWS - len(found), progress.left)))
@@ -285,10 +342,32 @@ class _RangeLink:
                 found = found + messages if found else messages
                 size += sum(map(len, messages))
             elif feed.error is not None:
-                raise feed.error
+                await self._replace(feed, feed.error)
             elif not await cursor.wait(self._options.receiver_timeout):
                 await self._find_out()
         return found
+
+    async def _replace(self, feed: PartitionFeed[bytes], error: Exception) -> None:
+        """Open another link after a shared one was refused or disconnected by an exclusive reader, for a time.
+
+        Raises:
+            ConsumerDisconnectedError: The reader is exclusive itself, or the time is over.
+            Exception: The error with which the link ended, if it is another one.
+        """
+        if not isinstance(error, ConsumerDisconnectedError):
+            raise error
+        now = asyncio.get_running_loop().time()
+        if self._refused_since is None:
+            self._refused_since = now
+            self._refusals.reset()
+        remaining = self._refused_since + REFUSED_PATIENCE - now
+        if self._options.owner_level is not None or remaining <= 0:
+            raise self._options.disconnected(error, self._hub, self._progress.partition_id) from error
+        delay = min(self._refusals.next(self._rng), remaining)
+        _log.info("partition %s is read exclusively; trying again in %.1f s", self._progress.partition_id, delay)
+        await feed.aclose()
+        await asyncio.sleep(delay)
+        self._open_new()
 
     async def _within(self, messages: list[bytes]) -> list[bytes]:
         progress = self._progress
@@ -317,7 +396,10 @@ class _RangeLink:
         progress.give_up_missing(properties)
 
     async def _ask(self) -> PartitionProperties:
-        return await self._transport.get_partition_properties(self._hub, self._progress.partition_id)
+        return await persist(
+            lambda: self._transport.get_partition_properties(self._hub, self._progress.partition_id),
+            self._options.retry_timeout,
+        )
 
     def _report(self, problem: str | None) -> None:
         if problem is None:
@@ -334,7 +416,7 @@ class _RangeLink:
             return
         if self._options.owner_level is not None and self._progress.is_at_end and feed.park():
             cursor.close()
-            self._links.keep(self._key, feed, self._progress.next)
+            self._links.keep(self._key, feed, self._progress.next, self._keep_links)
         else:
             await feed.aclose()
         self._feed = None
@@ -364,7 +446,7 @@ class RangesReceiver:
 
     Args:
         scope: Distinguishes the kept links of hubs and credentials.
-        startup_timeout: Seconds during which opening a first link is retried.
+        keep_links: Seconds for which exclusive links stay open for the next task.
     """
 
     def __init__(
@@ -376,7 +458,7 @@ class RangesReceiver:
         *,
         links: KeptLinks,
         scope: object,
-        startup_timeout: float = 60.0,
+        keep_links: float = KEEP_LINKS,
     ) -> None:
         max_bytes = max(_LEAST_BYTES, MAX_BYTES // max(1, len(ranges)))
         self._links = [
@@ -388,7 +470,7 @@ class RangesReceiver:
                 links=links,
                 key=LinkKey(scope, each.partition_id, options),
                 max_bytes=max_bytes,
-                startup_timeout=startup_timeout,
+                keep_links=keep_links,
             )
             for each in ranges
         ]

@@ -17,7 +17,9 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties
 from eventpump.spark.source.offsets import (
     FIRST_START,
+    MAX_RANGES_PER_TASK,
     MAX_READERS,
+    ROWS_PER_TASK,
     HubOffset,
     HubSnapshot,
     PartitionBounds,
@@ -26,6 +28,7 @@ from eventpump.spark.source.offsets import (
     TriggerLimits,
     batch_ranges,
     group_ranges,
+    keep_links_for,
     lookup_of,
     number_of,
     plan_tasks,
@@ -159,6 +162,15 @@ def test_position_beyond_the_end_is_refused() -> None:
     """A sequence number that the partition has not reached is an error, and no wait for ever."""
     with pytest.raises(ConfigurationError, match="startingPosition: partition 0 ends at sequence number 9, before 12"):
         number_of(EventPosition.at_sequence_number(12, inclusive=True), FULL, option="startingPosition")
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_position_beyond_the_end_is_the_end_unless_it_must_exist(is_end: bool, inclusive: bool) -> None:
+    """A number that uneven partitions need not have reached is the end of those that have not."""
+    for number in (10, 11, 12, 99):
+        position = EventPosition.at_sequence_number(number, inclusive=inclusive)
+        assert number_of(position, FULL, option="startingPosition", is_end=is_end, must_exist=False) == 10
 
 
 # ----------------------------------------------------------------------------------------------------------- limits
@@ -434,10 +446,10 @@ _RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**5)), max_
 )
 
 
-@given(_RANGES, st.integers(1, 60) | st.none(), st.integers(1, 7))
-def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: int | None, per_task: int) -> None:
+@given(_RANGES, st.integers(1, 60) | st.none(), st.integers(1, 7) | st.none())
+def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: int | None, per_task: int | None) -> None:
     """Split or grouped, the tasks' ranges are the batch's, none twice and none empty, within the limits."""
-    tasks = plan_tasks("hub", ranges, min_partitions=at_least, partitions_per_task=1 if at_least else per_task)
+    tasks = plan_tasks("hub", ranges, min_partitions=at_least, partitions_per_task=None if at_least else per_task)
     parts = sorted(
         (each for task in tasks for each in task.ranges), key=lambda each: (int(each.partition_id), each.start)
     )
@@ -452,7 +464,11 @@ def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: in
     assert joined == ranges
     readers = Counter(each.partition_id for each in parts)
     assert all(count <= MAX_READERS for count in readers.values())
-    if at_least is None:
+    if at_least is None and per_task is None:
+        assert len(tasks) <= len(ranges)
+        assert all(len(task.ranges) <= MAX_RANGES_PER_TASK for task in tasks)
+    elif at_least is None:
+        assert per_task is not None
         assert len(tasks) == -(-len(ranges) // per_task)
     else:
         possible = sum(min(MAX_READERS, each.size) for each in ranges)
@@ -473,18 +489,53 @@ def test_min_partitions_splits_the_largest_ranges() -> None:
 def test_tasks_are_about_equally_large() -> None:
     """A large range shares its task with small ones."""
     sizes = {"0": 100, "1": 10, "2": 90, "3": 20}
-    groups = group_ranges([SequenceRange(each, 0, size) for each, size in sizes.items()], 2)
+    groups = group_ranges([SequenceRange(each, 0, size) for each, size in sizes.items()], 2, 2)
     assert sorted(sorted(each.partition_id for each in group) for group in groups) == [["0", "1"], ["2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tasks"),
+    [
+        ([], 0),
+        ([1], 1),
+        ([2] * 4, 1),
+        ([10] * 32, 1),
+        ([10] * 128, 4),
+        ([30_000 // 128] * 128, 8),
+        ([30_000 // 4] * 4, 4),
+        ([ROWS_PER_TASK] * 128, 128),
+        ([10**6] * 128, 128),
+        ([10**6] + [10] * 20, 2),
+        ([10**6, 10**6] + [10] * 20, 3),
+    ],
+)
+def test_tasks_are_as_many_as_the_events_need(sizes: list[int], tasks: int) -> None:
+    """A batch with few events has few tasks, however many partitions the hub has; a large range has its own."""
+    ranges = [SequenceRange(str(index), 0, size) for index, size in enumerate(sizes)]
+    planned = plan_tasks("hub", ranges)
+    assert len(planned) == tasks
+    large = [task for task in planned if any(each.size >= ROWS_PER_TASK for each in task.ranges)]
+    assert all(len(task.ranges) == 1 for task in large)
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(None, 10.0), (0.1, 1.0), (2.0, 4.0), (5.0, 10.0), (900.0, 10.0)])
+def test_links_are_kept_for_two_triggers_within_limits(interval: float | None, seconds: float) -> None:
+    """Two triggers, but at least a second and at most ten; every task is given it."""
+    assert keep_links_for(interval) == seconds
+    (task,) = plan_tasks("hub", [SequenceRange("0", 0, 5)], keep_links=seconds)
+    assert task.keep_links == seconds
 
 
 def test_tasks_of_each_hub_begin_with_different_partitions() -> None:
     """The order of tasks turns with the hub's name, is the same each time, and keeps partitions in sequence."""
     ranges = [SequenceRange(str(each), 0, 10) for each in range(8)]
-    orders = {
-        hub: [task.ranges[0].partition_id for task in plan_tasks(hub, ranges)] for hub in ("a", "b", "c", "d", "e", "f")
-    }
+
+    def order_of(hub: str) -> list[str]:
+        return [task.ranges[0].partition_id for task in plan_tasks(hub, ranges, partitions_per_task=1)]
+
+    orders = {hub: order_of(hub) for hub in ("a", "b", "c", "d", "e", "f")}
     assert len({tuple(order) for order in orders.values()}) > 1
     for hub, order in orders.items():
-        assert order == [task.ranges[0].partition_id for task in plan_tasks(hub.upper(), ranges)]
+        assert order == order_of(hub.upper())
         first = int(order[0])
         assert [int(each) for each in order] == [(first + step) % 8 for step in range(8)]

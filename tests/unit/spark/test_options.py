@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -117,7 +118,12 @@ def test_options_take_a_connectors_configuration() -> None:
 def test_position_option_is_read_in_every_form(text: str, position: EventPosition) -> None:
     """A position is a word, a number, a time, or the connector's object."""
     assert options(startingPosition=text).for_stream().start_of("0") == position
-    assert options(endingPosition=text).for_batch().end_of("0") == position
+    is_stated = "isInclusive" in text or position.offset in {"-1", "@latest"}
+    end = position if is_stated else replace(position, inclusive=False)
+    assert options(endingPosition=text).for_batch().end_of("0") == end
+    given = text if text.startswith("{") else json.dumps(text)
+    by_partition = options(startingPositions=f'{{"0": {given}}}', endingPositions=f'{{"0": {given}}}').for_batch()
+    assert (by_partition.start_of("0"), by_partition.end_of("0")) == (position, end)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,7 @@ def test_positions_by_default_are_latest_for_a_query_oldest_for_a_batch() -> Non
     assert (stream.start_of("0"), stream.receive.owner_level) == (EventPosition.latest(), 0)
     assert (batch.start_of("0"), batch.end_of("0")) == (EventPosition.earliest(), EventPosition.latest())
     assert batch.receive.owner_level is None
-    assert options(useExclusiveReceiver="true").for_batch().receive.owner_level == 0
+    assert options(useExclusiveReceiver="true").for_batch().receive.owner_level is None
 
 
 @pytest.mark.parametrize(
@@ -214,12 +220,37 @@ def test_option_without_an_effect_is_taken_with_a_warning() -> None:
         ({"prefetchCount": "0"}, "prefetchCount: "),
         ({"minEventsPerTrigger": "9", "maxEventsPerTrigger": "8"}, "minEventsPerTrigger: must not be greater"),
         ({"minPartitions": "9", "partitionsPerTask": "2"}, "minPartitions: cannot be combined"),
+        ({"partitionsPerTask": "0"}, 'partitionsPerTask: must be "auto", or a number of partitions'),
+        ({"partitionsPerTask": "many"}, 'partitionsPerTask: must be "auto", or a number of partitions'),
         ({"maxEventsPerTrigger": "9", "eventhubs.maxEventsPerTrigger": "8"}, "maxEventsPerTrigger: is given twice"),
     ],
 )
 def test_option_with_a_bad_value_is_refused_by_its_name(given: dict[str, str], says: str) -> None:
     """The error names the option as users write it."""
     assert problem(**given).startswith(says)
+
+
+def test_option_of_partitions_per_task_is_a_number_or_chosen() -> None:
+    """By default, and with "auto", the number of events decides."""
+    assert options().partitions_per_task is None
+    assert options(partitionsPerTask="Auto").partitions_per_task is None
+    assert options(partitionsPerTask="3").partitions_per_task == 3
+
+
+@pytest.mark.parametrize("text", ["7,0,3", " 0, 3 ,7", "[0, 3, 7]", '["7", "3", 0, 0]'])
+def test_option_of_partitions_is_a_list(text: str) -> None:
+    """Ids in any order, once each; all of the hub's if it is not given."""
+    assert options(partitions=text).partitions == ("0", "3", "7")
+    assert options(partitions=text).chosen([str(each) for each in range(8)]) == ["0", "3", "7"]
+    assert options().chosen(["1", "10", "2"]) == ["1", "2", "10"]
+    with pytest.raises(ConfigurationError, match="partitions: hub trades has no partition 7, only 4"):
+        options(partitions=text).chosen(["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize("text", ["", "all", "1,,2", "[]", "[true]", "[1.5]", "{}", "[", "-1", "0-3"])
+def test_option_of_partitions_of_another_form_is_refused(text: str) -> None:
+    """The error shows the form."""
+    assert problem(partitions=text) == 'partitions: must be partition ids, such as "0,3,7", or a JSON list of them'
 
 
 def test_option_of_the_other_kind_is_refused() -> None:

@@ -17,7 +17,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
+from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.ranges import number_of
 from eventpump.spark.source.receive import MAX_ROWS, KeptLinks, RangesReceiver
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -27,7 +27,11 @@ _EXCLUSIVE = ReceiveOptions(owner_level=0)
 
 
 def _receiver(
-    hub: FakeHub, *ranges: SequenceRange, options: ReceiveOptions = _EXCLUSIVE, links: KeptLinks | None = None
+    hub: FakeHub,
+    *ranges: SequenceRange,
+    options: ReceiveOptions = _EXCLUSIVE,
+    links: KeptLinks | None = None,
+    keep_links: float = KEEP_LINKS,
 ) -> RangesReceiver:
     return RangesReceiver(
         FakeTransport(hub),
@@ -36,6 +40,7 @@ def _receiver(
         options,
         links=KeptLinks() if links is None else links,
         scope=hub.name,
+        keep_links=keep_links,
     )
 
 
@@ -199,6 +204,59 @@ async def test_kept_link_serves_its_own_options_only() -> None:
     assert [spec.consumer_group for spec in hub.attached] == ["$Default", "other"]
 
 
+async def test_kept_link_is_closed_after_a_time() -> None:
+    """A link that no task takes is closed after its time, and no earlier; one that was taken is not."""
+    hub = FakeHub()
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    await asyncio.sleep(KEEP_LINKS - 0.1)
+    assert await _read_one(hub, 100, 200, links=links, keep_links=3.0) == list(range(100, 200))
+    assert len(hub.attached) == 1
+    await asyncio.sleep(2.9)
+    assert (hub.owner_levels("0"), len(links)) == ([0], 1)
+    await asyncio.sleep(0.2)
+    assert (hub.owner_levels("0"), len(links)) == ([], 0)
+    assert await _read_one(hub, 200, 300, links=links) == list(range(200, 300))
+
+
+async def test_shared_reader_waits_for_the_link_that_a_query_left_behind() -> None:
+    """What is read right after a query, and while an idle one runs, waits until the query's kept link is closed."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    await _read_one(hub, 0, 100, links=links)
+    assert await _read_one(hub, 0, 300, options=_SHARED, links=links) == list(range(300))
+    assert hub.owner_levels("0") == []
+
+
+async def test_shared_reader_that_is_disconnected_goes_on_after_the_last_event() -> None:
+    """A query's task that takes the partition between two reads of a batch costs the batch nothing but time."""
+    hub = FakeHub(latency=0.01)
+    hub.publish("0", count=300)
+    links = KeptLinks()
+    receiver = _receiver(hub, SequenceRange("0", 0, 600), options=_SHARED, links=links)
+    reading = asyncio.create_task(_read(receiver, 1))
+    for start in (0, 100, 200):
+        await asyncio.sleep(REFUSED_PATIENCE)
+        assert await _read_one(hub, start, start + 100, links=links, keep_links=1.0) == list(range(start, start + 100))
+    hub.publish("0", count=300)
+    assert await reading == [list(range(600))]
+
+
+async def test_shared_reader_of_a_partition_that_stays_exclusive_says_what_to_do() -> None:
+    """It fails only after the time in which a kept link would have been closed, and names the way out."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    await _attach_elsewhere(hub, 0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(ConsumerDisconnectedError, match=r"query of your own.*consumerGroup.*useExclusiveReceiver"):
+        await _read_one(hub, 0, 10, options=_SHARED)
+    assert loop.time() - began == pytest.approx(REFUSED_PATIENCE, abs=0.5)
+    assert hub.owner_levels("0") == [0]
+
+
 async def test_receive_fails_when_its_link_is_stolen() -> None:
     """A reader that takes the partition during a task ends it with an error that says so, and nothing is kept."""
     hub = FakeHub()
@@ -207,7 +265,7 @@ async def test_receive_fails_when_its_link_is_stolen() -> None:
     reading = asyncio.create_task(_read_one(hub, 0, 20, links=links))
     await asyncio.sleep(1)
     await _attach_elsewhere(hub, 0)
-    with pytest.raises(ConsumerDisconnectedError):
+    with pytest.raises(ConsumerDisconnectedError, match=r"another query of your own.*consumerGroup"):
         await reading
     assert len(links) == 0
 
@@ -258,9 +316,30 @@ async def test_receive_fails_with_the_first_range_that_fails() -> None:
 async def test_receive_fails_where_the_service_cannot_be_reached() -> None:
     """A task that never gets a link gives up after the time to start; Spark tries it again elsewhere."""
     hub = FakeHub()
+    hub.publish("0", count=10)
     hub.refuse(ConnectionLostError("no way"), times=float("inf"))
-    with pytest.raises(ConnectionLostError, match="no way"):
-        await _read_one(hub, 0, 10)
+    loop = asyncio.get_running_loop()
+    for options in (_EXCLUSIVE, ReceiveOptions(retry_timeout=9)):
+        began = loop.time()
+        with pytest.raises(ConnectionLostError, match="no way"):
+            await _read_one(hub, 0, 10, options=options)
+        assert options.retry_timeout - 5 <= loop.time() - began <= options.retry_timeout
+
+
+async def test_receive_waits_for_a_service_that_is_away() -> None:
+    """An outage in mid-range, of links and requests, is waited for; only one that lasts longer fails the task."""
+    hub = FakeHub()
+    hub.publish("0", count=5)
+    reading = asyncio.create_task(_read_one(hub, 0, 10, options=ReceiveOptions(receiver_timeout=10)))
+    await asyncio.sleep(5)
+    hub.refuse(ConnectionLostError("away"), times=float("inf"))
+    hub.refuse(ConnectionLostError("away"), operation="partition", times=float("inf"))
+    hub.lose_connections()
+    await asyncio.sleep(100)
+    assert not reading.done()
+    hub.accept()
+    hub.publish("0", count=5)
+    assert await reading == list(range(10))
 
 
 # --------------------------------------------------------------------------------------------------- gaps and loss
