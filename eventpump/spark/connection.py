@@ -20,6 +20,10 @@ from eventpump.options.credentials import SharedKey
 CONNECTOR_PREFIX: Final = "eventhubs."
 """The prefix of the options of Microsoft's Scala connector; ours are accepted with it too."""
 
+RETRY_TIMEOUT: Final = 120.0
+"""Seconds for which an outage of the service is waited for by default, as long as Kafka's producer tries to deliver
+(`delivery.timeout.ms`)."""
+
 CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "connectionString": "connection_string",

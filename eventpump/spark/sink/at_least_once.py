@@ -22,9 +22,9 @@ from eventpump.options.callables import loaded_codecs
 from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
-from eventpump.spark.connection import SparkConnection
+from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
 from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, SinkRouter, task_number
-from eventpump.spark.sink.patience import RETRY_TIMEOUT, patient_retry
+from eventpump.spark.sink.patience import patient_retry
 
 _IN_FLIGHT: Final = 8 * 1024 * 1024
 """Bytes that a task has on their way at a time, to all partitions together."""

@@ -19,10 +19,10 @@ from eventpump.errors import ConfigurationError
 from eventpump.options.base import Seconds, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
 from eventpump.spark import worker
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
+from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, SparkConnection, seconds
 from eventpump.spark.sink.at_least_once import SendTask
 from eventpump.spark.sink.encode import EventColumns, SinkRouter
-from eventpump.spark.sink.patience import RETRY_TIMEOUT, retried
+from eventpump.spark.sink.patience import retried
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
 

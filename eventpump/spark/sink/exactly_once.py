@@ -60,8 +60,9 @@ from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.consumer import FeedSettings
 from eventpump.producer.packing import BatchPacker
 from eventpump.producer.publisher import PartitionPublisher
+from eventpump.spark.connection import RETRY_TIMEOUT
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
-from eventpump.spark.sink.patience import LONGEST_DELAY, RETRY_TIMEOUT, patiently
+from eventpump.spark.sink.patience import LONGEST_DELAY, patiently
 from eventpump.spark.sink.protocol import (
     STAMP,
     AttachProducers,

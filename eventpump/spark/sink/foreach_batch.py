@@ -30,7 +30,7 @@ from eventpump.options.base import Name, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs
 from eventpump.options.connection import TransportType
 from eventpump.spark import worker
-from eventpump.spark.connection import SparkConnection
+from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
 from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
 from eventpump.spark.sink.encode import EventColumns, SinkRouter, StableRouter
@@ -52,7 +52,7 @@ from eventpump.spark.sink.executor import (
     digest_task,
     encoded_names,
 )
-from eventpump.spark.sink.patience import RETRY_TIMEOUT, retried
+from eventpump.spark.sink.patience import retried
 from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned
 from eventpump.spark.sink.records import (
     Done,

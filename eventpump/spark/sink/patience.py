@@ -12,11 +12,10 @@ from eventpump.aio.retry import retrying
 from eventpump.core.backoff import Unlimited, gives_up
 from eventpump.errors import ServiceError
 from eventpump.options.base import RetryOptions
+from eventpump.spark.connection import RETRY_TIMEOUT
 
 T = TypeVar("T")
 
-RETRY_TIMEOUT: Final = 120.0
-"""Seconds; the default, as long as Kafka's producer tries to deliver (`delivery.timeout.ms`)."""
 LONGEST_DELAY: Final = 5.0
 """Seconds between two tries at most."""
 

@@ -18,6 +18,7 @@ from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, Data
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import PartitionProperties
+from eventpump.spark.connection import RETRY_TIMEOUT
 
 _T = TypeVar("_T")
 
@@ -31,9 +32,6 @@ what its events cost."""
 
 MAX_RANGES_PER_TASK: Final = 32
 """The most ranges of one task if their number is chosen: each has a link, and up to 1 MiB is received ahead on it."""
-
-RETRY_TIMEOUT: Final = 120.0
-"""Seconds for which an outage of the service is waited for by default, as long as Kafka's producer tries to deliver."""
 
 KEEP_LINKS: Final = 10.0
 """The most seconds for which an exclusive link stays open after its task, for the next one."""

@@ -18,8 +18,8 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, SparkConnection, seconds
-from eventpump.spark.source.offsets import RETRY_TIMEOUT, ReceiveOptions, TriggerLimits
+from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, SparkConnection, seconds
+from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -17,8 +17,9 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLink, ReceiveLinkSpec
+from eventpump.spark.connection import RETRY_TIMEOUT
 from eventpump.spark.source.lookups import find_numbers, read_facts, require_consumer_group
-from eventpump.spark.source.offsets import REFUSED_PATIENCE, RETRY_TIMEOUT
+from eventpump.spark.source.offsets import REFUSED_PATIENCE
 from eventpump.spark.source.options import SourceOptions
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.connecting import connection_string_to
