@@ -201,7 +201,7 @@ class KeyedReading:
         """Give events that failed to the handler again, as often as is allowed. Return whether they are processed."""
         retry, events = self._retry, tuple([entry.event for entry in batch])
         unkeyed = self._unkeyed.get(batch[0])
-        backoff = None if retry is None else Backoff(retry.base_delay, retry.max_delay)
+        backoff = None if retry is None else Backoff.of(retry)
         while (error := unkeyed or error) is not None:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)

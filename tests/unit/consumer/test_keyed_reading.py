@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -223,6 +224,22 @@ async def test_retries_hold_up_no_other_key_and_end_at_their_limit() -> None:
             await reader.run(again, handler_retry=retry)
         assert again.begun.count(24) == 3
         assert _number_at(hub, reader) == 24
+
+
+async def test_retries_after_a_fixed_delay() -> None:
+    """`mode="fixed"`: each delay is `base_delay`, also where that is above `max_delay`."""
+    loop, begun = asyncio.get_running_loop(), []
+
+    async def step(event: ReceivedEvent) -> None:
+        begun.append(loop.time())
+        raise ValueError("no")
+
+    hub = _hub(1)
+    async with _reader(hub, end="@latest") as reader:
+        retry = RetryOptions(max_retries=3, base_delay=100, max_delay=60, mode="fixed")
+        with pytest.raises(ValueError, match="no"):
+            await reader.run(_Book(step), handler_retry=retry)
+    assert [round(later - before) for before, later in itertools.pairwise(begun)] == [100, 100, 100]
 
 
 async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
