@@ -18,6 +18,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.workers import Entry, KeyedWorkers
 from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.keyed import KeyedQueue
+from eventpump.errors import DecodeError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import HostReport
@@ -206,7 +207,8 @@ class KeyedReading:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
                 return False
-            if retry is None or backoff is None or is_used_up(retry, backoff.failures):
+            can_retry = not isinstance(error, DecodeError)  # as by a host
+            if retry is None or backoff is None or not can_retry or is_used_up(retry, backoff.failures):
                 self._fail(error)
                 await self._call_process_error(error)
                 return False
