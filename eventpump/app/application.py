@@ -184,7 +184,8 @@ class EventHubsApp:
 
         Without `key` the events of a partition are handled one after the other. What the function raises is handled as
         `failure_policy`, `handler_retry` and `on_retries_exhausted` say; events that were handled before it in the same
-        batch are not handled again for that reason.
+        batch are not handled again for that reason, nor if the batch is cancelled after its `handler_timeout`, which is
+        that of all its events together.
 
         Args:
             hub: The hub.
