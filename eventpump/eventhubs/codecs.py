@@ -30,6 +30,17 @@ class PayloadCodec:
     Give it as `encode` to producers, and as `decode` to hosts and readers. Both functions are called in the event loop,
     and must not wait for anything.
 
+    What `decode` returns has no limit but its own, and is in no bound of memory (`max_buffered_bytes` and the like):
+    these count events as they were received. A megabyte can be decompressed to a gigabyte, so where not every sender is
+    trusted, let it raise above a size::
+
+        def gunzip(body: bytes, limit: int = 16 * 1024 * 1024) -> bytes:
+            stream = zlib.decompressobj(wbits=31)
+            found = stream.decompress(body, limit)
+            if not stream.eof:
+                raise ValueError(f"it is cut off, or more than {limit} bytes")
+            return found
+
     Args:
         content_encoding: The name that marks an encoded event, as its property `content_encoding`: letters, digits and
             ``!#$%&'*+.^_`|~-``. For a key of encryption that changes, use one name per key, and give readers a codec
