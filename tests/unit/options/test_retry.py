@@ -120,6 +120,21 @@ async def test_a_transfer_beyond_its_time_is_settled() -> None:
     assert [each.body for each in hub.events("0")] == [b"x"]
 
 
+async def test_a_link_that_does_not_answer_within_a_try_is_replaced() -> None:
+    """As after the time-out of a single step; otherwise every later send would wait for the same link."""
+    hub = FakeHub(partitions=1)
+    retry = RetryOptions(max_retries=1, base_delay=1, mode="fixed", try_timeout=10)
+    async with HubProducer(FakeTransport(hub), hub.name, retry=retry) as producer:
+        hub.hang("transfer")
+        with pytest.raises(ServiceTimeoutError, match="try_timeout"):
+            await producer.send(EventData("x"), partition_id="0")
+        assert len(hub.send_links) == 2
+        hub.answer("transfer")
+        await producer.send(EventData("y"), partition_id="0")
+        assert len(hub.send_links) == 3
+    assert hub.events("0")[-1].body == b"y"
+
+
 async def test_links_heed_delay_and_limit() -> None:
     """Of a reader, and so of a host: each attach has its time."""
     hub = FakeHub(partitions=1)
