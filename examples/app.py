@@ -48,8 +48,8 @@ class Alert(BaseModel):
     partition: str
 
 
-def make_app(connection_string: str, folder: Path, expected: int, counts: Counter[str]) -> EventHubsApp:
-    """Return the application. It stops when so many readings are handled, and so many alerts are counted."""
+def make_app(connection_string: str, folder: Path, expected: Counter[str], counts: Counter[str]) -> EventHubsApp:
+    """Return the application. It stops when as many readings and alerts are counted as are expected."""
     app = EventHubsApp(
         connection_string,
         lease_store=lambda: SqliteLeaseStore(folder / "leases.db"),
@@ -57,6 +57,10 @@ def make_app(connection_string: str, folder: Path, expected: int, counts: Counte
         handler_retry=RetryOptions(max_retries=5),
         on_retries_exhausted=Park("readings-parked"),
     )
+
+    def stop_at_the_end() -> None:
+        if counts >= expected:
+            app.stop()
 
     def by_device(event: ReceivedEvent) -> str | None:
         return event.partition_key
@@ -66,6 +70,7 @@ def make_app(connection_string: str, folder: Path, expected: int, counts: Counte
     async def watch(reading: Reading, context: PartitionContext) -> Alert | None:
         await asyncio.sleep(0.001)  # a database
         counts["readings"] += 1
+        stop_at_the_end()
         if reading.celsius < 90:
             return None
         counts["too high"] += 1
@@ -74,8 +79,7 @@ def make_app(connection_string: str, folder: Path, expected: int, counts: Counte
     @app.subscriber("alerts")
     async def notify(alert: Alert) -> None:
         counts["alerts"] += 1
-        if counts["alerts"] == expected:
-            app.stop()
+        stop_at_the_end()
 
     return app
 
@@ -95,7 +99,7 @@ async def publish(connection_string: str, count: int) -> int:
 async def run(connection_string: str, folder: Path, count: int) -> None:
     counts: Counter[str] = Counter()
     expected = await publish(connection_string, count)
-    app = make_app(connection_string, folder, expected, counts)
+    app = make_app(connection_string, folder, Counter(readings=count, alerts=expected), counts)
     await app.run_async(handle_signals=True)
     print(f"handled {counts['readings']} readings, of which {counts['too high']} were too high")
     print(f"received {counts['alerts']} of {expected} alerts")

@@ -15,12 +15,15 @@ from eventpump.errors import ServiceTimeoutError
 _T = TypeVar("_T")
 
 
-async def within_try(attempt: Callable[[], Awaitable[_T]], try_timeout: float | None) -> _T:
+async def within_try(
+    attempt: Callable[[], Awaitable[_T]], try_timeout: float | None, on_expired: Callable[[], None] | None = None
+) -> _T:
     """Run one attempt of an operation, and cancel it after its time.
 
     Args:
         attempt: Starts the attempt.
         try_timeout: Seconds; None for no limit.
+        on_expired: Called when it took longer.
 
     Raises:
         ServiceTimeoutError: It took longer.
@@ -34,6 +37,8 @@ async def within_try(attempt: Callable[[], Awaitable[_T]], try_timeout: float | 
     except TimeoutError as error:
         if not limit.expired():
             raise
+        if on_expired is not None:
+            on_expired()
         problem = f"the attempt was cancelled after {try_timeout:g} s, the try_timeout of the RetryOptions"
         raise ServiceTimeoutError(problem) from error
 
@@ -48,6 +53,7 @@ async def retrying(
     until: float = math.inf,
     least_time: float = 0.0,
     stop: asyncio.Event | None = None,
+    on_expired: Callable[[], None] | None = None,
     on_retry: Callable[[Exception, float], None] | None = None,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> _T:
@@ -69,6 +75,7 @@ async def retrying(
         least_time: Seconds that an attempt may take even if it then ends after `until`; infinite if it is never
             cancelled.
         stop: If this event is set, no further attempt follows. The attempt in progress is not affected.
+        on_expired: Called when an attempt was cancelled after the `try_timeout` of the policy.
         on_retry: Called before each delay, with the error and the delay in seconds.
         sleep: Waits for a delay; its exceptions end the attempts. Not called if `stop` is given.
 
@@ -86,7 +93,7 @@ async def retrying(
         limit = asyncio.timeout_at(None if end == math.inf else end)
         try:
             async with limit:
-                return await within_try(attempt, policy.try_timeout)
+                return await within_try(attempt, policy.try_timeout, on_expired)
         except Exception as error:
             if limit.expired() and isinstance(error, TimeoutError):
                 if failure is None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,6 +21,7 @@ from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.decoding import PAYLOADS, Decoder
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import LeaseStore
@@ -184,7 +185,8 @@ class EventHubsApp:
 
         Without `key` the events of a partition are handled one after the other. What the function raises is handled as
         `failure_policy`, `handler_retry` and `on_retries_exhausted` say; events that were handled before it in the same
-        batch are not handled again for that reason.
+        batch are not handled again for that reason, nor if the batch is cancelled after its `handler_timeout`, which is
+        that of all its events together.
 
         Args:
             hub: The hub.
@@ -505,6 +507,7 @@ class EventHubsApp:
                     running=running,
                     changes=changes,
                     decoder=self._decoder,
+                    codecs={spec.name: self._codecs(spec.name) for spec in specs},
                     group=TEST_GROUP,
                     timeout=timeout,
                 ) as made:
@@ -517,6 +520,15 @@ class EventHubsApp:
                 _ = running.cancelled() or running.exception()  # raised below, unless the body has failed first
             if not running.cancelled():
                 running.result()
+
+    def _codecs(self, hub: str) -> list[PayloadCodec]:
+        """Return what the events of a hub may be encoded with, as far as these are codecs."""
+        given = [self._producer_options.get(hub, {}).get("encode"), self._options.get("decode")]
+        given += [each.options.get("decode") for each in self._subscribers if each.hub == hub]
+        several = [codecs_of("decode", each) for each in given if isinstance(each, PayloadCodec | Sequence)]
+        return list(
+            {codec.content_encoding.lower(): codec for codecs in reversed(several) for codec in codecs}.values()
+        )
 
 
 def _check_known(options: Mapping[str, object], known: Collection[str]) -> None:

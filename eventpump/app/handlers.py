@@ -22,7 +22,8 @@ class EventPublisher(Protocol):
     """Sends single events; a `BufferedProducer`."""
 
     async def send(self, event: EventData, *, partition_key: str | None = None) -> Awaitable[object]:
-        """Accept an event. What is returned completes when the event is stored."""
+        """Accept an event. What is returned completes when the event is stored; a wait that was cancelled may be
+        repeated."""
 
 
 @dataclass(slots=True)
@@ -148,7 +149,8 @@ class Route:
 class RouteProcessor(EventProcessor):
     """Handles the events of a batch one after the other; of one ownership.
 
-    Of a batch that is delivered again because an event of it failed, those before that event are not handled again.
+    Of a batch that is delivered again because an event of it failed, or because the call was cancelled after its time,
+    those before that event are not handled again.
 
     Args:
         route: Handles each event.
@@ -156,38 +158,40 @@ class RouteProcessor(EventProcessor):
 
     def __init__(self, route: Route) -> None:
         self._route = route
-        self._done: set[ReceivedEvent] = set()
-        """The events that are handled, of a batch that failed."""
+        self._handled: dict[ReceivedEvent, list[Awaitable[object]]] = {}
+        """The events that are handled, of a batch that is not processed, with what is to be awaited for them."""
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch: it is processed when all that was published for it is stored."""
-        published: list[tuple[ReceivedEvent, list[Awaitable[object]]]] = []
+        handled = self._handled
         try:
             for event in events:
-                if event in self._done:
-                    continue
-                receipts = await self._route.handle(context, event)
-                published.append((event, receipts))
+                if event not in handled:
+                    handled[event] = await self._route.handle(context, event)
         except Exception:
             # What failed to be stored is handled again with the rest; the error of the function comes first.
-            await self._stored(published)
+            await self._stored(events)
             raise
-        if (failure := await self._stored(published)) is not None:
+        if (failure := await self._stored(events)) is not None:
             raise failure
         if len(events) == 1:
-            self._done.discard(events[0])
+            del handled[events[0]]
         else:
-            self._done.clear()
+            handled.clear()
 
-    async def _stored(self, published: Sequence[tuple[ReceivedEvent, list[Awaitable[object]]]]) -> Exception | None:
-        """Wait until events are published. Return the first failure."""
+    async def _stored(self, events: Sequence[ReceivedEvent]) -> Exception | None:
+        """Wait until what was published for events is stored. Return the first failure."""
         first: Exception | None = None
-        for event, receipts in published:
+        for event in events:
+            receipts = self._handled.get(event)
+            if not receipts:
+                continue
             try:
                 for receipt in receipts:
                     await receipt
             except Exception as error:
                 first = first or error
+                del self._handled[event]
             else:
-                self._done.add(event)
+                self._handled[event] = []
         return first

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from eventpump.aio.tasks import gather, resolve
 from eventpump.clients import EventProcessorHost, EventProducer, PartitionReader
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.eventhubs.decoding import Decoder, encoded
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import HostReport
@@ -47,6 +48,7 @@ class AppHubs:
         running: The application.
         changes: Shows every report of a host.
         decoder: Decodes payloads.
+        codecs: By hub, what its events may be encoded with.
         group: The consumer group to read with.
         timeout: Seconds that any wait may take.
     """
@@ -61,6 +63,7 @@ class AppHubs:
         running: asyncio.Task[None],
         changes: Changes,
         decoder: Decoder,
+        codecs: Mapping[str, Sequence[PayloadCodec]],
         group: str,
         timeout: float,
     ) -> None:
@@ -75,6 +78,8 @@ class AppHubs:
         self._changes = changes
         self.decoder = decoder
         """Decodes payloads."""
+        self.codecs = codecs
+        """By hub, what its events may be encoded with."""
         self.group = group
         """The consumer group to read with."""
         self._timeout = timeout
@@ -209,6 +214,7 @@ class AppHub:
             partition_id=partition_id,
             consumer_group=self._hubs.group,
             end="latest",
+            decode=self._hubs.codecs.get(self.name),
         )
         async with reader:
             return await reader.read_all()

@@ -396,7 +396,8 @@ class PartitionFeed(Generic[_T]):
             except EventPumpError as error:
                 if self._is_attaching:
                     self._attempted(error)
-                if self.newest is not newest or loop.time() - opened_at > self._retry.max_delay:
+                has_lived = not self._is_attaching and loop.time() - opened_at > self._retry.max_delay
+                if self.newest is not newest or has_lived:
                     self._backoff.reset()
                 if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
                     self._end(error)

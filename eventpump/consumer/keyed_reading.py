@@ -18,6 +18,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.workers import Entry, KeyedWorkers
 from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.keyed import KeyedQueue
+from eventpump.errors import DecodeError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import HostReport
@@ -201,12 +202,13 @@ class KeyedReading:
         """Give events that failed to the handler again, as often as is allowed. Return whether they are processed."""
         retry, events = self._retry, tuple([entry.event for entry in batch])
         unkeyed = self._unkeyed.get(batch[0])
-        backoff = None if retry is None else Backoff(retry.base_delay, retry.max_delay)
+        backoff = None if retry is None else Backoff.of(retry)
         while (error := unkeyed or error) is not None:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
                 return False
-            if retry is None or backoff is None or is_used_up(retry, backoff.failures):
+            can_retry = not isinstance(error, DecodeError)  # as by a host
+            if retry is None or backoff is None or not can_retry or is_used_up(retry, backoff.failures):
                 self._fail(error)
                 await self._call_process_error(error)
                 return False

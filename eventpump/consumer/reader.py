@@ -230,7 +230,7 @@ class PartitionReader:
         Args:
             processor: The processor.
             handler_retry: The delays, in seconds, before events that failed are given to the handler again; needs a
-                `max_retries`. Default: None, no retry.
+                `max_retries`. A `DecodeError` is not retried. Default: None, no retry.
             close_timeout: Seconds that running calls have to end after another one failed; then they are cancelled.
                 Default: 20.0.
 

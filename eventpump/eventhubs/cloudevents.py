@@ -151,6 +151,8 @@ class CloudEvent:
             if (event.content_type or "").lower().startswith(_STRUCTURED):
                 return _from_structured(event)
             return _from_binary(event)
+        except DecodeError:
+            raise  # of a codec: it names the event, and has the codec's own error chained
         except (EventError, _InvalidError) as problem:
             raise decode_error(event, "a CloudEvent", str(problem)) from None
 

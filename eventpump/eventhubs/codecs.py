@@ -17,6 +17,7 @@ from eventpump.amqp.codec import DecodeError as AmqpDecodeError
 from eventpump.amqp.message import Data, Message
 from eventpump.errors import ConfigurationError, DecodeError, EventError
 from eventpump.eventhubs.events import EventData, ReceivedEvent, copy_of, no_event
+from eventpump.texts import excerpt
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 """A token of HTTP."""
@@ -28,6 +29,17 @@ class PayloadCodec:
 
     Give it as `encode` to producers, and as `decode` to hosts and readers. Both functions are called in the event loop,
     and must not wait for anything.
+
+    What `decode` returns has no limit but its own, and is in no bound of memory (`max_buffered_bytes` and the like):
+    these count events as they were received. A megabyte can be decompressed to a gigabyte, so where not every sender is
+    trusted, let it raise above a size::
+
+        def gunzip(body: bytes, limit: int = 16 * 1024 * 1024) -> bytes:
+            stream = zlib.decompressobj(wbits=31)
+            found = stream.decompress(body, limit)
+            if not stream.eof:
+                raise ValueError(f"it is cut off, or more than {limit} bytes")
+            return found
 
     Args:
         content_encoding: The name that marks an encoded event, as its property `content_encoding`: letters, digits and
@@ -177,7 +189,7 @@ def marked(codecs: Sequence[PayloadCodec], before: str | None = None) -> str:
 
 
 def _encode_raised(what: str, error: Exception) -> EventError:
-    return EventError(f"{what} raised {type(error).__name__}: {error}; the event was not sent")
+    return EventError(f"{what} raised {type(error).__name__}: {excerpt(str(error))}; the event was not sent")
 
 
 class DecodedEvents:
@@ -212,13 +224,13 @@ class DecodedEvents:
         while names and (codec := self._by_name.get(names[-1].lower())) is not None:
             if body is None:
                 if not isinstance(message.body, Data):
-                    raise _FailedError(f"its content encoding is {given}, but its body is not bytes")
+                    raise _FailedError(f"its content encoding is {excerpt(str(given))}, but its body is not bytes")
                 body = b"".join(message.body.parts)
             what = f"`decode` of the codec {codec.content_encoding}"
             try:
                 made: object = codec.decode(body)
             except Exception as error:
-                raise _FailedError(f"{what} raised {type(error).__name__}: {error}") from error
+                raise _FailedError(f"{what} raised {type(error).__name__}: {excerpt(str(error))}") from error
             if not isinstance(made, bytes | bytearray | memoryview):
                 raise _FailedError(f"{what} must return bytes, not {type(made).__name__}")
             body = bytes(made)

@@ -125,6 +125,8 @@ def _checked(wanted: str, decode: Decode) -> Decode:
     def run(event: ReceivedEvent) -> Any:
         try:
             return decode(event)
+        except DecodeError:
+            raise  # of a codec: it names the event, and has the codec's own error chained
         except EventError as error:
             raise decode_error(event, wanted, str(error)) from None
 
@@ -154,6 +156,8 @@ def _by_msgspec(kind: Any) -> Decode:
             if event.body_type == "data":
                 return decoder.decode(event.body)
             return msgspec.convert(event.value, kind)
+        except DecodeError:
+            raise
         except (EventError, msgspec.MsgspecError) as error:
             raise decode_error(event, name_of(kind), str(error)) from None
 
@@ -177,6 +181,8 @@ def _by_pydantic(kind: Any) -> Decode:
             return adapter.validate_python(event.value)
         except ValidationError as error:
             raise decode_error(event, name_of(kind), _problems(error)) from None
+        except DecodeError:
+            raise
         except EventError as error:
             raise decode_error(event, name_of(kind), str(error)) from None
 

@@ -375,6 +375,11 @@ class PlainTarget:
         what = "sending" if self._partition_id is None else f"sending to partition {self._partition_id}"
         log = retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id)
 
+        def on_expired() -> None:
+            # As after the time-out of a single step: a link that does not answer is no use for the next attempt.
+            if link is not None:
+                self._drop(link)
+
         def on_retry(error: Exception, delay: float) -> None:
             if sealed is not None:
                 context.counters.retried(sealed.count, sealed.size)
@@ -386,6 +391,7 @@ class PlainTarget:
             context.rng,
             was_attached=lambda: link is not None,
             stop=context.closed,
+            on_expired=on_expired,
             on_retry=on_retry,
         )
 

@@ -31,6 +31,7 @@ from eventpump import (
     RetryOptions,
     SqliteLeaseStore,
 )
+from tests.support.codecs import DEFLATE, GZIP
 
 ROOT = Path(__file__).parents[2]
 TWICE = RetryOptions(max_retries=1, base_delay=0.01, max_delay=0.01)
@@ -63,6 +64,30 @@ async def test_functions_are_called_and_what_they_return_is_published() -> None:
         assert sorted(seen) == [("a", "telemetry", "a"), ("a", "telemetry", "a"), ("b", "telemetry", "b")]
         assert await hubs["alerts"].published(Alert) == [Alert(device="a"), Alert(device="a")]
         assert {event.partition_key for event in await hubs["alerts"].published()} == {"a"}
+
+
+async def test_encoded_payloads_are_decoded_between_steps_and_in_the_test() -> None:
+    """`encode` of a publisher, `decode` of the application, and `published`, which has the codecs of both."""
+    app = EventHubsApp(decode=GZIP)
+    got: list[str] = []
+
+    @app.subscriber("words")
+    @app.publisher("packed", encode=GZIP)
+    @app.publisher("crushed", encode=[DEFLATE, GZIP])
+    async def pack(word: str) -> str:
+        return word * 2
+
+    @app.subscriber("packed")
+    async def unpack(word: str) -> None:
+        got.append(word)
+
+    async with app.test() as hubs:
+        await hubs["words"].publish("a")
+        await hubs["words"].handled()
+        await hubs["packed"].handled()
+        assert got == await hubs["packed"].published(str) == await hubs["crushed"].published(str) == ["aa"]
+        (event,) = await hubs["crushed"].published()
+        assert event.raw_message.properties.content_encoding == "deflate, gzip"
 
 
 async def test_several_steps_hubs_groups_and_subscriptions() -> None:

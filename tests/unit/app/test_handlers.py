@@ -170,6 +170,31 @@ async def test_a_decode_error_is_not_retried() -> None:
         assert fleet.checkpoint("0") == 2
 
 
+@pytest.mark.parametrize("publishes", [False, True])
+async def test_a_batch_that_takes_longer_than_a_call_may_is_processed_in_parts(publishes: bool) -> None:
+    """`on_handler_timeout="cancel"`: what was handled before is not handled again, nor published again."""
+    handled: list[int] = []
+
+    async def handle(number: int) -> str | None:
+        await asyncio.sleep(0.3)
+        handled.append(number)
+        return str(number) if publishes else None
+
+    producer = _Producer()
+    async with _fleet(20) as fleet:
+        await fleet.start(
+            "a",
+            partial(RouteProcessor, _route(handle, producer)),
+            checkpoint_policy=EACH,
+            handler_timeout=1.0,
+            on_handler_timeout="cancel",
+            handler_retry=RetryOptions(max_retries=None, base_delay=0.1, max_delay=0.1),
+        )
+        await fleet.until(lambda: fleet.checkpoint("0") == 19, 60)
+    assert handled == list(range(20))
+    assert sorted(map(int, producer.stored)) == (handled if publishes else [])
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_random_failures_lose_nothing_and_repeat_little(seed: int) -> None:
     """Functions and the service fail now and then: all is published in order, and no event twice without a failure.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,10 +15,19 @@ import pytest
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.consumer.reader import PartitionReader
-from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EntityNotFoundError, EventError
-from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    DataLossError,
+    DecodeError,
+    EntityNotFoundError,
+    EventError,
+)
+from eventpump.eventhubs.codecs import PayloadCodec
+from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import ReaderSettings
+from eventpump.producer.producer import HubProducer
 from eventpump.sources.memory import MemorySource
 from eventpump.sources.transport import SourceTransport
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -223,6 +234,42 @@ async def test_retries_hold_up_no_other_key_and_end_at_their_limit() -> None:
             await reader.run(again, handler_retry=retry)
         assert again.begun.count(24) == 3
         assert _number_at(hub, reader) == 24
+
+
+async def test_retries_after_a_fixed_delay() -> None:
+    """`mode="fixed"`: each delay is `base_delay`, also where that is above `max_delay`."""
+    loop, begun = asyncio.get_running_loop(), []
+
+    async def step(event: ReceivedEvent) -> None:
+        begun.append(loop.time())
+        raise ValueError("no")
+
+    hub = _hub(1)
+    async with _reader(hub, end="@latest") as reader:
+        retry = RetryOptions(max_retries=3, base_delay=100, max_delay=60, mode="fixed")
+        with pytest.raises(ValueError, match="no"):
+            await reader.run(_Book(step), handler_retry=retry)
+    assert [round(later - before) for before, later in itertools.pairwise(begun)] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("is_by_key", [False, True])
+async def test_what_cannot_be_decoded_is_not_retried(is_by_key: bool) -> None:
+    """As by a host: another attempt cannot help. The event is not lost."""
+    codec = PayloadCodec("deflate", zlib.compress, zlib.decompress)
+    hub = _hub()
+    async with HubProducer(FakeTransport(hub), hub.name) as producer:
+        await producer.send(EventData(b"broken", content_encoding="deflate"), partition_id="0")
+
+    async def step(event: ReceivedEvent) -> None:
+        _ = event.body
+
+    book = _Book(step, **({"key": lambda event: event.body} if is_by_key else {}))
+    async with _reader(hub, end="@latest", decode=codec) as reader:
+        with pytest.raises(DecodeError):
+            await reader.run(book, handler_retry=TWICE)
+        (left,) = await reader.read(1)
+    assert len(book.errors) == 1
+    assert left.sequence_number == 0
 
 
 async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:

@@ -8,17 +8,26 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.errors import ConfigurationError, DecodeError, EventError
+from eventpump.eventhubs.cloudevents import CloudEvent
 from eventpump.eventhubs.codecs import PayloadCodec, codecs_of, encoder, event_maker, marked
+from eventpump.eventhubs.decoding import PAYLOADS
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from tests.support.codecs import DEFLATE, GZIP, NEW_KEY, OLD_KEY
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 CODECS = (GZIP, DEFLATE, OLD_KEY, NEW_KEY)
+
+
+class _Struct(msgspec.Struct):
+    """A model of msgspec."""
+
+    a: int
 
 
 def stored(event: EventData, number: int = 7) -> bytes:
@@ -155,6 +164,35 @@ def test_encode_that_fails_is_an_error_that_names_the_codec(wrong: Any) -> None:
     assert encode is not None
     with pytest.raises(EventError, match=r"`encode` of the codec odd .*; the event was not sent"):
         encode(EventData(b"x"))
+
+
+def test_errors_show_an_excerpt_of_what_a_codec_raised() -> None:
+    """A codec may quote the body, which may be a megabyte."""
+    codec = PayloadCodec("odd", _raises(_OddError("x" * 10_000)), _raises(_OddError("x" * 10_000)))
+    with pytest.raises(DecodeError) as caught:
+        _ = received(EventData(b"body", content_encoding="odd"), codec).body
+    assert len(str(caught.value)) < 500
+    encode = encoder(codec)
+    assert encode is not None
+    with pytest.raises(EventError) as refused:
+        encode(EventData(b"body"))
+    assert len(str(refused.value)) < 500
+    with pytest.raises(DecodeError) as unknown:
+        _ = received(EventData(value=1, content_encoding=f"{'x' * 10_000}, odd"), codec).body
+    assert len(str(unknown.value)) < 500
+
+
+@pytest.mark.parametrize("kind", [bytes, str, dict, CloudEvent, _Struct])
+def test_failed_codec_is_the_error_of_every_decoder(kind: Any) -> None:
+    """Not a problem within a problem: the event is named once, and what the codec raised is chained."""
+    sent = CloudEvent(id="1", source="s", type="t", data={"a": 1}).to_event_data()
+    assert sent.standard is not None
+    sent.standard["content_encoding"] = "odd"
+    event = received(sent, PayloadCodec("odd", bytes, _raises(_OddError("key"))))
+    with pytest.raises(DecodeError) as caught:
+        PAYLOADS.decoder_for(kind)(event)
+    assert (caught.value.partition_id, caught.value.sequence_number, caught.value.wanted) == ("3", 7, None)
+    assert isinstance(caught.value.__cause__, _OddError)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])

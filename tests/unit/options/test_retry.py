@@ -120,6 +120,35 @@ async def test_a_transfer_beyond_its_time_is_settled() -> None:
     assert [each.body for each in hub.events("0")] == [b"x"]
 
 
+async def test_a_link_that_does_not_answer_within_a_try_is_replaced() -> None:
+    """As after the time-out of a single step; otherwise every later send would wait for the same link."""
+    hub = FakeHub(partitions=1)
+    retry = RetryOptions(max_retries=1, base_delay=1, mode="fixed", try_timeout=10)
+    async with HubProducer(FakeTransport(hub), hub.name, retry=retry) as producer:
+        hub.hang("transfer")
+        with pytest.raises(ServiceTimeoutError, match="try_timeout"):
+            await producer.send(EventData("x"), partition_id="0")
+        assert len(hub.send_links) == 2
+        hub.answer("transfer")
+        await producer.send(EventData("y"), partition_id="0")
+        assert len(hub.send_links) == 3
+    assert hub.events("0")[-1].body == b"y"
+
+
+@pytest.mark.parametrize("retry", [{"max_delay": 5}, {"mode": "fixed", "max_delay": 1}])
+async def test_attaches_beyond_their_time_are_failures_in_a_row(retry: dict[str, Any]) -> None:
+    """However long an attach took, it is no link that has lived."""
+    hub = FakeHub(partitions=1)
+    transport = HangingTransport(hub, 100)
+    options: dict[str, Any] = {"link_retry": RetryOptions(max_retries=2, base_delay=1, try_timeout=10, **retry)}
+    settings = ReaderSettings(hub=hub.name, partition_id="0", startup_timeout=1000, **options)
+    async with PartitionReader(lambda: transport, settings) as reader:
+        with pytest.raises(ServiceTimeoutError, match="try_timeout"):
+            async with asyncio.timeout(500):
+                await reader.read()
+    assert len(transport.attaches) == 3
+
+
 async def test_links_heed_delay_and_limit() -> None:
     """Of a reader, and so of a host: each attach has its time."""
     hub = FakeHub(partitions=1)
