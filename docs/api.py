@@ -23,7 +23,16 @@ from eventpump.errors import EventPumpError
 from eventpump.reports import HostReport
 
 _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
-    "clients": ("EventProcessorHost", "EventProducer", "BufferedProducer", "PartitionReader", "make_transport"),
+    "clients": (
+        "EventProcessorHost",
+        "EventProducer",
+        "BufferedProducer",
+        "PartitionReader",
+        "EventHubsApp",
+        "AppHubs",
+        "AppHub",
+        "make_transport",
+    ),
     "processing": (
         "EventProcessor",
         "KeyedProcessor",
@@ -104,6 +113,7 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "HostOptions",
         "ProducerOptions",
         "BufferedOptions",
+        "SubscriberOptions",
         "ConnectionSettings",
         "connection_settings",
         "TransportName",
