@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.meter import median_run
-from benchmarks.processes import build, version
+from benchmarks.processes import PURE, build, version
 from benchmarks.report import LEAST_BUSY, Row
 
 PEER = f"azure-eventhub {version('azure-eventhub') or ''}".rstrip()
 OURS = "eventpump"
 OURS_ON_UVLOOP = f"{OURS} on uvloop"
+OURS_PURE = f"{OURS} in pure Python"
+"""Beside the compiled build."""
 ATTEMPTS = 4
 """How often a side that must be busy is run in a round, at most, until it was."""
 TIMEOUT = 300.0
@@ -100,7 +102,7 @@ def compare(
         peer_busy=theirs.get("busy"),
         subject_faults=ours.get("faults"),
         peer_faults=theirs.get("faults"),
-        build=build(),
+        build=PURE if subject == OURS_PURE else build(),
         loop="uvloop" if subject.endswith(OURS_ON_UVLOOP) else "asyncio",
         ratios=tuple(found[peer][value] / found[subject][value] for found in rounds),
         note="; ".join(filter(None, (rates, note))),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from benchmarks.certificates import Certificate
@@ -35,12 +35,12 @@ class BenchmarkError(Exception):
 class _Process:
     """A Python process that talks in lines on stdin and stdout; its stderr is shown when it fails."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
         self._what = " ".join(arguments[:2])
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             cwd=CHECKOUT,
-            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT), **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -192,11 +192,13 @@ class Side(_Process):
     Args:
         function: Its name, as `module:function`.
         loop: The event loop of a side that has one: `asyncio` or `uvloop`.
+        is_pure: Whether it does without the compiled core, if there is one.
         arguments: Its keyword arguments, as JSON can carry them.
     """
 
-    def __init__(self, function: str, loop: str = "asyncio", /, **arguments: object) -> None:
-        super().__init__("benchmarks.sides", function, json.dumps(arguments), loop)
+    def __init__(self, function: str, loop: str = "asyncio", is_pure: bool = False, /, **arguments: object) -> None:
+        variables = {"EVENTPUMP_PURE": "1"} if is_pure else {}
+        super().__init__("benchmarks.sides", function, json.dumps(arguments), loop, variables=variables)
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until it says it is ready.
@@ -221,19 +223,32 @@ class Side(_Process):
         return {str(key): float(value) for key, value in result.items()}
 
 
-def run_side(function: str, timeout: float, loop: str = "asyncio", /, **arguments: object) -> Mapping[str, float]:
+def run_side(
+    function: str, timeout: float, loop: str = "asyncio", is_pure: bool = False, /, **arguments: object
+) -> Mapping[str, float]:
     """Run a side to its end and return its result.
 
     Raises:
         BenchmarkError: It failed.
     """
-    with Side(function, loop, **arguments) as side:
+    with Side(function, loop, is_pure, **arguments) as side:
         return side.result(timeout)
 
 
+PURE: Final = "pure Python"
+"""The build without the compiled core."""
+
+
 def build() -> str:
-    """Return what of the package measured is compiled."""
-    return "pure Python"
+    """Return which build of the package is measured."""
+    from eventpump import build_info
+
+    return str(build_info())
+
+
+def is_compiled() -> bool:
+    """Return whether there are two builds to measure: this one with the compiled core, and pure Python."""
+    return build() != PURE
 
 
 def version(distribution: str) -> str | None:

@@ -9,6 +9,7 @@ from benchmarks.certificates import Certificate, certificate
 from benchmarks.comparing import (
     OURS,
     OURS_ON_UVLOOP,
+    OURS_PURE,
     TIMEOUT,
     Figures,
     Log,
@@ -28,7 +29,7 @@ from benchmarks.peers import (
     receivers,
     try_all,
 )
-from benchmarks.processes import CannedService, build, run_side
+from benchmarks.processes import PURE, CannedService, build, is_compiled, run_side
 from benchmarks.report import Row
 
 GOAL = 10.0
@@ -148,6 +149,9 @@ def _receive(
         if is_headline and has_uvloop():
             sides[OURS_ON_UVLOOP] = lambda: run_side("ours:receive", TIMEOUT, "uvloop", **ours, events=amounts.ours)
             busy.append(OURS_ON_UVLOOP)
+        if is_headline and is_compiled():
+            sides[OURS_PURE] = lambda: run_side("ours:receive", TIMEOUT, "asyncio", True, **ours, events=amounts.ours)
+            busy.append(OURS_PURE)
         if condition.kind == "varied" and condition.partitions == HEADLINE.partitions:
             sides[FLOOR_TLS if condition.is_tls else FLOOR_TCP] = lambda: _read_raw(service, amounts.available)
         if is_headline:
@@ -164,6 +168,8 @@ def _receive(
     rows = [compare(name, rounds, OURS, best.peer, is_headline=is_headline, goal=goal, must_be_busy=True, note=note)]
     if OURS_ON_UVLOOP in sides:
         rows.append(compare(f"{name}, on uvloop", rounds, OURS_ON_UVLOOP, best.peer, must_be_busy=True))
+    if OURS_PURE in sides:
+        rows.append(compare(f"{name}, in pure Python", rounds, OURS_PURE, best.peer, must_be_busy=True))
     rows += [
         compare(f"{name}, beside its {text}", rounds, OURS, floor)
         for floor, text in ((FLOOR_TLS, "TLS floor"), (FLOOR_TCP, "socket floor"), (FLOOR_FIELDS, "reading floor"))
@@ -200,15 +206,27 @@ def _tried_rows(name: str, tried: Mapping[Configuration, Figures]) -> list[Row]:
 
 
 def stages(quick: bool, log: Log) -> list[Row]:
-    """The stages of receiving, each alone and without a socket, beside a floor that does the least in the same turn."""
+    """The stages of receiving, each alone and without a socket, beside a floor that does the least in the same turn.
+
+    In pure Python, and with the compiled core if there is one.
+    """
+    rows: list[Row] = []
+    for is_pure in (True, False) if is_compiled() else (True,):
+        rows += _stages(quick, log, is_pure=is_pure)
+    return rows
+
+
+def _stages(quick: bool, log: Log, *, is_pure: bool) -> list[Row]:
     # In several processes: where their memory lies is a matter of chance, and costs or saves some per cent.
-    runs = [run_side("stages:stages", 120, rounds=20 if quick else 150) for _ in range(1 if quick else 3)]
+    rounds = 20 if quick else 150
+    runs = [run_side("stages:stages", 120, "asyncio", is_pure, rounds=rounds) for _ in range(1 if quick else 3)]
     for run in runs:
         log(f"making an event object costs {run['making']:.2f} µs, counted with the event and not with the pump")
     floor = median_run(runs, "floor")["floor"]
+    name = "" if is_pure else f", {build()}"
     rows = [
         Row(
-            name="stages: floor, 1 KiB cut out and three numbers unpacked",
+            name=f"stages: floor, 1 KiB cut out and three numbers unpacked{name}",
             peer="",
             subject="floor",
             subject_value=floor,
@@ -222,14 +240,14 @@ def stages(quick: bool, log: Log) -> list[Row]:
         ratio = sorted(ratios)[(len(ratios) - 1) // 2]
         rows.append(
             Row(
-                name=f"stages: {text}",
+                name=f"stages: {text}{name}",
                 peer="floor",
                 subject_value=floor / ratio,
                 peer_value=floor,
                 unit="µs CPU/event",
                 subject_busy=1.0,
-                limit=BUDGET.get(stage),
-                build=build(),
+                limit=BUDGET.get(stage) if is_pure else None,
+                build=PURE if is_pure else build(),
                 ratios=tuple(ratios),
             )
         )

@@ -32,6 +32,8 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "AppHubs",
         "AppHub",
         "make_transport",
+        "build_info",
+        "BuildInfo",
     ),
     "processing": (
         "EventProcessor",

@@ -7,7 +7,7 @@ command's help; `docs/api.py` fills them in.
 
 from __future__ import annotations
 
-import os.path
+import os
 import re
 import sys
 import tomllib
@@ -25,6 +25,7 @@ from sphinx.util.docutils import SphinxDirective
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parent
 sys.path.insert(0, str(ROOT))
+os.environ["EVENTPUMP_PURE"] = "1"  # signatures are those of the Python code, which the compiled core has none of
 
 import eventpump  # noqa: E402  # sphinx imports this file by its path: the checkout is not on the path before
 from docs import api  # noqa: E402

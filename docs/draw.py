@@ -52,10 +52,11 @@ PURPOSES: Final[Mapping[str, str]] = {
     "amqp": "AMQP 1.0 in both roles: codec, connection, sessions, links",
     "errors": "the error tree, and Recovery",
     "texts": "texts of a peer, shortened and escaped",
+    "compiled": "the compiled core, or none",
 }
 """What each package or module of the layers contract is for."""
 
-VALUES: Final = frozenset({"options", "interfaces", "errors", "texts"})
+VALUES: Final = frozenset({"options", "interfaces", "errors", "texts", "compiled"})
 
 
 class Node(NamedTuple):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ReaderOptions,
         make_transport,
     )
+    from eventpump.compiled import BuildInfo, build_info
     from eventpump.consumer.batches import BatchIterator, ReceivedBatch
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
@@ -187,6 +188,7 @@ __all__ = [
     "BufferFullError",
     "BufferedOptions",
     "BufferedProducer",
+    "BuildInfo",
     "CaptureContainer",
     "CaptureFileError",
     "CaptureFiles",
@@ -360,6 +362,7 @@ __all__ = [
     "TransportName",
     "TransportType",
     "UnexpectedFailure",
+    "build_info",
     "connection_settings",
     "make_transport",
 ]
@@ -371,6 +374,7 @@ _MODULES: Final = {
         "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
         "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
     ),
+    "compiled": "BuildInfo build_info",
     "consumer.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from eventpump import build_info
 from tests.authority import Authority
 from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport
@@ -34,11 +35,15 @@ _PLACES = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", default=False, help="all seeds, sizes and kills, not a sample")
+    parser.addoption("--build", choices=("pure", "compiled"), help="fail where another build of the package runs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile") is None:
         settings.load_profile("long" if config.getoption("--long") else "gate")
+    wanted = config.getoption("--build")
+    if wanted is not None and wanted != ("compiled" if build_info().is_compiled else "pure"):
+        raise pytest.UsageError(f"--build {wanted}: this is the other build; {build_info().reason or 'it is there'}")
     logs = tempfile.TemporaryDirectory(prefix="eventpump-logs-")
     config.add_cleanup(logs.cleanup)
     config.pluginmanager.register(LeakWatch(Path(logs.name)))
@@ -63,8 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str:
-    """Say which seeds by date this run uses."""
-    return f"mutated captures: seeds from {seed_of_today()} on; python -m tests.fuzz ENTRY SEED runs one again"
+    """Say which build is tested, and which seeds by date this run uses."""
+    seeds = f"seeds from {seed_of_today()} on; python -m tests.fuzz ENTRY SEED runs one again"
+    return f"build: {build_info()}; mutated captures: {seeds}"
 
 
 @pytest.hookimpl(optionalhook=True)

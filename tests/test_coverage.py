@@ -45,7 +45,7 @@ def test_coverage_is_not_below_its_floor(
             *(f"--cov=eventpump.{package}", "--cov-branch", f"--cov-report=json:{report}"),
         ],
         cwd=ROOT,
-        env=environment | {"COVERAGE_FILE": str(tmp_path / "data")},
+        env=environment | {"COVERAGE_FILE": str(tmp_path / "data"), "EVENTPUMP_PURE": "1"},
         capture_output=True,
         text=True,
         timeout=_TIMEOUT,

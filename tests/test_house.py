@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 
 _PUBLIC = """
 AccessToken AppHub AppHubs AuthenticationError BalancerFailed BatchIterator BatchState BlobLeaseStore
-BlobPublisherStateStore BufferFullError BufferedOptions BufferedProducer CaptureContainer CaptureFileError CaptureFiles
-CaptureGapError CaptureSettings CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy
+BlobPublisherStateStore BufferFullError BufferedOptions BufferedProducer BuildInfo CaptureContainer CaptureFileError
+CaptureFiles CaptureGapError CaptureSettings CaptureSource Checkpoint CheckpointClaim CheckpointDropped CheckpointPolicy
 CheckpointStore CheckpointWritten ClientOptions Clock CloseReason ClosedError CloudEvent ConfigurationError
 ConnectionLostError ConnectionOptions ConnectionSettings ConsumerDisconnectedError ConsumerScope Credential
 DataLossError DataLost DecodeError Decoder DeliveryReceipt Emulator EntityNotFoundError EventBatch EventData
@@ -41,7 +41,7 @@ ServiceFailed ServiceTimeoutError SharedKey SharedSignature SourceEndedError Sou
 SqlitePublisherStateStore StartIgnored StartPosition StaticAssignment StickyRouter StoreError StoreFailed StoreRestored
 StoredPublisherState StoredScopeRecord StoredSubscription SubscriberOptions SubscriptionOptions SubscriptionRecord
 SubscriptionSlow SubscriptionWithoutProcessor TokenCredential Transport TransportName TransportType UnexpectedFailure
-connection_settings make_transport
+build_info connection_settings make_transport
 """
 
 _COVERED_BY = {

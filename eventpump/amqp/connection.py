@@ -37,7 +37,7 @@ from eventpump.amqp.performatives import (
     Transfer,
     decode_performative,
 )
-from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of
+from eventpump.amqp.receiver import Delivery, Form, UnfinishedBytes, form_of, take_run
 from eventpump.amqp.session import Session
 from eventpump.amqp.trace import Trace
 from eventpump.amqp.types import Symbol
@@ -543,16 +543,21 @@ class Connection:
         try:
             if self._pending:
                 self._check_backlog(len(data))
+                missing = self._wanted - self._pending_size
                 # A large frame that comes in many pieces is put together once.
                 self._pending.append(data)
                 self._pending_size += len(data)
-                if self._pending_size < self._wanted:
+                if missing > len(data):
                     return []
-                data = b"".join(self._pending)
-            while (after := self._receive_step(data, pos)) > pos:
+                if missing > 0:
+                    # Only the frame that was cut is put together, and what came after it is not copied.
+                    self._pending[-1] = data[:missing]
+                    self._receive_step(b"".join(self._pending), 0)
+                    pos = missing
+                else:
+                    data = b"".join(self._pending)
+            while self._turn > 0 and (after := self._receive_step(data, pos)) > pos:
                 pos = after
-                if self._turn <= 0:
-                    break
             self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
@@ -664,65 +669,38 @@ class Connection:
         forms = self._forms
         turn = self._turn
         trace = self._frames.trace
-        # A run: consecutive plain transfers on one link, which differ in delivery id, tag and payload only. They need
-        # no decoding, and the link's counters move once, when the run ends.
-        link: Link | None = None
-        inbox: list[bytes] = []
-        run = room = id_at = tag_at = rest_at = payload_at = largest = 0
-        prefix = tag_mark = rest = b""
         while end - pos >= 8:
             size = _from_bytes(data[pos : pos + 4], "big")
-            after = pos + size
-            if (
-                run < room
-                and payload_at <= size <= largest
-                and after <= end
-                and data[pos + 4 : pos + id_at] == prefix
-                and data[pos + rest_at : pos + payload_at] == rest
-                and data[pos + tag_at : pos + tag_at + 2] == tag_mark
-            ):
-                inbox.append(data[pos + payload_at : after])
-                run += 1
-                pos = after
-                continue
-            if link is not None:
-                if trace is not None:
-                    _trace_run(trace, link, inbox[-run:])
-                link.received_run(run)
-                turn -= run
-                link = None
-                run = room = 0
-                if turn <= 0:
-                    break
             if size < 8 or size > limit:
                 raise ProtocolError(
                     "amqp:connection:framing-error", f"a frame of {size} bytes, where {limit} are allowed"
                 )
+            after = pos + size
             if after > end:
                 break
-            if is_opened:
-                form = forms.get(data[pos + 4 : pos + 16])
-                if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
-                    prefix, id_at, tag_mark, tag_at = form.prefix, form.id_at, form.tag_mark, form.tag_at
-                    rest, rest_at, payload_at = form.rest, form.rest_at, form.payload_at
-                    largest = min(link.largest_message + payload_at, limit)
-                    room = min(link.allowance, turn) if self.config.enforce_credit else turn
-                    inbox = self._inbox(link, is_settled=True).payloads
-                    inbox.append(data[pos + payload_at : after])
-                    run = 1
-                    pos = after
-                    continue
+            form = forms.get(data[pos + 4 : pos + 16]) if is_opened else None
+            if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
+                # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
+                largest = min(link.largest_message + form.payload_at, limit)
+                room = min(link.allowance, turn) if self.config.enforce_credit else turn
+                inbox = self._inbox(link, is_settled=True).payloads
+                count = len(inbox)
+                inbox.append(data[pos + form.payload_at : after])
+                pos = take_run(form, data, after, largest, room - 1, inbox)
+                count = len(inbox) - count
+                if trace is not None:
+                    _trace_run(trace, link, inbox[-count:])
+                link.received_run(count)
+                turn -= count
+                if turn <= 0:
+                    break
+                continue
             self._receive_frame(data, pos, after)
             pos = after
             turn -= FRAME_COST
             if turn <= 0 or self.state not in _FRAMED:
                 break
             is_opened = self.state is ConnectionState.OPENED
-        if link is not None:
-            if trace is not None:
-                _trace_run(trace, link, inbox[-run:])
-            link.received_run(run)
-            turn -= run
         self._turn = turn
         return pos
 

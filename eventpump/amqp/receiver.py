@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from eventpump.amqp.codec import skip
 from eventpump.amqp.performatives import Transfer
+from eventpump.compiled import core
 
 _TRANSFER_MARK = b"\x00\x53\x14\xc0"
 _ID_WIDTHS = {0x43: 0, 0x52: 1, 0x70: 4}
+_from_bytes = int.from_bytes
 
 
 class Delivery(NamedTuple):
@@ -164,6 +166,47 @@ class Form(NamedTuple):
             and data[pos + self.rest_at : pos + self.payload_at] == self.rest
             and data[pos + self.tag_at : pos + self.tag_at + 2] == self.tag_mark
         )
+
+
+def take_run(form: Form, data: bytes, pos: int, largest: int, room: int, inbox: list[bytes]) -> int:
+    """Take a run: the transfers from `pos` on that have one form, whole frames only.
+
+    They differ in delivery id, tag and payload only, and need no decoding.
+
+    Args:
+        form: Of the transfers.
+        data: What was read from the peer.
+        pos: Where the first of them begins.
+        largest: The largest frame to take, in bytes.
+        room: How many transfers to take at most.
+        inbox: Where the payloads are appended to.
+
+    Returns:
+        Where the run ends; `pos` if the frame there has another form, is larger, or is not whole.
+    """
+    prefix, id_at, tag_mark, tag_at, rest, rest_at, payload_at, _, _ = form
+    end = len(data)
+    while room > 0 and end - pos >= payload_at:
+        size = _from_bytes(data[pos : pos + 4], "big")
+        after = pos + size
+        if (
+            not payload_at <= size <= largest
+            or after > end
+            or data[pos + 4 : pos + id_at] != prefix
+            or data[pos + rest_at : pos + payload_at] != rest
+            or data[pos + tag_at : pos + tag_at + 2] != tag_mark
+        ):
+            break
+        inbox.append(data[pos + payload_at : after])
+        pos = after
+        room -= 1
+    return pos
+
+
+take_run_in_python = take_run
+"""The reference, in both builds."""
+if core is not None:
+    take_run = core.take_run
 
 
 def form_of(transfer: Transfer, data: bytes, pos: int, payload: int, channel: int) -> Form | None:

@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     from typing import NoReturn
 
     from eventpump.cli import bench_processor, emulator, info, parked, send, tail
+    from eventpump.compiled import build_info
     from eventpump.demo import command as demo
 
     class OneLineParser(argparse.ArgumentParser):
@@ -42,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     made: argparse.ArgumentParser = OneLineParser(
         prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
     )
-    made.add_argument("--version", action="version", version=f"eventpump {metadata.version('eventpump')}")
+    version = f"eventpump {metadata.version('eventpump')} ({build_info()})"
+    made.add_argument("--version", action="version", version=version)
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
     for command in (bench_processor, demo, emulator, info, parked, send, tail):
         command.add_parser(subparsers)

@@ -109,6 +109,51 @@ class ExpectedBars:
         return self._bars
 
 
+class KilledBatch:
+    """Counts the bars of the batch in which Spark is killed: those stored before, and those stored after the restart.
+
+    Spark reports the end of a batch from another thread than the beginning of the next one, so they come in any order.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The batch; None before the kill."""
+        self._stored_before = 0
+        self._stored_at_kill: int | None = None
+        self._stored_after: int | None = None
+
+    def bars(self) -> tuple[int, int] | None:
+        """Return its bars stored before the kill and after the restart; None before the killed Spark has ended."""
+        if self._stored_at_kill is None:
+            return None
+        after = 0 if self._stored_after is None else self._stored_after - self._stored_at_kill
+        return self._stored_at_kill - self._stored_before, after
+
+    def batch_began(self, number: int, stored: int) -> None:
+        """Record that a batch began, with so many bars in the hub."""
+        if self.number is None:
+            self._stored_before = stored
+        elif number != self.number:
+            self._end(stored)
+
+    def batch_ended(self, number: int, stored: int) -> None:
+        """Record that a batch ended, with so many bars in the hub."""
+        if number == self.number:
+            self._end(stored)
+
+    def killed(self, number: int) -> None:
+        """Record that Spark is killed in a batch."""
+        self.number = number
+
+    def killed_spark_ended(self, stored: int) -> None:
+        """Record that the killed processes have ended, with so many bars in the hub."""
+        self._stored_at_kill = stored
+
+    def _end(self, stored: int) -> None:
+        if self._stored_at_kill is not None and self._stored_after is None:
+            self._stored_after = stored
+
+
 @dataclass(frozen=True, slots=True)
 class BarsVerdict:
     """The result of a run. All counts except `trades` are of bars.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, KilledBatch, judge_bars
 from eventpump.demo.exchange import TRADES, publish, send
 from eventpump.demo.fleet import DemoError, LocalService, ended, python
 from eventpump.demo.market import Trade
@@ -280,9 +280,7 @@ class Pipeline:
         self._is_kill_due = False
         self._killed_at: float | None = None
         self._recovery: float | None = None
-        self._before_batch = 0
-        self._cut: tuple[int, int] | None = None
-        self._cut_batch: int | None = None
+        self._cut = KilledBatch()
         self.scene = PipelineScene(args.partitions, args.events)
         """What there is to see."""
 
@@ -335,7 +333,9 @@ class Pipeline:
             await asyncio.gather(*tasks, return_exceptions=True)
         view.happened("Spark has ended; comparing the bars with the trades")
         stored = {str(each): await self._stored(str(each)) for each in range(partitions)}
-        return judge_bars(self.scene.published, self._expected.bars, stored, cut=self._cut, recovery=self._recovery)
+        return judge_bars(
+            self.scene.published, self._expected.bars, stored, cut=self._cut.bars(), recovery=self._recovery
+        )
 
     async def stop(self) -> None:
         """End all its processes."""
@@ -383,10 +383,10 @@ class Pipeline:
         self.scene.jobs.append(job)
 
     def _heard(self, facts: dict[str, Any]) -> None:
-        if "began" in facts and facts["began"] != self._cut_batch:
-            self._before_batch = self.scene.stored
-        if "ended" in facts and facts["ended"] == self._cut_batch and self._cut is not None:
-            self._cut = self._cut[0], self.scene.stored - self._before_batch - self._cut[0]
+        if "began" in facts:
+            self._cut.batch_began(facts["began"], self.scene.stored)
+        if "ended" in facts:
+            self._cut.batch_ended(facts["ended"], self.scene.stored)
         self._tell()
 
     async def _revive(self, view: View) -> None:
@@ -394,8 +394,9 @@ class Pipeline:
         killed = self._job
         await self._until("Spark is killed", lambda: killed.is_killed)
         await self._until("the killed Spark has ended", lambda: killed.is_over)
-        self._cut = self.scene.stored - self._before_batch, 0
-        view.happened(f"Spark was killed (SIGKILL) in batch {self._cut_batch}: {self._cut[0]:,} of its bars stored")
+        self._cut.killed_spark_ended(self.scene.stored)
+        before, _ = self._cut.bars() or (0, 0)
+        view.happened(f"Spark was killed (SIGKILL) in batch {self._cut.number}: {before:,} of its bars stored")
         await self._start_job()
         await self._until("Spark runs again", lambda: self._job.is_started)
         view.happened("Spark runs again, from its checkpoint and ledger")
@@ -444,7 +445,7 @@ class Pipeline:
         if self._killed_at is None:
             if self._is_kill_due and self._job.begun is not None:
                 self._killed_at = now
-                self._cut_batch = self._job.begun
+                self._cut.killed(self._job.begun)
                 self._job.kill()
         elif self._recovery is None and not self._job.is_killed:
             self._recovery = now - self._killed_at

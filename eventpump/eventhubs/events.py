@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from eventpump.amqp.sections import (
     scan_key,
 )
 from eventpump.amqp.types import Symbol, Timestamp
+from eventpump.compiled import based_on_core, core
 from eventpump.errors import EventError
 from eventpump.eventhubs.names import (
     ENQUEUED_TIME,
@@ -227,6 +229,28 @@ def _datetime(value: Any) -> datetime | None:
     return value.to_datetime() if isinstance(value, Timestamp) else None
 
 
+def _reduced(event: object) -> tuple[Any, ...]:
+    """Return how to pickle an event, and a subclass with other parameters, in every protocol."""
+    return copyreg.__newobj__, (type(event),), event.__getstate__()  # type: ignore[attr-defined]  # undocumented
+
+
+def _state(event: object, own: dict[str, object], slots: Sequence[str]) -> object:
+    """Return the state to pickle: the same in both builds, so that a pickle of one can be read in the other.
+
+    Args:
+        event: The event.
+        own: The attributes of its class.
+        slots: All names of such.
+    """
+    found = object.__getstate__(event)
+    attributes, others = found if isinstance(found, tuple) else (found, {})
+    return attributes, {name: value for name, value in others.items() if name not in slots} | own
+
+
+_DATA_SLOTS = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
+
+
+@based_on_core("PlainEventData")
 class EventData:
     """An event to send.
 
@@ -246,7 +270,7 @@ class EventData:
     """
 
     # For an event that is bytes only, body and properties are made when they are accessed: most events are.
-    __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
+    __slots__ = _DATA_SLOTS
 
     def __init__(
         self,
@@ -415,6 +439,12 @@ class EventData:
             message.message_annotations = {PARTITION_KEY: partition_key}
         return _encode(message)
 
+    def __getstate__(self) -> object:
+        return _state(self, {name: getattr(self, name) for name in _DATA_SLOTS}, _DATA_SLOTS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
+
     def __repr__(self) -> str:
         return f"EventData({self.section!r:.80}, properties={len(self._properties or ())})"
 
@@ -475,6 +505,14 @@ def _is_long(number: int) -> bool:
     return number >> 63 in (0, -1)
 
 
+_SLOTS = ("_body", "_enqueued", "_key", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+if core is not None:
+    core.read_events(
+        _moment, _FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key, _UNREAD
+    )
+
+
+@based_on_core("EncodedEvent")
 class ReceivedEvent:
     """A received event: the encoded message, decoded when its attributes are accessed.
 
@@ -487,7 +525,7 @@ class ReceivedEvent:
         origin: An object that identifies the partition it was received from; None if unknown.
     """
 
-    __slots__ = ("_body", "_enqueued", "_key", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+    __slots__ = _SLOTS
 
     def __init__(self, raw: bytes, origin: object = None) -> None:
         self._raw = raw
@@ -771,6 +809,13 @@ class ReceivedEvent:
             _datetime(annotations.get(LAST_ENQUEUED_TIME)),
             _datetime(annotations.get(RUNTIME_INFO_RETRIEVAL_TIME)),
         )
+
+    def __getstate__(self) -> object:
+        # What was read of the message is left out: it may be read again.
+        return _state(self, {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}, _SLOTS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"

@@ -15,6 +15,7 @@ from typing import Final, Self
 from eventpump.amqp import codec
 from eventpump.amqp.sections import MESSAGE_ANNOTATIONS, data_head, prefix_end, section, section_spans
 from eventpump.amqp.types import Described, Int, Short, Symbol
+from eventpump.compiled import core
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import DATA_HEADS, EVENT_HEADS, REMEMBERED, envelope_head
 from eventpump.eventhubs.events import EventData
@@ -183,27 +184,50 @@ class SealedBatch:
         if self._numbers == (producer_id, epoch, first):
             return self._message
         stamp = _pack_id(producer_id) + _BEFORE_EPOCH + _pack_epoch(epoch) + _BEFORE_NUMBER
-        stamped: dict[bytes, tuple[bytes, bytes]] = {}  # events of one size have one head
-        numbers = chain(range(first, min(first + self.count, NUMBERS)), range(self.count))
-        parts = list(self._pieces)
-        for place, number in zip(range(0, len(parts), 2), numbers, strict=False):
-            head = parts[place]
-            around = stamped.get(head)
-            if around is None:
-                # Behind the room stands nothing but what precedes a payload.
-                at = head.rindex(_FIRST_KEY) + _ID_AT
-                around = stamped[head] = (head[:at] + stamp, head[at + len(stamp) + 4 :])
-            before, after = around
-            parts[place] = before + _pack_number(number) + after
-            if self._is_stamped:
-                parts[place + 1] = filled(parts[place + 1], spell_stamp(producer_id, epoch, number).encode())
-        self._message = b"".join(parts)
+        parts = self._pieces
+        if self._is_stamped:
+            parts = list(parts)
+            for place in range(self.count):
+                text = spell_stamp(producer_id, epoch, (first + place) % NUMBERS)
+                parts[2 * place + 1] = filled(parts[2 * place + 1], text.encode())
+        self._message = number_events(parts, stamp, first)
         self._numbers = (producer_id, epoch, first)
         return self._message
 
     def __repr__(self) -> str:
         kind = ", idempotent" if self.is_idempotent else ""
         return f"SealedBatch({self.count} events, {self.size} bytes{kind})"
+
+
+def number_events(pieces: Sequence[bytes], stamp: bytes, first: int) -> bytes:
+    """Join the pieces of events, and fill in the room for numbers.
+
+    Args:
+        pieces: Two of each event, the first one with the room.
+        stamp: What stands in the room before the number: producer id, epoch, and the names between.
+        first: The number of the first event; after the largest number comes 0.
+    """
+    stamped: dict[bytes, tuple[bytes, bytes]] = {}  # events of one size have one head
+    count = len(pieces) // 2
+    numbers = chain(range(first, min(first + count, NUMBERS)), range(count))
+    parts = list(pieces)
+    for place, number in zip(range(0, len(parts), 2), numbers, strict=False):
+        head = parts[place]
+        around = stamped.get(head)
+        if around is None:
+            # Behind the room stands nothing but what precedes a payload.
+            at = head.rindex(_FIRST_KEY) + _ID_AT
+            around = stamped[head] = (head[:at] + stamp, head[at + len(stamp) + 4 :])
+        before, after = around
+        parts[place] = before + _pack_number(number) + after
+    return b"".join(parts)
+
+
+number_events_in_python, pieces_of_in_python = number_events, pieces_of
+"""The references, in both builds."""
+if core is not None:
+    core.seal_events(EventData, pieces_of, number_events, DATA_HEADS, _NUMBERED_DATA_HEADS, _FIRST_KEY, _ID_AT, NUMBERS)
+    number_events, pieces_of = core.number_events, core.pieces_of
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 
+from eventpump.compiled import based_on_core, core
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
@@ -29,6 +30,11 @@ class BatchState(enum.Enum):
 _OPEN = BatchState.OPEN  # a module's name costs less than the attribute of an enumeration
 
 
+if core is not None:
+    core.fill_batches(_OPEN)
+
+
+@based_on_core("PlainBatch")
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from eventpump.compiled import based_on_core
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.sealing import SealedBatch
 
 
+@based_on_core("PlainPacker")
 class BatchPacker:
     """Packs encoded events into one message after the other, each no larger than a limit.
 

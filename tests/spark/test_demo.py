@@ -54,7 +54,7 @@ def test_demo_kills_spark_and_publishes_each_bar_once(request: pytest.FixtureReq
     assert [found[name] for name in ("lost", "duplicates", "wrong", "out of order")] == ["0"] * 4
     assert re.search(r"was killed \(SIGKILL\) in batch \d+", result.stdout)
     cut = re.search(r"of the killed batch: ([\d,]+) before, ([\d,]+) after", result.stdout)
-    assert cut is not None
+    assert cut is not None, result.stdout
     assert int(cut.group(1).replace(",", "")) > 0
 
 

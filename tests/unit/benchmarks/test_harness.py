@@ -11,6 +11,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.meter import Meter, median_run
 from benchmarks.report import Report, Row, spread, table
+from eventpump import build_info
 
 ASKED = {
     "name",
@@ -245,24 +246,27 @@ def test_spread_is_range_over_median() -> None:
 def test_quick_run_prints_the_table_and_writes_a_row_per_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A quick run starts its side in a process of its own, prints the table, and writes a row per stage."""
+    """A quick run starts its side in a process of its own, prints the table, and writes a row per stage and build."""
     path = tmp_path / "rows.json"
     assert main(["stages", "--quick", "--json", str(path)]) == 0
     value = json.loads(path.read_text(encoding="utf-8"))
     rows = value["rows"]
     assert value["quick"] is True
     shown = capsys.readouterr().out
-    floor, *stages = rows
-    assert (floor["subject"], floor["peer_value"], floor["ratio"]) == ("floor", None, None)
-    assert [row["limit"] for row in stages] == [1.0, 2.5, None, 1.5]
+    assert [row["limit"] for row in rows[:5]] == [None, 1.0, 2.5, None, 1.5]
+    builds = ["pure Python", "compiled core"] if build_info().is_compiled else ["pure Python"]
+    assert len(rows) == 5 * len(builds)
     for row in rows:
         assert row.keys() >= ASKED
         assert row["benchmark"] == "stages"
         assert row["subject_value"] > 0
         assert row["name"] in shown
-    for row in stages:
-        assert (row["peer"], row["peer_value"]) == ("floor", floor["subject_value"])
-        assert row["ratio"] == pytest.approx(row["peer_value"] / row["subject_value"])
+    for build, floor, *stages in zip(builds, *(rows[start::5] for start in range(5)), strict=True):
+        assert (floor["subject"], floor["peer_value"], floor["ratio"]) == ("floor", None, None)
+        for row in stages:
+            assert row["build"] == build
+            assert (row["peer"], row["peer_value"]) == ("floor", floor["subject_value"])
+            assert row["ratio"] == pytest.approx(row["peer_value"] / row["subject_value"])
 
 
 def test_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

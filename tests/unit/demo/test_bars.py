@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, judge_bars
+from eventpump.demo.bars import Bar, BarsVerdict, ExpectedBars, KilledBatch, judge_bars
 from eventpump.demo.market import trades
 
 BARS = [Bar("A", start, 1.0, 2.0, 0.5, 1.5, 10, 2, 1500) for start in (0, 1000, 2000)]
@@ -74,3 +75,23 @@ def test_bar_of_another_shape_raises_value_error() -> None:
     """A body of another shape is an error of value."""
     with pytest.raises(ValueError, match="no bar"):
         Bar.decode(b'{"symbol": "A"}')
+
+
+@pytest.mark.parametrize("end_comes_first", [True, False])
+def test_killed_batch_is_counted_whatever_is_reported_first(end_comes_first: bool) -> None:
+    """Spark reports that a batch ended before or after it reports that the next one began."""
+    cut = KilledBatch()
+    cut.batch_began(0, 0)
+    cut.batch_began(1, 10)
+    cut.killed(1)
+    assert cut.bars() is None
+    cut.batch_began(2, 12)  # read from the pipe after the kill
+    cut.killed_spark_ended(14)
+    assert (cut.number, cut.bars()) == (1, (4, 0))
+    cut.batch_began(1, 14)
+    reports: list[Callable[[], None]] = [lambda: cut.batch_ended(1, 17), lambda: cut.batch_began(2, 17)]
+    for report in reports if end_comes_first else reversed(reports):
+        report()
+    assert cut.bars() == (4, 3)
+    cut.batch_ended(2, 30)
+    assert cut.bars() == (4, 3)

@@ -524,3 +524,18 @@ def test_received_event_is_sent_on_by_its_copy() -> None:
     received = ReceivedEvent(event.encode("key"))
     assert received.to_event_data().encode() == event.encode()
     assert received.partition_key == "key"
+
+
+class _Reversed(ReceivedEvent):
+    """A subclass with another body."""
+
+    @property
+    def body(self) -> bytes:
+        return super().body[::-1]
+
+
+def test_text_and_json_of_a_subclass_are_of_its_own_body() -> None:
+    """In the compiled build too, where both are read from the message directly."""
+    event = _Reversed(build(body=b"]2 ,1[").raw)
+    assert event.body_as_str() == "[1, 2]"
+    assert event.body_as_json() == [1, 2]
