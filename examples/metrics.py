@@ -100,6 +100,9 @@ class Metrics:
         if self.producer is not None:
             yield "# TYPE eventpump_producer_buffered_bytes gauge"
             yield f"eventpump_producer_buffered_bytes {self.producer.buffered_bytes}"
+            stats = self.producer.stats
+            counts = {"sent": stats.sent.events, "failed": stats.failed.events, "retried": stats.retried.events}
+            yield from _family("eventpump_producer_events_total", "counter", "outcome", counts)
 
     async def get(self, request: web.Request) -> web.Response:
         return web.Response(text=self.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -1,6 +1,6 @@
 """Aggregate a hub of trades on Spark into bars, and publish them to another hub, each exactly once.
 
-    pip install 'eventpump[spark,java]'
+    pip install '.[spark,java]'
     eventpump emulator --hub trades:4 --hub bars:4      # prints the connection string
     python examples/spark_pipeline.py --connection-string "Endpoint=..." --make-trades 5000
 

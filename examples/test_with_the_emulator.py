@@ -1,7 +1,7 @@
 """How to test your own processor against the local service: `pytest examples`.
 
 The fixtures come with eventpump: pytest loads its plugin by itself. They need pytest-asyncio, except for the last one:
-`pip install 'eventpump[testing]'`.
+`pip install '.[testing]'`.
 """
 
 from __future__ import annotations

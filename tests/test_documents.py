@@ -67,9 +67,14 @@ def test_links_of_readme_lead_to_files_wherever_it_is_shown() -> None:
     source = project["urls"]["Source"]
     raw = source.replace("://github.com/", "://raw.githubusercontent.com/")
     assert all(url == source or url.startswith(f"{source}/") for url in project["urls"].values())
-    targets = re.findall(r"(!?)\[[^\]]+\]\(([^)\s]+)\)", _prose(ROOT / project["readme"]))
-    assert len(targets) > 15
-    for is_picture, target in targets:
+    text = _prose(ROOT / project["readme"])
+    assert not re.search(r"\]\([^)\s]+\)", text), "addresses are collected at the end: [text][label]"
+    links = [(bang, label or shown) for bang, shown, label in re.findall(r"(!?)\[([^\]]+)\]\[([^\]]*)\]", text)]
+    addresses = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.M))
+    assert len(links) > 15
+    assert {label for _, label in links} == set(addresses)
+    for is_picture, label in links:
+        target = addresses[label]
         file, _, anchor = target.partition("#")
         is_folder = (ROOT / file.removeprefix(f"{source}/tree/main/")).is_dir()
         base = f"{raw}/main/" if is_picture else f"{source}/{'tree' if is_folder else 'blob'}/main/"
