@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import random
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,14 +14,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
+from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather
 from eventpump.app.handlers import EventPublisher, Function, Handler, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
 from eventpump.clients import BufferedOptions, BufferedProducer, ClientOptions, EventProcessorHost, HostOptions
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
+from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.decoding import PAYLOADS, Decoder
 from eventpump.eventhubs.events import ReceivedEvent
@@ -275,7 +278,7 @@ class EventHubsApp:
         self, hub: str, group: str, name: str | None, given: Mapping[str, Any], *, is_keyed: bool
     ) -> None:
         """Raise `ConfigurationError` for options that cannot work, before anything runs."""
-        host = {each: value for each, value in self._options.items() if each not in ClientOptions.__annotations__}
+        host = self._host_options()
         if name is None:
             if wrong := sorted(set(given) - _OF_HOST):
                 raise ConfigurationError(wrong[0], "is an option of a named subscription: give name=, too")
@@ -289,6 +292,9 @@ class EventHubsApp:
             settings = SubscriptionSettings(name=name, **given).applied_to(base)
         if is_keyed:
             KeyedProcessor.check_settings(settings)
+
+    def _host_options(self) -> dict[str, Any]:
+        return {each: value for each, value in self._options.items() if each not in ClientOptions.__annotations__}
 
     def _check_name(self, hub: str, group: str, name: str | None) -> None:
         taken = {(each.hub, each.group, each.name) for each in self._subscribers}
@@ -365,7 +371,12 @@ class EventHubsApp:
         try:
             async with AsyncExitStack() as stack:
                 # Entered first, and so closed last: hosts finish what they have in hand.
-                await self._open_producers(stack, overrides)
+                try:
+                    await self._open_producers(stack, overrides, stopping)
+                except ServiceError:
+                    if stopping.is_set():
+                        return
+                    raise
                 hosts = await self._open_hosts(stack, overrides)
                 await gather(host.run(until=stopping.wait()) for host in hosts)
         finally:
@@ -379,12 +390,22 @@ class EventHubsApp:
                 name = getattr(function, "__name__", function)
                 raise ConfigurationError("publisher", f"the function {name} is no subscriber, so nothing calls it")
 
-    async def _open_producers(self, stack: AsyncExitStack, overrides: _Overrides | None) -> None:
+    async def _open_producers(
+        self, stack: AsyncExitStack, overrides: _Overrides | None, stopping: asyncio.Event
+    ) -> None:
+        """Open the producers, and try for as long as a host does if the service cannot be reached."""
+        patience = HostSettings(hub="any", **self._host_options()).startup_timeout
+        until = asyncio.get_running_loop().time() + patience
         producers: dict[str, BufferedProducer] = {}
         connection = {each: value for each, value in self._options.items() if each in ClientOptions.__annotations__}
         for hub, options in self._producer_options.items():
             text, rest = self._connection(overrides, {**connection, **options})
-            producers[hub] = await stack.enter_async_context(BufferedProducer(text, hub, **rest))
+            producer = producers[hub] = BufferedProducer(text, hub, **rest)
+            stack.push_async_exit(producer)
+            report = functools.partial(
+                _log.warning, "hub %s: its producer cannot be opened yet: %s; again in %.1f s", hub
+            )
+            await retrying(producer.open, UNLIMITED, random.Random(), until=until, stop=stopping, on_retry=report)
         for publications in self._publications.values():
             for each in publications:
                 each.producer = cast(EventPublisher, producers[each.hub])

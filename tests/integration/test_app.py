@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -325,3 +326,45 @@ def test_the_example_of_loops_inserts_every_event() -> None:
     printed = _example("batches.py", "--count", "1000")
     assert "the batch is delivered again" in printed
     assert "inserted 1000 of 1000 events" in printed
+
+
+async def test_application_waits_at_its_start_until_the_service_is_there() -> None:
+    """With a publisher as without: its producer is opened before the hosts. Stopped meanwhile, it ends in order."""
+    async with Emulator(["numbers", "doubled"]) as emulator:
+        connection_string, port = emulator.connection_string, emulator.port
+    is_waiting = asyncio.Event()
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "cannot be opened yet" in record.getMessage():
+                is_waiting.set()
+
+    app = EventHubsApp(connection_string, lease_store=MemoryLeaseStore)
+    got: asyncio.Queue[int] = asyncio.Queue()
+
+    @app.publisher("doubled")
+    @app.subscriber("numbers")
+    async def double(number: int) -> int:
+        got.put_nowait(number)
+        return number * 2
+
+    log, watch = logging.getLogger("eventpump.app"), Watch()
+    log.addHandler(watch)
+    try:
+        running = asyncio.create_task(app.run_async())
+        await is_waiting.wait()
+        app.stop()
+        await running
+        is_waiting.clear()
+        running = asyncio.create_task(app.run_async())
+        await is_waiting.wait()
+    finally:
+        log.removeHandler(watch)
+    async with (
+        Emulator(["numbers", "doubled"], port=port) as emulator,
+        EventProducer(emulator.connection_string, "numbers") as producer,
+    ):
+        await producer.send([EventData("21")])
+        assert await got.get() == 21
+        app.stop()
+        await running
