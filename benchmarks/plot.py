@@ -24,9 +24,11 @@ MEASURED = {
     "idle": "What a client costs while no events come",
     "memory": "Resident memory of the client's process",
     "scale": "A host of many partitions, beside a fixed cost and one per partition",
+    "keyed": "What a keyed processor costs per event over a plain one",
     "transports": "The transports of both clients",
     "stages": "CPU time per event of each stage of receiving, without a socket",
     "spark-source": "Reading through Spark",
+    "spark-small": "From an event's acceptance in one hub to its aggregate's in another, through Spark",
     "spark-sink": "Writing a DataFrame through Spark",
 }
 """What stands below the title, by the benchmark."""

@@ -77,7 +77,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
-    (r"py:.*", r"eventpump\.(amqp|app|consumer\.batches|eventhubs|options|producer|sources)\..*"),
+    (r"py:.*", r"eventpump\.(amqp|app|consumer\.batches|eventhubs|options|producer|sources|spark\.sink)\..*"),
 ]
 
 PROJECT_PAGES: Final = {

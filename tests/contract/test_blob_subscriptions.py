@@ -98,9 +98,10 @@ class _Processor(EventProcessor):
         event = events[0] if self._name == "default" else events[-1]
         if self._name == "default":
             scene.reader.asked[partition_id].add(event.sequence_number)
-        await context.checkpoint(event)
+        # Before the checkpoint: if the partition is lost meanwhile, it may be stored though the call raises.
         scene.got[self._name, partition_id] += [each.sequence_number for each in events]
         scene.changes.happened()
+        await context.checkpoint(event)
 
 
 class _Scene:

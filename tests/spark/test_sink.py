@@ -218,7 +218,7 @@ def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: Spa
     for batch_id in range(2):
         writer(rows, batch_id)
     assert [each.count for each in sink.receipts] == [3000] * 2
-    assert len(writer.running("sink").kept) == 0
+    assert len(writer._running("sink").kept) == 0
 
 
 def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
@@ -226,7 +226,7 @@ def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub
     writer = sink.writer(small_batches="always")
     for batch_id in range(3):
         writer(numbered(spark, batch_id * 10, batch_id * 10 + 10), batch_id)
-    assert len(writer.running("sink").kept) == 3
+    assert len(writer._running("sink").kept) == 3
     sink.writer(small_batches="never")(numbered(spark, 30, 40), 3)
     sink.require_exactly(range(40))
 

@@ -323,7 +323,7 @@ class ForeachBatchWriter:
         # Elsewhere it is another run, with a ledger to open.
         return {**self.__dict__, "_states": {}, "_opened_by": None}
 
-    def running(self, sink_id: str) -> _Running:
+    def _running(self, sink_id: str) -> _Running:
         """Return what this process has of a sink's run. Without a `sink_id`, several queries may use one writer."""
         state = self._states.get(sink_id)
         if state is None or state.process_id != os.getpid():
@@ -383,7 +383,7 @@ class ForeachBatchWriter:
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
-        running = self.running(sink_id)
+        running = self._running(sink_id)
         batch = Batch(
             sink_of(transport, settings.connection.hub, sink_id),
             query_id,
@@ -400,7 +400,7 @@ class ForeachBatchWriter:
             self._unstage(frame.sparkSession, sink_id, batch_id)
         return _receipt(done)
 
-    def message_limit(self) -> int:
+    def _message_limit(self) -> int:
         """Return the service's limit for one message, in bytes."""
         if not self._max_message_size:
             ask = partial(message_limit, self.settings.connection)
@@ -417,7 +417,7 @@ class ForeachBatchWriter:
             self._opened_by = os.getpid()
         return store
 
-    def staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
+    def _staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
         """Write the rows, unless an earlier attempt has, and return the rows that were written first."""
         store, sink = self._store(), directory_name(plan.sink.sink_id)
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
@@ -446,7 +446,7 @@ class _Publication:
     ) -> None:
         self._writer = writer
         self._settings = writer.settings
-        self._running = writer.running(batch.sink.sink_id)
+        self._running = writer._running(batch.sink.sink_id)  # noqa: SLF001 - it is of this module
         self._options = writer.settings.publishing
         self._frame = frame
         self._columns = columns
@@ -508,7 +508,7 @@ class _Publication:
 
     def _encoding(self, partition_count: int, router: StableRouter, is_stamped: bool) -> EncodeTask:
         reserved = stamp_room(self._batch.sink, self._batch.batch_id, partition_count) if is_stamped else 0
-        limit = self._writer.message_limit()
+        limit = self._writer._message_limit()  # noqa: SLF001 - it is of this module
         self._running.encoding = EncodeTask(
             self._columns, partition_count, limit, reserved, router, self._settings.encode
         )
@@ -531,7 +531,7 @@ class _Publication:
         rows = self._encoded(encoding)
         ordering = [name for name in rows.columns if name.startswith("order_")]
         if self._settings.staging is not None and plan is not None:
-            rows = self._writer.staged(rows, plan)
+            rows = self._writer._staged(rows, plan)  # noqa: SLF001 - it is of this module
         tasks = self._tasks(encoding.partition_count)
         placed = rows.selectExpr("*", "crc32(event) AS hash")
         # Correctness requires that no hub partition is split. Before Spark 4.1, some tasks get several of them.

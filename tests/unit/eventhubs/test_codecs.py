@@ -263,3 +263,58 @@ def test_decoded_event_travels_between_processes() -> None:
     bad = event_maker([codec], "3")(stored(EventData(b"no gzip", content_encoding="gzip")), None)
     with pytest.raises(DecodeError):
         pickle.dumps(bad)
+
+
+@pytest.mark.parametrize("made", [None, b"x", "x", 3])
+def test_encode_function_that_returns_no_event_is_a_clear_error(made: object) -> None:
+    """The event is not sent as it was."""
+    encode = encoder(lambda event: made)
+    assert encode is not None
+    with pytest.raises(EventError, match=f"`encode` returns an EventData, not {type(made).__name__}"):
+        encode(EventData("x"))
+
+
+def test_encode_function_that_raises_is_a_clear_error() -> None:
+    """With the cause; and what is no event does not reach the function."""
+
+    def odd(event: EventData) -> EventData:
+        raise _OddError("odd")
+
+    encode = encoder(odd)
+    assert encode is not None
+    with pytest.raises(EventError, match=r"`encode` raised _OddError: odd") as caught:
+        encode(EventData("x"))
+    assert isinstance(caught.value.__cause__, _OddError)
+    for codec in (encode, encoder(GZIP)):
+        assert codec is not None
+        with pytest.raises(EventError, match="an event to send is an EventData, not bytes"):
+            codec(b"x")  # type: ignore[arg-type]  # as a user without a checker may
+
+
+def test_options_without_codecs_encode_and_decode_nothing() -> None:
+    """None and an empty list."""
+    assert codecs_of("decode", None) == ()
+    assert encoder(None) is encoder([]) is None
+    assert repr(GZIP) == "PayloadCodec('gzip')"
+
+
+def test_content_encoding_that_is_no_text_is_refused() -> None:
+    """A codec's name could not be added to it."""
+    encode = encoder(GZIP)
+    assert encode is not None
+    with pytest.raises(EventError, match="content_encoding must be text"):
+        encode(EventData(b"x", content_encoding=3))
+
+
+def test_encoded_message_that_is_damaged_is_an_event_error() -> None:
+    """As without codecs."""
+    event = event_maker([GZIP], "3")(stored(EventData(b"x"))[:-1], None)
+    with pytest.raises(EventError, match="the event cannot be decoded"):
+        _ = event.body
+
+
+def test_plain_event_is_sent_on_as_it_is() -> None:
+    """A reader with codecs gets events that nothing has encoded, too."""
+    event = received(EventData(b"x", properties={"a": 1}), GZIP)
+    copied = event.to_event_data()
+    assert (copied.body, copied.properties) == (b"x", {"a": 1})

@@ -166,3 +166,17 @@ def test_msgspec_is_not_imported_unless_it_is_used() -> None:
         "assert 'msgspec' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_error_of_a_decoder_of_its_own_is_not_wrapped() -> None:
+    """It names the event already."""
+    error = DecodeError("3", 7, "odd")
+
+    def decode(event: ReceivedEvent) -> Any:
+        raise error
+
+    event = ReceivedEvent.build(b"x", sequence_number=7, offset="1", enqueued_time=datetime(2030, 1, 1, tzinfo=UTC))
+    with pytest.raises(DecodeError) as caught:
+        guarded(decode, int)(event)
+    assert caught.value is error
+    assert repr(PAYLOADS) == "PayloadDecoder()"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import itertools
 import json
+import pickle
 import uuid
 from datetime import UTC, timedelta
 from typing import Any
@@ -18,7 +20,15 @@ from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Messag
 from eventpump.amqp.sections import section, section_spans
 from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
 from eventpump.errors import EventError
-from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import (
+    Checkpoint,
+    EventData,
+    EventPosition,
+    LastEnqueued,
+    ReceivedEvent,
+    no_event,
+    without_body,
+)
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 
 NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
@@ -539,3 +549,46 @@ def test_text_and_json_of_a_subclass_are_of_its_own_body() -> None:
     event = _Reversed(build(body=b"]2 ,1[").raw)
     assert event.body_as_str() == "[1, 2]"
     assert event.body_as_json() == [1, 2]
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_events_survive_pickling_and_copying(protocol: int) -> None:
+    """Process pools and Spark send them between processes; what was read already makes no difference."""
+    event = EventData("text", properties={"a": 1}, subject="s")
+    event.published_sequence_number = 7
+    for made in (pickle.loads(pickle.dumps(event, protocol)), copy.deepcopy(event)):
+        assert made.encode() == event.encode()
+        assert made.published_sequence_number == 7
+        assert repr(made) == repr(event) == "EventData(Data(parts=(b'text',)), properties=1)"
+    received = build(body=b"x", partition_key="k")
+    for is_read in (False, True):
+        assert not is_read or (received.offset, received.partition_key) == ("100", "k")
+        for found in (pickle.loads(pickle.dumps(received, protocol)), copy.copy(received)):
+            assert (found.raw, found.sequence_number, found.partition_key) == (received.raw, 5, "k")
+    assert repr(received) == f"ReceivedEvent({len(received.raw)} bytes)"
+
+
+def test_partition_key_is_the_same_before_and_after_the_event_is_read() -> None:
+    """It is kept with what was read of the event, whichever is read first."""
+    for key in ("k", None):
+        raw = build(body=b"x", partition_key=key).raw
+        first, second = ReceivedEvent(raw), ReceivedEvent(raw)
+        assert (first.partition_key, first.sequence_number, first.partition_key) == (key, 5, key)
+        assert (second.sequence_number, second.partition_key, second.partition_key) == (5, key, key)
+
+
+def test_what_is_no_event_or_no_json_is_a_clear_error() -> None:
+    """A received event is not one to send: the error says what to do."""
+    assert "send `event.to_event_data()`" in str(no_event(build()))
+    assert str(no_event(3)) == "an event to send is an EventData, not int"
+    with pytest.raises(EventError, match="the body is not valid JSON"):
+        EventData("{").body_as_json()
+
+
+def test_message_without_body_keeps_its_place() -> None:
+    """Bytes that have no place are returned as they are."""
+    raw = build(body=b"x" * 100).raw
+    short = without_body(raw)
+    assert len(short) < len(raw) - 90
+    assert (ReceivedEvent(short).offset, ReceivedEvent(short).body) == ("100", b"")
+    assert without_body(b"junk") == b"junk"
