@@ -137,7 +137,7 @@ class SerialDispatch:
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()
-                step, delay = await self._failing.failed(self._failures, operation, error, len(events))
+                step, delay = await self._failing.failed(self._failures, operation, error, events)
                 if delay is not None:
                     # Not `retrying`: the policy decides whether an attempt follows. A seek away from a batch that fails
                     # must not wait for its next attempt.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from eventpump.consumer.handler import HandlerRunner
 from eventpump.consumer.partition import has_place
@@ -46,7 +46,7 @@ class FailureHandling:
         )
 
     async def failed(
-        self, failures: ProcessorFailures, operation: str, error: Exception, events: int | None
+        self, failures: ProcessorFailures, operation: str, error: Exception, events: tuple[ReceivedEvent, ...] | None
     ) -> tuple[FailureStep, float | None]:
         """Apply the failure policy: report the failure, and call `process_error`.
 
@@ -56,13 +56,14 @@ class FailureHandling:
             failures: The failures of the events in hand.
             operation: The method that raised.
             error: What it raised.
-            events: The number of events that were to be processed; None if it was a method that is called without any.
+            events: The events that were to be processed; None if it was a method that is called without any.
 
         Returns:
             What follows, and the seconds to wait before it; None for no wait.
         """
-        can_retry = not isinstance(error, DecodeError)
-        step = failures.failed(events, self._around.clock.time(), can_retry=can_retry)
+        can_retry = not is_undecodable(error, self._tenure.partition_id, events or ())
+        count = None if events is None else len(events)
+        step = failures.failed(count, self._around.clock.time(), can_retry=can_retry)
         delay = None
         if step is FailureStep.RETRY and not self._tenure.life.is_ending:
             delay = failures.delay(self._around.rng)
@@ -142,3 +143,19 @@ class FailureHandling:
         """End the pump because of an error that the processor did not raise, and call `process_error` with it."""
         self._tenure.fail(error)
         await self.call_process_error(error)
+
+
+def is_undecodable(error: Exception, partition_id: str, events: Iterable[ReceivedEvent]) -> bool:
+    """Return whether processing failed because one of the events cannot be decoded: no retry can help then.
+
+    A `DecodeError` of another event, such as one that the processor reads elsewhere, is an error as any other.
+
+    Args:
+        error: What the processor raised.
+        partition_id: The partition of the events.
+        events: The events that were to be processed.
+    """
+    if not isinstance(error, DecodeError) or error.partition_id not in (None, partition_id):
+        return False
+    numbers = [event.sequence_number if has_place(event) else None for event in events]
+    return error.sequence_number in numbers

@@ -279,7 +279,7 @@ class KeyedDispatch:
                 if error is None:
                     break
             operation = "filter" if batch[0] in self._doubts else "process_events"
-            step, delay = await self._failing.failed(failures, operation, error, len(events))
+            step, delay = await self._failing.failed(failures, operation, error, events)
             match step:
                 case FailureStep.RETRY:
                     if delay is None or not await self._may_go_on(dropped, delay):

@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet, wait_for_event
+from eventpump.consumer.failing import is_undecodable
 from eventpump.consumer.handler import HandlerRunner, HandlerTimeout, as_exception
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.workers import Entry, KeyedWorkers
 from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.keyed import KeyedQueue
-from eventpump.errors import DecodeError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import HostReport
@@ -207,7 +207,7 @@ class KeyedReading:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
                 return False
-            can_retry = not isinstance(error, DecodeError)  # as by a host
+            can_retry = not is_undecodable(error, self._context.partition_id, events)  # as by a host
             if retry is None or backoff is None or not can_retry or is_used_up(retry, backoff.failures):
                 self._fail(error)
                 await self._call_process_error(error)

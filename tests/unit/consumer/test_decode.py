@@ -155,3 +155,25 @@ async def test_undecodable_event_stops_a_host_that_does_not_pass_over_it() -> No
         assert isinstance(caught.value.__cause__, DecodeError)
         assert read == ["0"]
         assert fleet.checkpoint("0") == 0
+
+
+@pytest.mark.parametrize(("partition_id", "number"), [("0", 99), ("1", 0), (None, 99), (None, None)])
+async def test_what_cannot_be_decoded_elsewhere_is_retried(partition_id: str | None, number: int | None) -> None:
+    """A handler that reads another event, of a hub that mends itself, does not make its own event undecodable."""
+    hub, read, left = FakeHub(partitions=1), list[str](), [2]
+    await _publish(hub, PLAIN)
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise DecodeError(partition_id, number, "it is of another hub")
+        read.extend([event.body_as_str() for event in events])
+
+    async with Fleet(hub) as fleet:
+        processor = RecordingProcessor(Record(), on_events=handle)
+        await fleet.start("a", processor, on_retries_exhausted="skip", checkpoint_policy=EACH)
+        await asyncio.sleep(60)
+        assert fleet.told("a", EventSkipped) == []
+        assert all(each.delay is not None for each in fleet.told("a", ProcessorFailed))
+        assert read == ["0"]
+        assert fleet.checkpoint("0") == 0
