@@ -188,7 +188,7 @@ class BatchSource(EventProcessor):
         self.queue = queue
 
     @classmethod
-    def check_settings(cls, settings: HostSettings, *, is_selective: bool = False) -> None:
+    def check_settings(cls, settings: HostSettings) -> None:
         """Refuse what would have to reach into the body of a loop."""
         if settings.failure_policy != "retry":
             problem = (

@@ -271,7 +271,7 @@ class StreamIndex(Generic[_T]):
     def rescan(
         self, cursor: StreamCursor[_T], items: Iterable[tuple[int, _T, int]], known: dict[int, Match[_T]]
     ) -> None:
-        """Give a new cursor the items for it that are in the cache already.
+        """Add the items in the cache that match a new cursor's selection to those that it has not read.
 
         Args:
             cursor: The cursor.

@@ -31,7 +31,8 @@ class ProducerStats:
         failed: What was not confirmed: refused, given up after the last retry, cancelled while it was sent, or dropped
             when the producer closed. Of a plain producer it may be stored all the same. What an idempotent producer has
             in doubt is in neither until its outcome is known.
-        retried: What was sent again, or was about to be: once for each retry.
+        retried: What was sent again, or was about to be: once for each retry. Of an idempotent producer also each
+            attempt to find out on a new link whether a batch in doubt is stored.
     """
 
     sent: SendCount = field(default_factory=SendCount)
