@@ -40,11 +40,13 @@ class FeedMaker:
         scope: ConsumerScope,
         rng: random.Random,
         hub: Callable[[], Awaitable[HubProperties]],
-        budget: BufferBudget | None,
+        budget: BufferBudget | None = None,
     ) -> None:
         self._transport = transport
-        self._spec = spec
-        self._settings = settings
+        self.spec = spec
+        """The link."""
+        self.settings = settings
+        """How far to read ahead."""
         self._scope = scope
         self._rng = rng
         self._hub = hub
@@ -81,7 +83,7 @@ class FeedMaker:
             on_attached: As of `PartitionFeed`.
             on_trouble: As of `PartitionFeed`.
         """
-        origin = (self._scope, self._spec.partition_id, hub_created_at, self.made)
+        origin = (self._scope, self.spec.partition_id, hub_created_at, self.made)
         self.made += 1
         was_located = checks_hub
 
@@ -90,18 +92,18 @@ class FeedMaker:
             nonlocal was_located
             if was_located and (await self._hub()).created_at != hub_created_at:
                 problem = "the hub was deleted and made again while it was read"
-                raise HubRecreatedError(self._spec.hub, self._spec.partition_id, problem)
+                raise HubRecreatedError(self.spec.hub, self.spec.partition_id, problem)
             was_located = True
             return position
 
-        spec = replace(self._spec, position=position)
+        spec = replace(self.spec, position=position)
         if consumer_group is not None:
             spec = replace(spec, consumer_group=consumer_group, owner_level=None)
-        made = event_maker(self._settings.decode or (), spec.partition_id)
+        made = event_maker(self.settings.decode or (), spec.partition_id)
         feed: PartitionFeed[ReceivedEvent] = PartitionFeed(
             self._transport,
             spec,
-            self._settings,
+            self.settings,
             wrap=lambda messages: list(map(made, messages, repeat(origin))),
             number=_sequence_number,
             rng=self._rng,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from eventpump.aio.tasks import TaskSet
+from eventpump.consumer.feeds import FeedMaker
 from eventpump.consumer.opening import BeginningRecord
 from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.sharing import SharedPartition
@@ -217,7 +218,7 @@ class OwnedPartition:
 
     def _share(self, lease: PartitionLease) -> SharedPartition:
         around, settings = self._around, self._around.settings
-        return SharedPartition(
+        feeds = FeedMaker(
             around.transport,
             ReceiveLinkSpec(
                 hub=around.scope.hub,
@@ -233,10 +234,9 @@ class OwnedPartition:
             scope=around.scope,
             rng=around.rng,
             hub=self._group.hub,
-            on_closed=self._silence.forget,
-            on_unexpected=self._unexpected,
             budget=around.budget,
         )
+        return SharedPartition(feeds, on_closed=self._silence.forget, on_unexpected=self._unexpected)
 
     def _start_pump(self, shared: SharedPartition, lease: PartitionLease, subscription: Subscription) -> None:
         name = subscription.name

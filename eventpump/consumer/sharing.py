@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -15,7 +14,6 @@ from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.places import PlaceLook, look_for
-from eventpump.core.budget import BufferBudget
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import FREE_AT, Placement, ShareLedger
 from eventpump.core.streams import Selection
@@ -28,13 +26,8 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import (
     CLOSE_TIMEOUT,
-    ConsumerScope,
-    HubProperties,
     PartitionProperties,
-    ReceiveLinkSpec,
-    Transport,
 )
-from eventpump.options.consumer import FeedSettings
 
 JOIN_TIME = 1.0
 """Seconds that a link waits, after the first subscription is ready to read, for the others that are expected."""
@@ -48,33 +41,21 @@ class SharedPartition:
     the others skip what they have had. So there is neither a gap nor a repeat.
 
     Args:
-        transport: Opens the link.
-        spec: The link; its position is replaced.
-        settings: How far to read ahead.
-        scope: Namespace, hub and consumer group, for the events' origin.
-        rng: Randomness, for delays.
-        hub: Reads the hub's properties, before each link but the first.
+        feeds: Makes the feeds of the partition.
         on_closed: Called with a feed that has ended.
         on_unexpected: Called with what a task failed with that should not.
-        budget: The bytes that all links of the host may hold; None if each is bounded on its own only.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        spec: ReceiveLinkSpec,
-        settings: FeedSettings,
+        feeds: FeedMaker,
         *,
-        scope: ConsumerScope,
-        rng: random.Random,
-        hub: Callable[[], Awaitable[HubProperties]],
         on_closed: Callable[[PartitionFeed[ReceivedEvent]], None],
         on_unexpected: Callable[[str, BaseException], None],
-        budget: BufferBudget | None = None,
     ) -> None:
-        self._feeds = FeedMaker(transport, spec, settings, scope=scope, rng=rng, hub=hub, budget=budget)
-        self._spec = spec
-        self._settings = settings
+        self._feeds = feeds
+        self._spec = feeds.spec
+        self._settings = feeds.settings
         self._on_closed = on_closed
         self._members: dict[str, MemberFeed] = {}
         self._own: dict[str, MemberFeed] = {}
@@ -86,7 +67,7 @@ class SharedPartition:
         self._ledger = ShareLedger()
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
-        self._room = max(1, settings.prefetch_events // 4)
+        self._room = max(1, feeds.settings.prefetch_events // 4)
         self._looks: deque[PlaceLook] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None

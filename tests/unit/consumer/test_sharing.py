@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.consumer.feeds import FeedMaker
 from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.sharing import SharedPartition
@@ -34,13 +35,16 @@ class _World:
         self.own: list[tuple[str, bool]] = []
         self.troubles: list[tuple[str, Exception, float | None, bool]] = []
         self.unexpected: list[BaseException] = []
-        self.shared = SharedPartition(
+        feeds = FeedMaker(
             self.transport,
             ReceiveLinkSpec(self.hub.name, "$Default", "0", EventPosition.earliest(), owner_level=1),
             FeedSettings(hub=self.hub.name, **options),
             scope=ConsumerScope(self.hub.fully_qualified_namespace, self.hub.name, "$Default"),
             rng=random.Random(seed),
             hub=lambda: self.transport.get_hub_properties(self.hub.name),
+        )
+        self.shared = SharedPartition(
+            feeds,
             on_closed=lambda feed: None,
             on_unexpected=lambda name, error: self.unexpected.append(error),
         )
