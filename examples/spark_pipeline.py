@@ -1,12 +1,13 @@
 """Aggregate a hub of trades on Spark into bars, and publish them to another hub, each exactly once.
 
     pip install '.[spark,java]'
-    eventpump emulator --hub trades:4 --hub bars:4      # prints the connection string
+    python examples/spark_pipeline.py
     python examples/spark_pipeline.py --connection-string "Endpoint=..." --make-trades 5000
 
 A trade is JSON: {"symbol": "ACME", "price": 12.5, "size": 100, "time": "2030-01-31T12:00:00.25Z"}. The query can be
 killed at any moment and restarted: it continues from checkpoint and ledger, both below --state. Each is useless without
-the other.
+the other. Without a connection string both hubs are in a local service, which ends with the program: simulated trades
+are processed, and the state is not kept.
 
 On a cluster, omit `local_session`: the session exists, `eventpump[spark]` is installed on every machine, and --state is
 a directory that all drivers can access.
@@ -21,6 +22,7 @@ import logging
 import os
 import random
 import tempfile
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from eventpump import EventData, EventProducer
 from eventpump.spark import BatchReceipt, LagListener, foreach_batch_producer, register
 from eventpump.spark.local import local_session
+from eventpump.testing.threaded import EmulatorThread
 
 TRADE = "symbol string, price double, size bigint, time timestamp"
 
@@ -121,6 +124,14 @@ async def make_trades(connection_string: str, hub: str, count: int) -> None:
     print(f"published {len(trades)} trades", flush=True)
 
 
+def use_local_service(stack: ExitStack, args: argparse.Namespace, directory: Path) -> None:
+    """Start a service of this program's own, until the stack is closed, and set the arguments that go with it."""
+    service = stack.enter_context(EmulatorThread({args.source: 4, args.target: 4}))
+    args.connection_string, args.once = service.connection_string, True
+    args.make_trades = args.make_trades or 5000
+    args.state = directory / "state"  # a checkpoint is of no use for the hubs of another service
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
@@ -134,10 +145,14 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("eventpump.spark").setLevel(logging.INFO)
-    if args.make_trades:
-        asyncio.run(make_trades(args.connection_string, args.source, args.make_trades))
-    with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as directory:
-        spark = local_session(Path(directory), is_short=args.once)
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(temporary))
+        if args.connection_string is None:
+            use_local_service(stack, args, directory)
+        if args.make_trades:
+            asyncio.run(make_trades(args.connection_string, args.source, args.make_trades))
+        spark = local_session(directory, is_short=args.once)
         run(spark, args)
         spark.stop()
 
