@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         foreach_batch_producer,
     )
     from eventpump.spark.source.lag import PartitionLag, QueryLag
-    from eventpump.spark.source.progress import LagListener
+    from eventpump.spark.source.progress import LagListener, with_lag
 
 __all__ = [
     "BatchReceipt",
@@ -23,6 +23,7 @@ __all__ = [
     "QueryLag",
     "foreach_batch_producer",
     "register",
+    "with_lag",
 ]
 
 # Every Python worker imports this package; what only the driver needs is not loaded there.
@@ -35,6 +36,7 @@ _HOMES = {
     "QueryLag": "source.lag",
     "foreach_batch_producer": "sink.foreach_batch",
     "register": "data_source",
+    "with_lag": "source.progress",
 }
 
 

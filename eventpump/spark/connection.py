@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
 
+from eventpump.core.backoff import UNLIMITED, RetryPolicy
 from eventpump.errors import ConfigurationError
-from eventpump.options.base import HubName, Seconds, SettingsModel
+from eventpump.options.base import HubName, RetryOptions, Seconds, SettingsModel, completed_by
 from eventpump.options.callables import call_by_import_name, check_import_name
 from eventpump.options.connection import ConnectionSettings, TransportType, connection_settings
 from eventpump.options.connection_string import ConnectionString
@@ -39,8 +42,10 @@ CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "clientKeyFile": "client_key_file",
         "clientKeyPassword": "client_key_password",
         "authTimeout": "auth_timeout",
+        "sasLifetime": "sas_lifetime",
         "operationTimeout": "operation_timeout",
         "idleTimeout": "idle_timeout",
+        "retry": "retry",
     }
 )
 """The Spark options of a connection, not case-sensitive, and the fields they set."""
@@ -66,6 +71,30 @@ def seconds(text: str) -> float:
         raise ValueError('must be a number of seconds, or an ISO 8601 duration such as "PT60S"') from None
 
 
+def _duration(value: object) -> object:
+    return seconds(value) if isinstance(value, str) else value
+
+
+Duration = Annotated[Seconds, BeforeValidator(_duration)]
+"""Seconds, in a Spark option also as ISO 8601."""
+
+_PATIENT: Final = RetryOptions(max_retries=None, base_delay=UNLIMITED.base_delay, max_delay=UNLIMITED.max_delay)
+_RETRY: Final = 'must be a JSON object, such as {"baseDelay": 0.5, "maxDelay": 10}'
+
+
+def _retry(value: object) -> object:
+    """Parse `RetryOptions` from JSON; its names are in camel case there, as those of all options of Spark."""
+    if not isinstance(value, str):
+        return value
+    try:
+        fields = json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(_RETRY) from None
+    if not isinstance(fields, dict):
+        raise ValueError(_RETRY)
+    return {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): each for name, each in fields.items()}
+
+
 class SparkConnection(SettingsModel):
     """How to reach one hub, as plain values: hashable, picklable, and without secrets in its repr.
 
@@ -85,6 +114,12 @@ class SparkConnection(SettingsModel):
         trust_env: Whether to use the proxy that `HTTPS_PROXY` names where a process connects, if `proxy` is not given.
         ca_file: A file of CA certificates (PEM); this and the client's files at the same path on every machine.
         auth_timeout: Seconds.
+        retry: The delays between attempts of requests and sends, and before a task opens a failed link again; and how
+            many attempts there are within the `retry_timeout` of source or sink. What is not given of it is: no limit
+            of attempts, delays from 0.2 to 5 s. In a Spark option a JSON object such as
+            `{"baseDelay": 0.5, "maxDelay": 10}`. None for just that in the source's requests, delays up to 30 s for its
+            links, the default of `RetryOptions` in the sink that publishes exactly once, and in the others as many
+            sends as fit in `retry_timeout`, at most 5 s apart.
     """
 
     hub: HubName
@@ -99,9 +134,11 @@ class SparkConnection(SettingsModel):
     client_cert_file: str | None = None
     client_key_file: str | None = None
     client_key_password: SecretStr | None = None
-    auth_timeout: Seconds = 60.0
-    operation_timeout: Seconds = 60.0
-    idle_timeout: Seconds = 60.0
+    auth_timeout: Duration = 60.0
+    operation_timeout: Duration = 60.0
+    sas_lifetime: Annotated[float, BeforeValidator(_duration)] = Field(default=3600.0, ge=2, le=86_400)
+    idle_timeout: Duration = 60.0
+    retry: Annotated[RetryOptions | None, completed_by(_PATIENT), BeforeValidator(_retry)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -114,11 +151,6 @@ class SparkConnection(SettingsModel):
                 raise ConfigurationError("hub", "is required, here or as EntityPath of the connection string")
             return {**data, "hub": hub}
         return data
-
-    @field_validator("auth_timeout", "operation_timeout", "idle_timeout", mode="before")
-    @classmethod
-    def _duration(cls, value: object) -> object:
-        return seconds(value) if isinstance(value, str) else value
 
     @field_validator("credential")
     @classmethod
@@ -168,6 +200,11 @@ class SparkConnection(SettingsModel):
             raise ConfigurationError(option, error.problem) from None
         return connection, rest
 
+    @property
+    def patience(self) -> RetryPolicy:
+        """How requests of the source are repeated, within its `retryTimeout`; and its links, if it is given."""
+        return self.retry or UNLIMITED
+
     def settings(self) -> ConnectionSettings:
         """Return the connection settings. Imports and calls the credential's callable, if there is one.
 
@@ -195,6 +232,8 @@ class SparkConnection(SettingsModel):
             auth_timeout=self.auth_timeout,
             operation_timeout=self.operation_timeout,
             idle_timeout=self.idle_timeout,
+            sas_lifetime=self.sas_lifetime,
+            retry=self.retry or RetryOptions(),
         )
 
     def without_hub(self) -> SparkConnection:

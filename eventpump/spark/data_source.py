@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from eventpump.errors import ConfigurationError
@@ -41,17 +44,71 @@ def register(spark: SparkSession) -> None:
     If the package is installed in Spark's environment, sessions find the format by themselves (`pyspark_eventpump`).
     Where a classic session has found it, or the format was registered already, this does nothing: Spark would log a
     warning that it replaces a data source.
+
+    Raises:
+        ConfigurationError: The package comes from a wheel in `--py-files`, which Spark gives to the driver alone.
     """
     if spark in _registered:
         return
+    _check_shipping(spark)
     java = getattr(spark, "_jsparkSession", None)  # Connect has none
     if java is None or not java.sessionState().dataSourceManager().dataSourceExists(EventPumpDataSource.name()):
         spark.dataSource.register(EventPumpDataSource)
     _registered.add(spark)
 
 
+def _check_shipping(spark: SparkSession) -> None:
+    """Check that Spark's own processes can import what the driver has imported.
+
+    Raises:
+        ConfigurationError: They cannot.
+    """
+    root = _root()
+    jvm = getattr(spark, "_jvm", None)  # Connect has none
+    if jvm is None or root.suffix != ".whl":
+        return
+    shipped = (Path(each).name for each in spark.sparkContext.getConf().get("spark.submit.pyFiles", "").split(","))
+    inherited = (jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)
+    if root.name in shipped and str(root) not in inherited:
+        problem = (
+            f"Spark puts zip files on the path of its Python processes, and no wheels: rename {root.name} to *.zip"
+        )
+        raise ConfigurationError("--py-files", problem)
+
+
+def _root() -> Path:
+    """Return the entry of the path from which the package was imported: a directory, or a zip file."""
+    return Path(__file__).absolute().parents[2]
+
+
 class EventPumpDataSource(DataSource):
     """Reads and writes hubs. Spark creates it often and in many processes: it holds only the user's options."""
+
+    def __reduce__(self) -> tuple[Callable[[str, Any], DataSource], tuple[str, Any]]:
+        """Pickle it so that it can be loaded where the package is not on the path yet.
+
+        Spark starts a query's reader process on the driver's machine without the files of `--py-files`: it looks for
+        them in a directory that it does not create. So the pickle names the path from which they were imported.
+        """
+
+        # Being local, it is pickled by value: it has to run without this module, and without its names.
+        def restore(root: str, options: Any) -> DataSource:
+            import importlib.util
+            import os.path
+            import sys
+
+            if importlib.util.find_spec("eventpump") is None:
+                if not os.path.exists(root):
+                    raise ImportError(
+                        f"eventpump is not installed for {sys.executable}, in which Spark runs the source, and {root} "
+                        "is not on this machine: install eventpump[spark] there, or set PYTHONPATH"
+                    )
+                sys.path.append(root)
+            from eventpump.spark.data_source import EventPumpDataSource
+
+            return EventPumpDataSource(options)
+
+        return restore, (str(_root()), self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -65,12 +122,14 @@ class EventPumpDataSource(DataSource):
             ConfigurationError: An option is invalid, or the consumer group does not exist.
         """
         from eventpump.spark.source.options import SourceOptions
-        from eventpump.spark.source.readers import check_consumer_group
-        from eventpump.spark.source.schema import COLUMN_TYPES, PROPERTY_COLUMNS, ddl
+        from eventpump.spark.source.readers import check_consumer_groups
+        from eventpump.spark.source.schema import COLUMN_TYPES, HUB_COLUMN, PROPERTY_COLUMNS, TYPE_COLUMNS, ddl
 
-        options = SourceOptions.from_options(self.options)
-        check_consumer_group(options)
-        return ddl(name for name in COLUMN_TYPES if options.include_properties or name not in PROPERTY_COLUMNS)
+        hubs = SourceOptions.each_hub(self.options)
+        check_consumer_groups(hubs)
+        columns = [each for each in COLUMN_TYPES if hubs[0].include_properties or each not in PROPERTY_COLUMNS]
+        columns += TYPE_COLUMNS if hubs[0].include_property_types else ()
+        return ddl(columns if len(hubs) == 1 else [*columns, HUB_COLUMN])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch.
@@ -81,7 +140,8 @@ class EventPumpDataSource(DataSource):
         from eventpump.spark.source.options import SourceOptions
         from eventpump.spark.source.readers import BatchReader, columns_of
 
-        return BatchReader(SourceOptions.from_options(self.options).for_batch(), columns_of(schema))
+        hubs = SourceOptions.each_hub(self.options)
+        return BatchReader([each.for_batch() for each in hubs], columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a query.
@@ -92,8 +152,8 @@ class EventPumpDataSource(DataSource):
         from eventpump.spark.source.options import SourceOptions, without_effect
         from eventpump.spark.source.readers import StreamReader, columns_of
 
-        options = SourceOptions.from_options(self.options).for_stream()
-        return StreamReader(options, columns_of(schema), without_effect(self.options))
+        hubs = SourceOptions.each_hub(self.options)
+        return StreamReader([each.for_stream() for each in hubs], columns_of(schema), without_effect(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch. Raises like :class:`eventpump.spark.sink.data_source_writer.BatchWriter`."""

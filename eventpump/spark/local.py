@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _LONGEST_SOCKET_DIRECTORY = 60
 """Characters; a socket's name of 42 is appended, and macOS allows 103 in total."""
 
+SHORT_LIVED = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Options of a JVM that lives for a minute or two: it compiles quickly instead of optimizing, and does not verify the
+bytecode of Spark's classes, of which it loads thousands."""
+
 _LOGGING = """\
 appenders=file
 appender.file.type=File
@@ -45,8 +52,8 @@ def local_session(
     Args:
         directory: An existing directory for all files that Spark writes: logs, warehouse, temporary files.
         master: Where tasks run; `local[2,4]` runs two at a time, each tried up to four times.
-        is_short: The session runs for a minute or two: the JVM compiles quickly instead of optimizing, which halves the
-            CPU time of the start and the first batches.
+        is_short: The session runs for a minute or two: its JVM has the options `SHORT_LIVED`, with which the start
+            and the first batches take half of the CPU time.
         settings: Further settings, which override those set here.
 
     Raises:
@@ -62,9 +69,8 @@ def local_session(
     logging.write_text(_LOGGING.format(log=directory / "spark.log"), encoding="utf-8")
     temporary = directory / "tmp"
     temporary.mkdir(exist_ok=True)
-    options = f"-Dlog4j2.configurationFile={logging.as_uri()} -Djava.io.tmpdir={temporary} -XX:+UseSerialGC"
-    if is_short:
-        options += " -XX:TieredStopAtLevel=1"
+    options = f"-Dlog4j2.configurationFile={logging.as_uri()} -Djava.io.tmpdir={temporary} "
+    options += SHORT_LIVED if is_short else "-XX:+UseSerialGC"
     made = {
         "spark.master": master,
         "spark.app.name": "eventpump",

@@ -18,7 +18,7 @@ from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange
 from eventpump.spark.source.receive import ReceiveCounters, counters, read_ranges
-from eventpump.spark.source.rows import COLUMNS
+from eventpump.spark.source.schema import COLUMN_TYPES
 from eventpump.testing.threaded import EmulatorThread
 
 _ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_receive_fills_every_column(service: EmulatorThread) -> None:
     service.run(send())
     connection = SparkConnection(hub="other", connection_string=SecretStr(service.connection_string))
     try:
-        (row,) = _rows(connection, SequenceRange("0", 0, 1), columns=tuple(COLUMNS))
+        (row,) = _rows(connection, SequenceRange("0", 0, 1), columns=tuple(COLUMN_TYPES))
     finally:
         worker.close()
     moment = row.pop("enqueuedTime")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eventpump import EventData, EventProducer, PartitionReader, ReceivedEvent
+from eventpump.emulator.config import HubSpec
 from eventpump.testing.threaded import EmulatorThread
 
 _SIZES = (1, 2, 3, 4, 8)
@@ -14,11 +15,20 @@ _HUBS_PER_SIZE = 100
 
 
 class SparkService(EmulatorThread):
-    """An emulator on a thread of its own, with many hubs: each test takes those it needs."""
+    """An emulator on a thread of its own, with many hubs: each test takes those it needs. All have the consumer groups
+    `$Default` and `watch`, save the hub `bare`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
-            {f"hub-{size}-{number}": size for size in _SIZES for number in range(_HUBS_PER_SIZE)}, **options
+            [
+                "bare",
+                *(
+                    HubSpec(f"hub-{size}-{number}", size, ("watch",))
+                    for size in _SIZES
+                    for number in range(_HUBS_PER_SIZE)
+                ),
+            ],
+            **options,
         )
         self._unused = {size: itertools.count() for size in _SIZES}
 

@@ -36,9 +36,8 @@ def main(settings: dict[str, Any]) -> None:
         sink_id="sink",
         ledger=kept,
         staging=settings["staging"],
-        order_by="n",
         on_receipt=told,
-        **settings["options"],
+        **{"order_by": "n", **settings["options"]},
     )
     spark = local_session(directory, master=settings["master"], settings=settings["spark"])
     writing = numbered_stream(spark, settings["rows"]).writeStream.foreachBatch(producer)

@@ -27,6 +27,9 @@ OURS = ("aiohttp>=3.10", "azure-storage-blob>=12.20", "pydantic>=2.7")
 ROOT = Path(__file__).parents[2]
 ROWS = 60
 """A batch's; with 5 in a message, several messages go to each of three partitions."""
+BLOCKS: dict[str, Any] = {"small_batches": "never", "order_by": ()}
+"""The sink's options with which tasks exchange the rows in blocks, as those of large batches by default."""
+ORDERED: dict[str, Any] = {"small_batches": "never", "order_by": "n"}
 CLUSTER = {
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     "spark.executor.memory": "512m",
@@ -131,13 +134,13 @@ def held_midway(sink: SinkHub) -> Iterator[Fault]:
 def test_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Drivers) -> None:
     """*Driver killed between two sends*: its successor finds what is stored, and publishes the rest once."""
     with held_midway(drivers.sink):
-        driver = drivers.start()
+        driver = drivers.start(**BLOCKS)
         drivers.sink.await_events("1", 10)
         driver.kill()
     driver.wait()
     assert drivers.batches() == 0
-    run_query(numbered_stream(spark, ROWS), drivers.sink.writer(max_batch_events=5), drivers.checkpoint)
-    drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+    run_query(numbered_stream(spark, ROWS), drivers.sink.writer(max_batch_events=5, order_by=()), drivers.checkpoint)
+    drivers.sink.require_exactly(range(drivers.batches() * ROWS), is_ordered=False)
 
 
 # ------------------------------------------------------------------------------------------------------ long
@@ -176,17 +179,19 @@ def test_killed_driver_whose_workers_live_on_adds_nothing(drivers: Drivers) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_killed_executor_is_replaced(drivers: Drivers) -> None:
+@pytest.mark.parametrize("options", [ORDERED, BLOCKS], ids=["rows", "blocks"])
+def test_killed_executor_is_replaced(drivers: Drivers, options: dict[str, Any]) -> None:
     """*Executor killed*: the task goes to another, and the rows it had published are not published again."""
     with held_midway(drivers.sink):
-        driver = drivers.start(master="local-cluster[2,1,1024]", spark=CLUSTER)
+        driver = drivers.start(master="local-cluster[2,1,1024]", spark=CLUSTER, **options)
         drivers.sink.await_events("1", 10)
         executors = {_executor_of(each).pid for each in connected_workers(drivers.sink.service, driver.pid)}
+        assert executors
         assert driver.pid not in executors
         for pid in executors:
             os.kill(pid, signal.SIGKILL)
     assert drivers.await_end(driver) == 0
-    drivers.sink.require_exactly(range(ROWS))
+    drivers.sink.require_exactly(range(ROWS), is_ordered=options is ORDERED)
 
 
 def _executor_of(worker: psutil.Process) -> psutil.Process:
@@ -196,7 +201,8 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_speculative_attempts_store_rows_once(drivers: Drivers) -> None:
+@pytest.mark.parametrize("options", [ORDERED, BLOCKS], ids=["rows", "blocks"])
+def test_speculative_attempts_store_rows_once(drivers: Drivers, options: dict[str, Any]) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
     speculative = {
         "spark.speculation": "true",
@@ -207,10 +213,10 @@ def test_speculative_attempts_store_rows_once(drivers: Drivers) -> None:
     }
     # Nobody lets go of the first attempt: what publishes the rest can only be another.
     with held_midway(drivers.sink) as hold:
-        driver = drivers.start(master="local-cluster[2,2,1024]", spark={**CLUSTER, **speculative})
+        driver = drivers.start(master="local-cluster[2,2,1024]", spark={**CLUSTER, **speculative}, **options)
         assert drivers.await_end(driver) == 0
         assert hold.fired
-    drivers.sink.require_exactly(range(ROWS))
+    drivers.sink.require_exactly(range(ROWS), is_ordered=options is ORDERED)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from eventpump import EventData
 from eventpump.spark.data_source import EventPumpDataSource, register
 from eventpump.spark.source.rows import COLUMNS
-from eventpump.spark.source.schema import COLUMN_TYPES
+from eventpump.spark.source.schema import COLUMN_TYPES, TYPE_COLUMNS
 from tests.spark.reading import HubReading
 from tests.spark.service import SparkService
 
@@ -85,13 +85,20 @@ def test_load_gives_every_event_as_it_was_published(spark: SparkSession, service
 def test_load_has_the_connectors_schema(filled: HubReading) -> None:
     """All columns in the connector's order, nullable; without properties where they are not wanted."""
     schema = filled.batch(None).schema
-    assert schema.fieldNames() == list(COLUMN_TYPES) == list(COLUMNS)
+    assert schema.fieldNames() == list(COLUMN_TYPES)
     assert [field.dataType.simpleString() for field in schema] == [
         "binary", "string", "string", "bigint", "timestamp", "string", "string", "map<string,string>",
         "map<string,string>",
     ]  # fmt: skip
     assert all(field.nullable for field in schema)
-    assert filled.batch(None, includeProperties="false").schema.fieldNames() == list(COLUMNS)[:-2]
+    assert filled.batch(None, includeProperties="false").schema.fieldNames() == list(COLUMN_TYPES)[:-2]
+    typed = filled.batch(None, includePropertyTypes="true").schema.fieldNames()
+    assert typed == [*COLUMN_TYPES, *TYPE_COLUMNS]
+    assert set(typed) <= set(COLUMNS)
+    with pytest.raises(
+        AnalysisException, match="includePropertyTypes: cannot be combined with includeProperties=false"
+    ):
+        filled.batch(None, includePropertyTypes="true", includeProperties="false")
 
 
 def test_load_with_a_schema_reads_its_columns(filled: HubReading) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, LinkRole
-from eventpump.spark.data_source import register
+from eventpump.spark import register, with_lag
 from tests.spark.reading import BODIES, HubReading, Key, keys_of
 from tests.spark.service import SparkService
 
@@ -84,6 +87,18 @@ def test_query_with_available_now_reads_in_limited_batches(reading: HubReading) 
     service.publish_all(hub, {"0": bodies(12, 1), "2": bodies(13, 2)})
     reading.run_now(maxEventsPerTrigger=5)
     assert sorted(reading.rows) == sorted([*everything, ("0", 9, b"12"), ("2", 0, b"13"), ("2", 1, b"14")])
+
+
+def test_query_with_a_limit_in_bytes(reading: HubReading) -> None:
+    """Batches have about as many bytes as wanted, by the sizes that the hub's events have had, until all are read."""
+    service, hub = reading.service, reading.hub
+    service.publish_all(hub, {"0": [bytes(1000)] * 60, "1": [bytes(1000)] * 20})
+    everything = sorted(reading.published())
+    reading.run_now(startingPosition="earliest", maxBytesPerTrigger="22000")
+    sizes = [len(reading.batches[each]) for each in sorted(reading.batches)]
+    assert sorted(reading.rows) == everything
+    assert len(sizes) in {4, 5}
+    assert all(15 <= size <= 22 for size in sizes[:-1])
 
 
 def test_query_reads_partitions_added_while_it_runs(reading: HubReading) -> None:
@@ -167,6 +182,74 @@ def test_queries_and_actions_at_once_get_everything(spark: SparkSession, service
     assert len(everything) == 8
     assert sorted(first.rows) == everything
     assert sorted(both) == sorted([*everything, ("0", 0, b"two"), ("0", 1, b"two")])
+
+
+@pytest.mark.parametrize("session", ["spark", "connect"])
+def test_query_that_watches_several_hubs(
+    session: str, request: pytest.FixtureRequest, service: SparkService, checkpoint: str, tmp_path: Path
+) -> None:
+    """Events of two hubs are seen at once by a query that would look again in an hour; the progress has what was read,
+    and how late."""
+    spark = request.getfixturevalue(session)
+    register(spark)
+    hubs = [service.new_hub(2), service.new_hub(1)]
+    options = {
+        "connectionString": service.connection_string, "hub": json.dumps(hubs), "startingPosition": "earliest",
+        "watchConsumerGroup": "watch", "snapshotInterval": "3600",
+    }  # fmt: skip
+    arrivals = Arrivals()
+    spark.streams.addListener(arrivals)
+    rows = with_lag(spark.readStream.format("eventpump").options(**options).load()).select("hub", "partition", "body")
+    table = str(tmp_path / "table")
+    writer = rows.writeStream.format("parquet").option("path", table).option("checkpointLocation", checkpoint)
+    query = writer.start()
+    try:
+        expected: list[tuple[str, str, bytes]] = []
+        for number, (hub, partition_id) in enumerate(((hubs[0], "1"), (hubs[1], "0"), (hubs[0], "0"), (hubs[0], "1"))):
+            service.publish(hub, bodies(number, 1), partition_id)
+            expected.append((hub, partition_id, b"%d" % number))
+            arrivals.until_read(len(expected))
+    finally:
+        query.stop()
+        spark.streams.removeListener(arrivals)
+    found = spark.read.parquet(table).collect()
+    assert sorted((row["hub"], row["partition"], bytes(row["body"])) for row in found) == sorted(expected)
+    assert all(0 <= lag < 60 for lag in arrivals.lags)
+
+
+class Arrivals(StreamingQueryListener):
+    """Notes what the progress of one query says was read."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.lags: list[float] = []
+        self._changed = threading.Condition()
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """The query has begun."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Nothing is new."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """The query has ended."""
+        with self._changed:
+            self.events = -1
+            self._changed.notify_all()
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """A batch is done."""
+        figures = event.progress.observedMetrics["eventpump"]
+        with self._changed:
+            self.events += figures["events"]
+            if figures["events"]:
+                self.lags.append(figures["maxLagSeconds"])
+            self._changed.notify_all()
+
+    def until_read(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.events in {count, -1})
+            assert self.events == count
 
 
 def test_query_with_killed_workers_reads_everything_once(reading: HubReading, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,14 +49,14 @@ class Hub:
         self.service = service
         self.name = service.new_hub(partitions)
 
-    def options(self, **options: Any) -> SourceOptions:
+    def hubs(self, **options: Any) -> tuple[SourceOptions, ...]:
         given = {name: str(value) for name, value in options.items()}
-        return SourceOptions.from_options(
+        return SourceOptions.each_hub(
             {"connectionString": self.service.connection_string, "hub": self.name, "snapshotInterval": "0.001", **given}
         )
 
     def batch_reader(self, **options: Any) -> BatchReader:
-        return BatchReader(self.options(**options).for_batch(), COLUMNS)
+        return BatchReader([each.for_batch() for each in self.hubs(**options)], COLUMNS)
 
     def batch(self, **options: Any) -> list[Key]:
         reader = self.batch_reader(**options)
@@ -87,7 +88,7 @@ class Engine:
         self.reader = self.new_reader()
 
     def new_reader(self) -> StreamReader:
-        return StreamReader(self.hub.options(**self.given).for_stream(), COLUMNS)
+        return StreamReader([each.for_stream() for each in self.hub.hubs(**self.given)], COLUMNS)
 
     def restart(self, **options: Any) -> None:
         """Go on from the log, as another run of the query."""
@@ -291,7 +292,7 @@ def test_schema_of_wrong_columns_is_refused() -> None:
     body = StructField("body", BinaryType())
     there_is = (
         "The source has: body, partition, offset, sequenceNumber, enqueuedTime, publisher, partitionKey, properties, "
-        "systemProperties"
+        "systemProperties, propertyTypes, systemPropertyTypes, hub"
     )
     assert columns_of(StructType([body])) == ("body",)
     for field, says in (
@@ -377,6 +378,25 @@ def test_query_of_chosen_partitions_reads_no_other(pair: Hub) -> None:
     assert engine.batch() == [("0", 0, b"a"), ("0", 1, b"b"), ("0", 2, b"c")]
     engine.restart(partitions="0")
     with pytest.raises(ConfigurationError, match="partitions: the checkpoint has partition 1, which is not chosen"):
+        engine.batch()
+
+
+def test_query_reads_a_partition_chosen_later_from_the_first_event_that_there_is(pair: Hub) -> None:
+    """What retention removed before the partition was chosen is not lost; what it removes after that is."""
+    pair.publish(b"a", b"b", b"c")
+    pair.publish(b"x", to="1")
+    engine = Engine(pair, startingPosition="earliest", partitions="1")
+    assert engine.batch() == [("1", 0, b"x")]
+    pair.drop_before(2)
+    engine.restart(partitions="0,1")
+    assert engine.batch() == [("0", 2, b"c")]
+    assert json.loads(engine.log[-1]) == {pair.name: {"0": 3, "1": 1}, "(start)": {"0": 2, "1": 1}}
+    engine.restart()
+    assert engine.read(engine.log[-2], engine.log[-1]) == [("0", 2, b"c")]
+    assert engine.batch() is None
+    pair.publish(b"d", b"e")
+    pair.drop_before(4)
+    with pytest.raises(DataLossError, match="sequence number 3, but the partition now begins at 4"):
         engine.batch()
 
 
@@ -565,12 +585,175 @@ def test_query_does_not_ask_again_for_what_is_known(pair: Hub) -> None:
     assert requests.fired >= asked + 3
 
 
+# ----------------------------------------------------------------------------------------------------- several hubs
+
+
+class Hubs:
+    """Two hubs, of which one has two partitions."""
+
+    def __init__(self, service: SparkService) -> None:
+        self.one, self.two = Hub(service), Hub(service, 2)
+        self.names = f"{self.one.name}, {self.two.name}"
+
+    def published(self) -> list[Key]:
+        return [(f"{hub.name}/{each[0]}", *each[1:]) for hub in (self.one, self.two) for each in hub.published()]
+
+
+@pytest.fixture
+def hubs(service: SparkService) -> Hubs:
+    """Two hubs without events."""
+    return Hubs(service)
+
+
+class SeveralHubs(Engine):
+    """An engine of a query that reads several hubs; its keys have the hub's name before the partition."""
+
+    columns = (*COLUMNS, "hub")
+
+    def __init__(self, hubs: Hubs, **options: Any) -> None:
+        super().__init__(hubs.one)
+        self.restart(**({"hub": hubs.names} | options))
+
+    def new_reader(self) -> StreamReader:
+        return StreamReader([each.for_stream() for each in self.hub.hubs(**self.given)], self.columns)
+
+    def read(self, start: str, end: str) -> list[Key]:
+        tasks = self.reader.partitions(json.loads(start), json.loads(end))
+        return by_hub(self.reader, tasks)
+
+    def all(self) -> list[Key]:
+        """Read batches until there is none."""
+        found: list[Key] = []
+        while (batch := self.batch()) is not None:
+            found += batch
+        return found
+
+
+def by_hub(reader: BatchReader | StreamReader, tasks: Any) -> list[Key]:
+    rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    return sorted((f"{row['hub']}/{row['partition']}", row["sequenceNumber"], row["body"]) for row in rows)
+
+
+def test_batch_of_several_hubs_has_all_their_events(hubs: Hubs) -> None:
+    """Each row with its hub; positions and partitions by hub, in JSON; positions of other hubs are ignored."""
+    hubs.one.publish(b"a", b"b")
+    hubs.two.publish(b"c")
+    hubs.two.publish(b"d", b"e", to="1")
+    one, two = hubs.one.name, hubs.two.name
+
+    def batch(**options: Any) -> list[Key]:
+        readers = BatchReader(
+            [each.for_batch() for each in hubs.one.hubs(**({"hub": hubs.names} | options))], SeveralHubs.columns
+        )
+        return by_hub(readers, readers.partitions())
+
+    everything = hubs.published()
+    assert batch() == batch(hub=json.dumps([two, one])) == sorted(everything)
+    assert batch(startingPosition=json.dumps({two.upper(): "latest"})) == [(f"{one}/0", 0, b"a"), (f"{one}/0", 1, b"b")]
+    assert batch(partitions=json.dumps({two: [1]}), startingPosition=json.dumps({one: {"seqNo": 1}, two: 1})) == [
+        (f"{one}/0", 1, b"b"),
+        (f"{two}/1", 1, b"e"),
+    ]
+    positions = {two: {"0": "latest"}, "elsewhere": {"0": "latest"}}
+    assert (f"{two}/0", 0, b"c") not in batch(startingPositions=json.dumps(positions))
+
+
+def test_query_of_several_hubs_shares_its_limit(hubs: Hubs) -> None:
+    """A batch's limit is split by backlog over the partitions of all hubs; checkpoints name each hub."""
+    hubs.one.publish(*[b"%d" % n for n in range(20)])
+    hubs.two.publish(*[b"%d" % n for n in range(10)])
+    hubs.two.publish(*[b"%d" % n for n in range(10)], to="1")
+    everything = sorted(hubs.published())
+    engine = SeveralHubs(hubs, startingPosition="earliest", maxEventsPerTrigger=8)
+    first = engine.batch() or []
+    assert sorted(key[0] for key in first) == sorted(
+        [f"{hubs.one.name}/0"] * 4 + [f"{hubs.two.name}/0"] * 2 + [f"{hubs.two.name}/1"] * 2
+    )
+    assert sorted(first + engine.all()) == everything
+    assert json.loads(engine.log[-1]) == {hubs.one.name: {"0": 20}, hubs.two.name: {"0": 10, "1": 10}}
+    assert engine.reader.reportLatestOffset() == json.loads(engine.log[-1])
+
+
+def test_query_is_given_a_further_hub(hubs: Hubs) -> None:
+    """A checkpoint of one hub is continued with two; the new one begins at its starting position, and what comes before
+    its first event is read is not lost by a restart."""
+    one, two = hubs.one, hubs.two
+    one.publish(b"a")
+    two.publish(b"before")
+    engine = SeveralHubs(hubs, hub=one.name, startingPosition="earliest")
+    assert engine.batch() == [(f"{one.name}/0", 0, b"a")]
+    assert json.loads(engine.log[-1]) == {one.name: {"0": 1}, "(start)": {"0": 0}}
+    engine.restart(hub=hubs.names, startingPosition="latest")
+    assert engine.batch() == []
+    assert json.loads(engine.log[-1])["(start)"] == {two.name: {"0": 1, "1": 0}}
+    two.publish(b"b")
+    engine.restart()
+    assert engine.batch() == [(f"{two.name}/0", 1, b"b")]
+    one.publish(b"c")
+    two.publish(b"d", to="1")
+    engine.restart(hub=json.dumps([two.name, one.name]))
+    assert engine.batch() == sorted([(f"{one.name}/0", 1, b"c"), (f"{two.name}/1", 0, b"d")])
+    repeated = engine.new_reader()
+    assert by_hub(repeated, repeated.partitions(json.loads(engine.log[-2]), json.loads(engine.log[-1]))) == sorted(
+        [(f"{one.name}/0", 1, b"c"), (f"{two.name}/1", 0, b"d")]
+    )
+
+
+def test_query_that_leaves_out_a_hub_fails_or_goes_on(hubs: Hubs, caplog: pytest.LogCaptureFixture) -> None:
+    """A hub that the checkpoint has and the options do not is a data loss, as for Kafka; told to go on, the query
+    forgets the hub, and begins anew in it later."""
+    one, two = hubs.one, hubs.two
+    one.publish(b"a")
+    two.publish(b"b")
+    engine = SeveralHubs(hubs, startingPosition="earliest")
+    assert len(engine.all()) == 2
+    engine.restart(hub=one.name)
+    one.publish(b"c")
+    with pytest.raises(
+        DataLossError, match=f"hub {two.name}, partition 0: the checkpoint has this hub, and the option"
+    ):
+        engine.batch()
+    engine.restart(failOnDataLoss="false")
+    assert engine.batch() == [(f"{one.name}/0", 1, b"c")]
+    assert caplog.text.count("the checkpoint has this hub") == 1
+    assert engine.batch() is None
+    assert caplog.text.count("the checkpoint has this hub") == 1
+    two.publish(b"d")
+    engine.restart(hub=hubs.names, failOnDataLoss="true")
+    assert engine.batch() == [(f"{two.name}/0", 0, b"b"), (f"{two.name}/0", 1, b"d")]
+
+
+def test_query_of_several_hubs_checks_the_group_in_each(hubs: Hubs) -> None:
+    """A group that one of the hubs lacks, the one to watch in too, is named with its hub before anything is read."""
+    for option in ("consumerGroup", "watchConsumerGroup"):
+        with pytest.raises(ConfigurationError, match=f"{option}: hub .* has no consumer group elsewhere"):
+            SeveralHubs(hubs, **{option: "elsewhere"}).start()
+    with pytest.raises(ConfigurationError, match="consumerGroup: hub bare has no consumer group watch"):
+        SeveralHubs(hubs, hub=f"{hubs.one.name},bare", consumerGroup="watch").start()
+
+
+# ------------------------------------------------------------------------------------------------------------ watch
+
+
+def test_query_that_watches_sees_an_event_at_once(hubs: Hubs) -> None:
+    """Links show new events of both hubs to a query that would look again in an hour; they are closed at its end."""
+    engine = SeveralHubs(hubs, watchConsumerGroup="watch", snapshotInterval=3600)
+    assert engine.batch() == []
+    for number in range(3):
+        for hub, to in ((hubs.one, "0"), (hubs.two, "1")):
+            publishing = threading.Timer(0.1, hub.publish, [b"x"], {"to": to})
+            publishing.start()
+            assert engine.batch() == [(f"{hub.name}/{to}", number, b"x")]
+            publishing.join()
+    engine.reader.stop()
+
+
 PROGRAM = """
 import json, sys
 from eventpump.spark import worker
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.readers import StreamReader
-reader = StreamReader(SourceOptions.from_options(json.load(sys.stdin)).for_stream(), ("body",))
+reader = StreamReader([each.for_stream() for each in SourceOptions.each_hub(json.load(sys.stdin))], ("body",))
 try:
     reader.initialOffset()
     print("running", flush=True)

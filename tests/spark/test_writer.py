@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from eventpump import EventData, ReceivedEvent
+from eventpump.amqp.types import Int
 from eventpump.emulator.faults import DropConnection, LinkRole, Reject
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.spark import register
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.sink.at_least_once import SendTask
+from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.data_source_writer import writer_options
 from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, numbered, numbered_stream
@@ -103,9 +113,9 @@ def test_query_appends_each_micro_batch(spark: SparkSession, sink: SinkHub, chec
 @pytest.mark.parametrize(
     ("columns", "mode", "options", "problem"),
     [
-        (("id AS n",), "append", {}, "body: the DataFrame must have this column"),
+        (("id AS n",), "append", {}, "body: the DataFrame has no such column; it has: n"),
         (("id AS body",), "append", {}, "body: the column must be string or binary, not bigint"),
-        (("'' AS body",), "overwrite", {}, "mode: must be append: a hub cannot be overwritten"),
+        (("'' AS body",), "overwrite", {}, "mode: must be append: a hub keeps the events that it has"),
         (("'' AS body",), "append", {"idempotnet": "true"}, "idempotnet: there is no such option; did you mean idem"),
         (("'' AS body",), "append", {"idempotent": "often"}, "idempotent: Input should be a valid boolean"),
         (("'' AS body",), "append", {"hub": "nowhere"}, "nowhere"),
@@ -120,6 +130,33 @@ def test_save_with_wrong_columns_or_options_is_refused(
     key = sink.service.connection_string.split("SharedAccessKey=")[1].split(";")[0]
     assert key not in str(caught.value)
     assert not any(sink.stored().values())
+
+
+@pytest.mark.parametrize(
+    ("retry", "retry_timeout", "condition", "is_idempotent", "sends"),
+    [
+        ({"maxRetries": 0}, 120.0, "com.microsoft:server-busy", True, 1),
+        ({"maxRetries": 0}, 120.0, "com.microsoft:timeout", False, 1),
+        ({"baseDelay": 0.01, "maxDelay": 0.01}, 0.05, "com.microsoft:timeout", False, 11),
+    ],
+)
+def test_sends_are_repeated_as_the_connection_says(
+    service: SparkService,
+    retry: dict[str, Any],
+    retry_timeout: float,
+    condition: str,
+    is_idempotent: bool,
+    sends: int,
+) -> None:
+    """The option `retry` applies to sends; without a number of retries in it, they end with `retryTimeout`."""
+    hub = service.new_hub(1)
+    fault = service.add_fault(Reject(condition, ""), role=LinkRole.PRODUCER, hub=hub, count=sends)
+    options = {"connectionString": service.connection_string, "hub": hub, "retry": json.dumps(retry)}
+    connection, _ = SparkConnection.split_options(options)
+    task = SendTask(connection, EventColumns("body"), 1, is_idempotent, retry_timeout=retry_timeout)
+    with pytest.raises(ServiceError):
+        task.send([pa.RecordBatch.from_pydict({"body": ["a"]})])
+    assert fault.fired == sends
 
 
 def test_bodies_are_encoded_and_decoded_by_import_name(spark: SparkSession, sink: SinkHub) -> None:
@@ -142,3 +179,44 @@ def test_codecs_that_cannot_be_imported_are_named(spark: SparkSession, sink: Sin
     """By the executors, which import them."""
     with pytest.raises(PySparkException, match=r"encode: no_such:CODEC cannot be imported"):
         append(numbered(spark, 0, 1), sink, encode="no_such:CODEC")
+
+
+def _content(event: ReceivedEvent) -> tuple[Any, ...]:
+    """Return everything of an event that its sender determined, values with their types."""
+    standard = dict(event.to_event_data().standard or {})
+    typed = {name: (type(value), value) for name, value in {**event.properties, **standard}.items()}
+    return event.body, event.partition_key, typed
+
+
+@pytest.mark.parametrize("by", ["exactly once", "at least once", "format"])
+def test_hub_is_copied_with_everything(spark: SparkSession, sink: SinkHub, by: str) -> None:
+    """The source's rows, with types and without the partition, are published as the events that they were."""
+    source = sink.service.new_hub(2)
+    moment = datetime(2030, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+    typed = {"n": 5, "t": "5", "ok": True, "x": 0.5, "at": moment, "id": uuid.UUID(int=7), "raw": b"a", "none": None}
+    events = [
+        EventData(b"1", properties=typed, message_id="m", correlation_id=uuid.UUID(int=7), content_type="text/plain"),
+        EventData(b"2", properties={"n": Int(5)}, message_id=5, user_id=b"u", creation_time=moment, group_sequence=3),
+        EventData(b"3"),
+    ]
+    sink.service.publish(source, events)
+    sink.service.publish(source, [EventData(b"4", properties={"n": 5})], partition_key="k")
+    reader = spark.read.format("eventpump").option("connectionString", sink.service.connection_string)
+    rows = reader.option("hub", source).option("includePropertyTypes", True).load().drop("partition")
+    if by == "format":
+        append(rows, sink)
+    else:
+        sink.writer(**({"order_by": "sequenceNumber"} if by == "exactly once" else {"idempotent": False}))(rows, 0)
+    expected, found = (
+        sorted((_content(event) for each in sink.service.read(hub).values() for event in each), key=itemgetter(0))
+        for hub in (source, sink.name)
+    )
+    assert found == expected
+    assert len(found) == 4
+
+
+def test_save_of_rows_of_the_source_says_which_column_to_drop(spark: SparkSession, sink: SinkHub) -> None:
+    """They have a partition and a key: which of the two decides is for the user to say."""
+    reader = spark.read.format("eventpump").option("connectionString", sink.service.connection_string)
+    with pytest.raises(AnalysisException, match=r'partitionKey: .*\.drop\("partition"\) sends each row by its key'):
+        append(reader.option("hub", sink.name).load(), sink)

@@ -23,7 +23,8 @@ from eventpump.producer.outbox import Ended, Outbox
 from eventpump.producer.producer import HubProducer
 from eventpump.spark import worker
 from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
-from eventpump.spark.sink.encode import ANYWHERE, EventColumns, EventEncoder, SinkRouter, task_number
+from eventpump.spark.sink.columns import EventColumns
+from eventpump.spark.sink.encode import ANYWHERE, EventEncoder, SinkRouter, task_number
 from eventpump.spark.sink.patience import patient_retry
 
 _IN_FLIGHT: Final = 8 * 1024 * 1024
@@ -54,7 +55,7 @@ class _Producers:
         key = (connection, retry_timeout)
         kept, producer = self._kept.get(key, (None, None))
         if producer is None or kept is not transport:
-            retry = patient_retry(retry_timeout)
+            retry = patient_retry(retry_timeout, connection.retry)
             producer = HubProducer(transport, connection.hub, retry=retry, max_in_flight=1, owns_transport=False)
             self._kept[key] = (transport, producer)
         return producer
@@ -177,6 +178,7 @@ class SendTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send, and give receipts without numbers: for `mapInArrow`."""
+        worker.spare_collections()
         counts = self.send(batches)
         if counts:
             values: list[list[int | None]] = [
@@ -233,5 +235,6 @@ class SendTask:
     def _producer(self) -> HubProducer:
         if not self.idempotent:
             return worker.once(_Producers).plain(self.connection, self.retry_timeout)
-        transport, retry = worker.transport(self.connection), patient_retry(self.retry_timeout)
+        transport = worker.transport(self.connection)
+        retry = patient_retry(self.retry_timeout, self.connection.retry)
         return HubProducer(transport, self.connection.hub, retry=retry, idempotent=True, owns_transport=False)

@@ -227,7 +227,8 @@ class PartitionWork:
             self._failure = InvalidClientStateError(
                 self._entry.partition_id,
                 f"{stored} rows of the batch are stored, but it now has only {self.rows}: the query is not "
-                "deterministic, so the stored rows may differ from the batch's; use staging=True",
+                "deterministic, so the stored rows may differ from the batch's. To continue, use a new sink_id, under "
+                "which the batch is published again, with staging=True, which keeps the rows of a batch",
             )
 
     def _lose(self, reason: LossReason) -> None:

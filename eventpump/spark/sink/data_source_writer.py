@@ -21,7 +21,8 @@ from eventpump.options.callables import check_import_name
 from eventpump.spark import worker
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, SparkConnection, seconds
 from eventpump.spark.sink.at_least_once import SendTask
-from eventpump.spark.sink.encode import EventColumns, SinkRouter
+from eventpump.spark.sink.columns import EventColumns
+from eventpump.spark.sink.encode import SinkRouter
 from eventpump.spark.sink.patience import retried
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
 
@@ -106,7 +107,10 @@ class _Writing:
             ServiceError: The hub cannot be reached.
         """
         if overwrite:
-            raise ConfigurationError("mode", "must be append: a hub cannot be overwritten")
+            raise ConfigurationError(
+                "mode",
+                'must be append: a hub keeps the events that it has, nothing overwrites them. Write .mode("append")',
+            )
         connection, rest = SparkConnection.split_options(options)
         settings = writer_options(rest)
         columns = EventColumns.of(schema)

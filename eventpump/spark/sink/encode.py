@@ -8,28 +8,41 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
-from operator import itemgetter
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
 from pyspark.taskcontext import TaskContext
 
-from eventpump.amqp.sections import APPLICATION_PROPERTIES, encode_data, section
+from eventpump.amqp.sections import PROPERTIES, encode_data, section
+from eventpump.amqp.types import (
+    Symbol,
+)
 from eventpump.core.router import RingRouter
-from eventpump.errors import ConfigurationError, EventError
+from eventpump.errors import EventError
 from eventpump.eventhubs.codecs import PayloadCodec, encoded, marked
-from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.envelope import EVENT_HEADS, envelope_head
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_key
 from eventpump.eventhubs.sealing import ROOM, pieces
+from eventpump.spark.sink.columns import STANDARD_ROLES, EventColumns
+from eventpump.spark.sink.properties import (
+    SECTIONS,
+    TYPED_SECTIONS,
+    Pairs,
+    id_of,
+    listed_fields,
+    pairs_of,
+    sections_of_maps,
+    sections_of_structs,
+    sections_of_texts,
+    standard_values,
+)
 
 SinkRouter: TypeAlias = Literal["hash", "ring", "round-robin", "sticky"]
 """How rows without a partition are routed. Keys: by the service's hash, or by the ring of `RingRouter`; round robin
-takes no heed of them. Rows without key: sticky, all of a message go to one partition."""
+ignores them. Rows without key: sticky, all of a message go to one partition."""
 
 StableRouter: TypeAlias = Literal["hash", "ring"]
 """Those that route the same row to the same partition in every attempt: for publishing exactly once."""
@@ -39,94 +52,6 @@ ANYWHERE: Final = -1
 
 # The most bytes that numbering and an envelope add to an event: a key's map may need its larger form.
 _MARGIN: Final = ROOM + 32
-
-
-def _is_text(kind: DataType) -> bool:
-    return isinstance(kind, StringType)
-
-
-def _is_body(kind: DataType) -> bool:
-    return isinstance(kind, StringType | BinaryType)
-
-
-def _is_partition(kind: DataType) -> bool:
-    return isinstance(kind, StringType | IntegralType)
-
-
-def _is_properties(kind: DataType) -> bool:
-    return isinstance(kind, MapType) and _is_text(kind.keyType) and _is_text(kind.valueType)
-
-
-_MEANINGS: Final = {
-    "body": ("body", _is_body, "must be string or binary"),
-    "partition": ("partition", _is_partition, "must be string or an integer type"),
-    "partitionid": ("partition", _is_partition, "must be string or an integer type"),
-    "partitionkey": ("partition_key", _is_text, "must be string"),
-    "properties": ("properties", _is_properties, "must be map<string,string>"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class EventColumns:
-    """The columns of a DataFrame that form an event, by their names there; None for missing ones.
-
-    Args:
-        body: String (as UTF-8) or binary.
-        partition: `partition` or `partitionId`; a hub partition's id, as string or integer.
-        partition_key: `partitionKey`; string, of at most 128 characters (the JavaScript client's limit; the service's
-            behavior for longer keys is unknown).
-        properties: `properties`; map<string,string>. Published sorted by name.
-        order_by: The columns that order the events of a hub partition.
-    """
-
-    body: str
-    partition: str | None = None
-    partition_key: str | None = None
-    properties: str | None = None
-    order_by: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, schema: StructType, order_by: Sequence[str] = ()) -> Self:
-        """Find the columns; their names are not case-sensitive. Other columns are ignored.
-
-        Raises:
-            ConfigurationError: A column is missing, has another type, or conflicts with another; the error names it.
-        """
-        found: dict[str, str] = {}
-        for field in schema.fields:
-            meaning = _MEANINGS.get(field.name.lower())
-            if meaning is None:
-                continue
-            kind, is_right, problem = meaning
-            if kind in found:
-                raise ConfigurationError(field.name, f"the DataFrame also has the column {found[kind]}: drop one")
-            if not is_right(field.dataType):
-                raise ConfigurationError(field.name, f"the column {problem}, not {field.dataType.simpleString()}")
-            found[kind] = field.name
-        if "body" not in found:
-            raise ConfigurationError("body", "the DataFrame must have this column")
-        if "partition" in found and "partition_key" in found:
-            raise ConfigurationError(
-                found["partition_key"],
-                f"the DataFrame also has the column {found['partition']}, but an event is sent by partition or by "
-                "key: drop or rename one of them",
-            )
-        return cls(**found, order_by=tuple(_ordering(schema, name) for name in order_by))
-
-    @property
-    def names(self) -> list[str]:
-        """The columns to select, in the order an encoder expects."""
-        optional = (self.partition, self.partition_key, self.properties)
-        return [self.body, *(name for name in optional if name is not None), *self.order_by]
-
-
-def _ordering(schema: StructType, name: str) -> str:
-    named = [field for field in schema.fields if field.name.lower() == name.lower()]
-    if len(named) != 1:
-        raise ConfigurationError("order_by", f"the DataFrame has {len(named) or 'no'} column {name}")
-    if isinstance(named[0].dataType, MapType):
-        raise ConfigurationError("order_by", f"the column {name} is a map, which has no order")
-    return named[0].name
 
 
 class EventEncoder:
@@ -143,6 +68,7 @@ class EventEncoder:
     """
 
     __slots__ = (
+        "_arrays",
         "_codecs",
         "_columns",
         "_count",
@@ -170,6 +96,7 @@ class EventEncoder:
         self._codecs = codecs
         self._mark = _mark_of(codecs)
         self._columns = columns
+        self._arrays: dict[str, pa.Array] = {}
         self._count = partition_count
         self._ids = {str(number): number for number in range(partition_count)}
         self._limit = max_message_size
@@ -189,30 +116,33 @@ class EventEncoder:
             EventError: A row cannot be an event; the error names the row.
         """
         columns = self._columns
-        arrays = iter(batch.columns)
-        bodies = next(arrays).cast(pa.binary())
+        arrays = self._arrays = dict(zip(columns.roles, batch.columns, strict=False))
+        bodies = arrays["body"].cast(pa.binary())
         if bodies.null_count:
             raise self._error(bodies.is_null().index(True).as_py(), f"{columns.body} is null")
         payloads = bodies.to_pylist()
         if self._codecs:
             payloads = list(map(self._encoded, count(), payloads))
-        events = list(map(encode_data, payloads))
+        # What stands before the payloads grows section by section; the payloads are copied once, at the end.
+        heads = list(map(EVENT_HEADS.__getitem__, map(len, payloads)))
         partitions: list[int] | None = None
         keys: list[str | None] | None = None
         if columns.partition is not None:
-            partitions = self._explicit(next(arrays), columns.partition)
+            partitions = self._explicit(arrays["partition"], columns.partition)
         if columns.partition_key is not None:
-            keys = next(arrays).to_pylist()
+            keys = arrays["partition_key"].to_pylist()
         if columns.properties is not None:
-            sections = _properties(next(arrays))
-            events = [before + event for before, event in zip(sections, events, strict=True)]
-        if self._codecs:
-            events = [self._mark + event for event in events]
+            heads = [before + head for before, head in zip(self._properties(), heads, strict=True)]
+        if not arrays.keys().isdisjoint(STANDARD_ROLES):
+            heads = [before + head for before, head in zip(self._standard(len(heads)), heads, strict=True)]
+        elif self._codecs:
+            heads = [self._mark + head for head in heads]
         if keys is not None:
             self._check_keys(keys)
             route = self._route
             partitions = [ANYWHERE if key is None else route(key) for key in keys]
-            events = [envelope_head(key) + event for key, event in zip(keys, events, strict=True)]
+            heads = [envelope_head(key) + head for key, head in zip(keys, heads, strict=True)]
+        events = [head + payload for head, payload in zip(heads, payloads, strict=True)]
         self._check_sizes(events)
         if partitions is None:
             partitions = [ANYWHERE] * len(events)
@@ -224,6 +154,7 @@ class EventEncoder:
                 for each, number in zip(partitions, turn, strict=False)
             ]
         self._row += len(events)
+        self._arrays = {}  # it is not kept while the next batch is read
         return partitions, events
 
     def _encoded(self, row: int, body: bytes) -> bytes:
@@ -258,8 +189,76 @@ class EventEncoder:
                     row, f"the event takes {size + self._reserved} bytes; the limit of a message is {self._limit}"
                 )
 
+    def _properties(self) -> Iterable[bytes]:
+        """Encode the application properties of each row; empty if there are none."""
+        properties, types = self._arrays["properties"], self._arrays.get("property_types")
+        if isinstance(properties.type, pa.StructType):
+            return sections_of_structs(properties)
+        if not pa.types.is_string(properties.type.item_type) and not pa.types.is_large_string(
+            properties.type.item_type
+        ):
+            return sections_of_maps(properties)
+        return sections_of_texts(properties) if types is None else self._of_typed(properties, types)
+
+    def _of_typed(self, properties: pa.MapArray, types: pa.MapArray) -> Iterator[bytes]:
+        for row, (texts, kinds) in enumerate(zip(pairs_of(properties), pairs_of(types), strict=True)):
+            try:
+                yield (TYPED_SECTIONS[texts, kinds] if kinds else SECTIONS[texts]) if texts else b""
+            except EventError as error:
+                raise self._error(row, f"{self._columns.properties}: {error}") from None
+
+    def _standard(self, size: int) -> Iterator[bytes]:
+        """Encode the standard properties of each row; empty if there are none."""
+
+        def values(role: str) -> list[Any]:
+            return self._arrays[role].to_pylist() if role in self._arrays else [None] * size
+
+        def pairs(role: str) -> Iterable[Pairs]:
+            return pairs_of(self._arrays[role]) if role in self._arrays else [()] * size
+
+        given = zip(values("message_id"), values("correlation_id"), values("content_type"), strict=True)
+        system = zip(pairs("system_properties"), pairs("system_property_types"), strict=True)
+        for row, (own, (texts, types)) in enumerate(zip(given, system, strict=True)):
+            message_id, correlation_id, content_type = own
+            try:
+                found = standard_values(texts, dict(types)) if texts else {}
+                if message_id is not None:
+                    found["message_id"] = id_of(message_id)
+                if correlation_id is not None:
+                    found["correlation_id"] = id_of(correlation_id)
+                if content_type is not None:
+                    if not content_type.isascii():
+                        raise EventError(f"{self._columns.content_type} is not ASCII")
+                    found["content_type"] = Symbol(content_type)
+                if self._codecs:
+                    found["content_encoding"] = Symbol(marked(self._codecs, found.get("content_encoding")))
+                yield section(PROPERTIES, listed_fields(found)) if found else b""
+            except EventError as error:
+                raise self._error(row, str(error)) from None
+
     def _error(self, row: int, problem: str) -> EventError:
-        return EventError(f"row {self._row + row} of the DataFrame's partition {task_number()}: {problem}")
+        return EventError(
+            f"row {self._row + row} of the DataFrame's partition {task_number()}{self._named(row)}: {problem}"
+        )
+
+    def _named(self, row: int) -> str:
+        """Return how a row can be found: by its key, and its position in the source; otherwise by its body, which is
+        not shown, as it may contain a secret."""
+
+        def value(role: str) -> Any:
+            return self._arrays[role][row].as_py() if role in self._arrays else None
+
+        names: list[str] = []
+        key, number, body = value("partition_key"), value("sequence_number"), value("body")
+        if key is not None:
+            names.append(f"key {key!r:.40}")
+        if number is not None:
+            partition = value("partition")
+            names += [*([] if partition is None else [f"partition {partition!s:.40}"]), f"sequence number {number}"]
+        if not names and body is not None:
+            raw = body.encode() if isinstance(body, str) else body
+            names.append(f"body of {len(raw)} bytes, crc32(body) = {zlib.crc32(raw)}")
+        return f" ({', '.join(names)})" if names else ""
 
 
 def _mark_of(codecs: Sequence[PayloadCodec]) -> bytes:
@@ -296,20 +295,3 @@ def hashed(partitions: Iterable[int], events: Iterable[bytes], count: int) -> li
         zlib.crc32(event) % count if partition == ANYWHERE else partition
         for partition, event in zip(partitions, events, strict=True)
     ]
-
-
-def _properties(array: pa.MapArray) -> Iterator[bytes]:
-    """Encode the application properties of each row; empty if there are none."""
-    ends = array.offsets.to_pylist()
-    names, values = array.keys.to_pylist(), array.items.to_pylist()
-    for is_there, start, end in zip(array.is_valid().to_pylist(), ends, ends[1:], strict=False):
-        if is_there and start < end:
-            yield _section(tuple(sorted(zip(names[start:end], values[start:end], strict=True), key=itemgetter(0))))
-        else:
-            yield b""
-
-
-@lru_cache(maxsize=4096)
-def _section(pairs: tuple[tuple[str, str | None], ...]) -> bytes:
-    """Encode application properties. Cached, because events of one kind have the same."""
-    return section(APPLICATION_PROPERTIES, dict(pairs))

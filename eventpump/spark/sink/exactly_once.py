@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from pydantic import Field
 
 from eventpump.aio.tasks import gather
-from eventpump.amqp.codec import decode
+from eventpump.amqp.codec import decode, encode
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 from eventpump.consumer.feed import PartitionFeed, as_received
@@ -109,7 +109,8 @@ class PublishOptions(SettingsModel):
         retry: The delays between tries of sends, of looks and of the ledger's store; and how often a request is
             repeated that the service refuses.
         retry_timeout: Seconds without progress after which an attempt fails with its last error.
-        buffer_bytes: Rows of a partition that were given and are not stored yet; a portion may go beyond it.
+        buffer_bytes: Rows of a partition that were given and are not stored yet; a portion may go beyond it, and so
+            may a message that is not full.
         consumer_group: Whom the tail is read as. It takes one of the group's five readers of a partition.
         scan_timeout: Seconds to wait for the next event of the tail.
     """
@@ -387,7 +388,7 @@ def stamped(event: bytes, stamp: str) -> bytes:
     """Add the property `STAMP` to an encoded event, in place of one it has.
 
     Raises:
-        DecodeError: It is no encoded event.
+        AmqpDecodeError: It is no encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):
@@ -404,7 +405,9 @@ def stamped(event: bytes, stamp: str) -> bytes:
 def _content(raw: bytes) -> tuple[Any, ...]:
     """Return what the service does not change of an event: all but header and annotations (AMQP 3.2, bare message)."""
     message = Message.decode(raw)
-    return message.properties, message.application_properties or {}, message.body
+    # As values, a NaN does not equal itself.
+    properties = {name: encode(value) for name, value in (message.application_properties or {}).items()}
+    return message.properties, properties, message.body
 
 
 def _may_pass(error: EventPumpError) -> bool:
@@ -523,7 +526,8 @@ class PartitionPublishing:
         self._add(first, events)
         self._pack()
         self._changed.set()
-        while self._held > self._options.buffer_bytes:
+        # Rows of a message that is not full yet are not sent: waiting for them to be stored would not end.
+        while self._held > self._options.buffer_bytes and (self._packed or self._work.position is None):
             self._room.clear()
             await self._room.wait()
             if self._is_over():
@@ -596,27 +600,31 @@ class PartitionPublishing:
         """Put rows into messages: as many as fit, so that attempts which begin at the same row make the same ones."""
         if self._work.position is None:
             return
-        packer = self._open
-        for event in self._rows[self._open_from + packer.count - self._base :]:
+        packer, most, count = self._open, self._plan.limits.max_events, self._open.count
+        for event in self._rows[self._open_from + count - self._base :]:
             try:
                 head, rest = pieces(event, idempotent=True)
             except EventError as error:
-                raise self._naming(error, self._open_from + packer.count) from None
-            self._close(packer.pack(head, rest))
-            if packer.count == self._plan.limits.max_events:
+                raise self._naming(error, self._open_from + count) from None
+            if not packer.add(head, rest):
                 self._close(packer.take())
-        if self._is_ended and packer.count:
+                packer.add(head, rest)
+                count = 0
+            count += 1
+            if count == most:
+                self._close(packer.take())
+                count = 0
+        if self._is_ended and count:
             self._close(packer.take())
 
     def _naming(self, error: EventError, row: int) -> EventError:
         error.add_note(f"row {row} of the share of partition {self._entry.partition_id}")
         return error
 
-    def _close(self, sealed: SealedBatch | None) -> None:
-        """Keep a full message, if there is one."""
-        if sealed is not None:
-            self._packed.append(_Packed(self._open_from, sealed))
-            self._open_from += sealed.count
+    def _close(self, sealed: SealedBatch) -> None:
+        """Keep a full message."""
+        self._packed.append(_Packed(self._open_from, sealed))
+        self._open_from += sealed.count
 
     def _forget_stored(self) -> None:
         """Drop the rows that are stored. What was packed stays, unless a message would begin elsewhere now."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from eventpump.interfaces import Transport
 from eventpump.options.callables import loaded_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
-from eventpump.spark.sink.encode import EventColumns, EventEncoder, StableRouter, hashed, task_number
+from eventpump.spark.sink.blocks import blocks_of
+from eventpump.spark.sink.columns import EventColumns
+from eventpump.spark.sink.encode import ANYWHERE, EventEncoder, StableRouter, hashed, task_number
 from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions
 from eventpump.spark.sink.records import PartitionOutcome, Plan, encode_outcome
 
@@ -24,6 +28,8 @@ _AT_ONCE: Final = 32
 """Partitions that a task publishes at a time."""
 _IN_FLIGHT: Final = 16 * 1024 * 1024
 """Bytes of partitions that a task holds before it takes the rows of another one."""
+_AT_A_TIME: Final = 1000
+"""Rows that are encoded before they are put into blocks: their memory is used again for the next."""
 _OUTCOME: Final = pa.schema([("outcome", pa.string())])
 OUTCOME_DDL: Final = "outcome string"
 
@@ -52,7 +58,18 @@ class EncodeTask:
         Raises:
             EventError: A row cannot be an event.
         """
-        encoder = EventEncoder(
+        encoder = self.encoder()
+        names = encoded_names(len(self.columns.order_by))
+        for batch in batches:
+            partitions, events = encoder.encode(batch)
+            ordering = batch.columns[len(batch.columns) - len(self.columns.order_by) :]
+            routed = pa.array(hashed(partitions, events, self.partition_count), pa.int32())
+            yield pa.RecordBatch.from_arrays([routed, *ordering, pa.array(events, pa.binary())], names)
+
+    def encoder(self) -> EventEncoder:
+        """Return the encoder of one task's rows."""
+        worker.spare_collections()
+        return EventEncoder(
             self.columns,
             partition_count=self.partition_count,
             max_message_size=self.max_message_size,
@@ -60,12 +77,6 @@ class EncodeTask:
             router=self.router,
             codecs=loaded_codecs("encode", self.encode),
         )
-        names = encoded_names(len(self.columns.order_by))
-        for batch in batches:
-            partitions, events = encoder.encode(batch)
-            ordering = batch.columns[len(batch.columns) - len(self.columns.order_by) :]
-            routed = pa.array(hashed(partitions, events, self.partition_count), pa.int32())
-            yield pa.RecordBatch.from_arrays([routed, *ordering, pa.array(events, pa.binary())], names)
 
 
 def encoded_names(order_by: int) -> list[str]:
@@ -77,7 +88,39 @@ def encoded_names(order_by: int) -> list[str]:
     return ["partition", *(f"order_{number}" for number in range(order_by)), "event"]
 
 
-COLLECTED_DDL: Final = "rows binary"
+@dataclass(frozen=True, slots=True)
+class BlockTask:
+    """Encodes the rows of one task, without ordering columns, in blocks: for `mapInArrow`. Pickled for executors."""
+
+    encoding: EncodeTask
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return partition, place and block, see :mod:`eventpump.spark.sink.blocks`. Raises like `EncodeTask`."""
+        return blocks_of(self._rows(batches), partition_count=self.encoding.partition_count)
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[int], list[int], list[bytes]]]:
+        encoder, count = self.encoding.encoder(), self.encoding.partition_count
+        for batch in _portions(batches):
+            partitions, events = encoder.encode(batch)
+            hashes = list(map(zlib.crc32, events))
+            routed = [
+                found % count if each == ANYWHERE else each for each, found in zip(partitions, hashes, strict=True)
+            ]
+            yield routed, hashes, events
+
+
+def _portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide batches, unless they have nested columns: a slice of a map still has the items of all rows."""
+    for batch in batches:
+        if any(pa.types.is_nested(field.type) for field in batch.schema):
+            yield batch
+            continue
+        for start in range(0, batch.num_rows, _AT_A_TIME):
+            yield batch.slice(start, _AT_A_TIME)
+
+
+COLLECTED_TYPE: Final = StructType([StructField("rows", BinaryType())])
+"""Not DDL, which the driver would have the JVM parse for each batch."""
 _COLLECTED: Final = pa.schema([("rows", pa.binary())])
 
 
@@ -115,40 +158,53 @@ class CollectTask:
         yield pa.RecordBatch.from_arrays([pa.array([stream.getvalue().to_pybytes()], pa.binary())], schema=_COLLECTED)
 
 
+RowsOf: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[tuple[int, list[bytes]]]]
+"""Returns the rows of whole hub partitions in their order, portion by portion: `sorted_rows` or `merged_rows`."""
+
 DIGEST_DDL: Final = "partition int, count bigint, digest string"
 
 
-def digest_task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return how many rows each hub partition has, and their digest: for `mapInArrow`.
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """Returns how many rows each hub partition has, and their digest: for `mapInArrow`. Pickled for executors.
 
-    The batches are as for `PublishTask`.
+    Args:
+        rows_of: Reads the batches.
     """
-    names = ["partition", "count", "digest"]
-    for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
-        digest, count = hashlib.sha256(), 0
-        for _, events in shares:
-            digest.update(b"".join(events))
-            count += len(events)
-        values = [pa.array([partition], pa.int32()), pa.array([count], pa.int64()), pa.array([digest.hexdigest()])]
-        yield pa.RecordBatch.from_arrays(values, names)
+
+    rows_of: RowsOf
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return a row for each partition."""
+        names = ["partition", "count", "digest"]
+        for partition, shares in groupby(self.rows_of(batches), key=itemgetter(0)):
+            digest, count = hashlib.sha256(), 0
+            for _, events in shares:
+                digest.update(b"".join(events))
+                count += len(events)
+            values = [pa.array([partition], pa.int32()), pa.array([count], pa.int64()), pa.array([digest.hexdigest()])]
+            yield pa.RecordBatch.from_arrays(values, names)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishTask:
     """Publishes the rows of whole hub partitions, several at a time: for `mapInArrow`. Pickled for executors.
 
-    The batches hold partition and event, in the order of the plan's numbers.
+    Args:
+        rows_of: Reads the batches; returns the rows in the order of the plan's numbers.
     """
 
     connection: SparkConnection
     plan: Plan
     options: PublishOptions
+    rows_of: RowsOf
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Publish, and yield one outcome per partition. Raises like :class:`PartitionPublishing`."""
+        worker.spare_collections()
         publishing = _Publishing(worker.transport(self.connection), self.plan, self.options)
         try:
-            for partition, shares in groupby(_shares(batches), key=itemgetter(0)):
+            for partition, shares in groupby(self.rows_of(batches), key=itemgetter(0)):
                 worker.run(publishing.begin(self.plan.partition_ids[partition]))
                 for _, events in shares:
                     if not worker.run(publishing.put(events)):
@@ -234,8 +290,12 @@ class _Publishing:
             await current.__aexit__(None, None, None)
 
 
-def _shares(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:
-    """Split batches where the partition changes."""
+def sorted_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, list[bytes]]]:
+    """Return the rows of whole partitions: partition and events, portion by portion.
+
+    Args:
+        batches: Partition and event, sorted by Spark.
+    """
     for batch in batches:
         start = 0
         for partition, rows in groupby(batch.column(0).to_pylist()):

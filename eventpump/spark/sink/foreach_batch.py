@@ -2,7 +2,8 @@
 
 A batch is one job. Its first stage encodes rows and assigns each its hub partition. Of a small batch, the driver
 collects what that stage returns, and publishes it. Of a larger one, the shuffle moves the rows of a partition to one
-task, which publishes them. Either way the order depends only on the rows. The ledger encloses the publishing: before
+task, in blocks (see :mod:`eventpump.spark.sink.blocks`), and the task publishes them. Either way the order depends only
+on the rows. The ledger encloses the publishing: before
 it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can fail, run
 again or run twice at a time, and so can the driver, and a batch may be repeated in the other way; see
 :mod:`eventpump.spark.sink.protocol`.
@@ -26,14 +27,16 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.codecs import PayloadCodec
-from eventpump.options.base import Name, Seconds, SettingsModel
+from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs
 from eventpump.options.connection import TransportType
 from eventpump.spark import worker
 from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
 from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
-from eventpump.spark.sink.encode import EventColumns, SinkRouter, StableRouter
+from eventpump.spark.sink.blocks import BLOCKS_TYPE, merged_rows
+from eventpump.spark.sink.columns import EventColumns
+from eventpump.spark.sink.encode import SinkRouter, StableRouter
 from eventpump.spark.sink.exactly_once import (
     PublishOptions,
     finish_batch,
@@ -43,14 +46,17 @@ from eventpump.spark.sink.exactly_once import (
     sink_of,
 )
 from eventpump.spark.sink.executor import (
-    COLLECTED_DDL,
+    COLLECTED_TYPE,
     DIGEST_DDL,
     OUTCOME_DDL,
+    BlockTask,
     CollectTask,
+    DigestTask,
     EncodeTask,
     PublishTask,
-    digest_task,
+    RowsOf,
     encoded_names,
+    sorted_rows,
 )
 from eventpump.spark.sink.patience import retried
 from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned
@@ -189,8 +195,9 @@ class SinkSettings(SettingsModel):
             records is an error. Default: 0.
         retry_timeout: Seconds for which an outage of the service or of the ledger is waited for without any progress,
             before the query fails with the last error. Default: 120.0.
-        max_batch_events: The most events in a message.
-        max_batch_bytes: The largest size of a message in bytes; a larger event is sent alone.
+        max_batch_events: The most events in a message. Default: 5000.
+        max_batch_bytes: The largest size of a message in bytes, at most the service's limit; a larger event is sent
+            alone. Default: 1048576 (1 MiB).
     """
 
     connection: SparkConnection
@@ -231,7 +238,8 @@ class SinkSettings(SettingsModel):
     @property
     def publishing(self) -> PublishOptions:
         """The options of attempts."""
-        return PublishOptions(retry_timeout=self.retry_timeout)
+        retry = self.connection.retry or RetryOptions()
+        return PublishOptions(retry=retry, retry_timeout=self.retry_timeout)
 
     @property
     def limits(self) -> PackingLimits:
@@ -253,8 +261,10 @@ class ConnectionOptions(TypedDict, total=False):
     client_key_file: str
     client_key_password: str
     auth_timeout: float
+    sas_lifetime: float
     operation_timeout: float
     idle_timeout: float
+    retry: RetryOptions
 
 
 class SinkOptions(ConnectionOptions, total=False):
@@ -500,7 +510,7 @@ class _Publication:
             publishing = publish_shares(self._transport, plan, shares, kept, self._options, is_first=is_first)
             return worker.run(publishing)
         worker.run(kept.aclose())  # tasks will publish under the same numbers
-        task = PublishTask(self._settings.connection, plan, self._options)
+        task = PublishTask(self._settings.connection, plan, self._options, self._rows_of)
         found = self._placed(encoding, plan).mapInArrow(task, OUTCOME_DDL).collect()
         return [decode_outcome(row["outcome"]) for row in found]
 
@@ -523,25 +533,39 @@ class _Publication:
         )
 
     def _placed(self, encoding: EncodeTask, plan: Plan | None) -> DataFrame:
-        """Encode the rows, and have all of a hub partition in one task, in order.
+        """Encode the rows, and have all of a hub partition in one task, in order: for `_rows_of`.
 
         Args:
             plan: Of the batch; None to look at the rows only.
         """
+        if self._is_in_blocks:
+            blocks = _selected(self._frame, self._columns).mapInArrow(BlockTask(encoding), BLOCKS_TYPE)
+            placed = self._gathered(blocks, encoding.partition_count)
+            return placed.sortWithinPartitions("place").select("place", "block")
         rows = self._encoded(encoding)
         ordering = [name for name in rows.columns if name.startswith("order_")]
         if self._settings.staging is not None and plan is not None:
             rows = self._writer._staged(rows, plan)  # noqa: SLF001 - it is of this module
-        tasks = self._tasks(encoding.partition_count)
-        placed = rows.selectExpr("*", "crc32(event) AS hash")
-        # Correctness requires that no hub partition is split. Before Spark 4.1, some tasks get several of them.
-        if tasks == 1 and (self._running.sizes.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
-            placed = placed.coalesce(1)  # not for more: what they do would be done by one task, too
-        elif hasattr(placed, "repartitionById"):
-            placed = placed.repartitionById(tasks, "partition")
-        else:
-            placed = placed.repartition(tasks, "partition")
+        placed = self._gathered(rows.selectExpr("*", "crc32(event) AS hash"), encoding.partition_count)
         return placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
+
+    @property
+    def _is_in_blocks(self) -> bool:
+        """Whether rows are exchanged in blocks. Spark orders them by columns, and stages them, one by one."""
+        return not self._columns.order_by and self._settings.staging is None
+
+    @property
+    def _rows_of(self) -> RowsOf:
+        return merged_rows if self._is_in_blocks else sorted_rows
+
+    def _gathered(self, rows: DataFrame, partition_count: int) -> DataFrame:
+        """Have all rows of a hub partition in one task. Correctness requires that none is split."""
+        tasks = self._tasks(partition_count)
+        if tasks == 1 and (self._running.sizes.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
+            return rows.coalesce(1)  # not for more: what they do would be done by one task, too
+        if hasattr(rows, "repartitionById"):
+            return rows.repartitionById(tasks, "partition")
+        return rows.repartition(tasks, "partition")  # before Spark 4.1, some tasks get several partitions
 
     def _tasks(self, partition_count: int) -> int:
         """Return how many tasks publish the batch: as many as the rows need that it is expected to have."""
@@ -579,7 +603,9 @@ class _Publication:
         sizes = self._running.sizes
         tasks = sizes.tasks or max(_slots(self._frame.sparkSession), _shuffle_tasks(self._frame.sparkSession))
         task = CollectTask(encoding, tasks, COLLECTED_BYTES)
-        found = [row["rows"] for row in _selected(self._frame, self._columns).mapInArrow(task, COLLECTED_DDL).collect()]
+        found = [
+            row["rows"] for row in _selected(self._frame, self._columns).mapInArrow(task, COLLECTED_TYPE).collect()
+        ]
         if None in found:
             self._has_overflowed = True
             sizes.overflowed(len(found))
@@ -613,7 +639,7 @@ class _Publication:
                 for each, events in self._shares.items()
             }
         else:
-            rows = self._placed(encoding, None).mapInArrow(digest_task, DIGEST_DDL).collect()
+            rows = self._placed(encoding, None).mapInArrow(DigestTask(self._rows_of), DIGEST_DDL).collect()
             found = {done.partitions[each["partition"]].partition_id: (each["count"], each["digest"]) for each in rows}
         if found != {each.partition_id: (each.count, each.digest) for each in done.partitions if each.count}:
             raise ConfigurationError(
@@ -648,6 +674,8 @@ def stamp_room(sink: Sink, batch_id: int, partition_count: int) -> int:
 
 def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:
     """Select the columns of events, in the order that encoders expect; a column may be selected twice."""
+    if not columns.order_by and frame.schema.names == columns.names:
+        return frame  # selecting takes Spark some milliseconds, of which a small batch has few
     quoted = [f"`{name.replace('`', '``')}`" for name in columns.names]
     return frame.selectExpr(*(f"{name} AS column_{number}" for number, name in enumerate(quoted)))
 
@@ -694,8 +722,9 @@ def foreach_batch_producer(
         frame.writeStream.foreachBatch(producer).option("checkpointLocation", "/srv/checkpoint").start()
 
     The DataFrame has a column `body`, string or binary; and optionally `partition` (or `partitionId`) or
-    `partitionKey`, and `properties`, map<string,string>. For a row without partition and key, the partition is chosen
-    by a hash of the row.
+    `partitionKey`; `properties`, a map or struct of simple types; `contentType`, `correlationId`, `messageId`; and the
+    source's `systemProperties`. See `sink.encode.EventColumns`. For a row without partition and key, the partition is
+    chosen by a hash of the row.
 
     Exactly once holds as long as the query returns the same rows when a batch is repeated (otherwise use `staging`),
     and Spark's checkpoint and the ledger are both kept.

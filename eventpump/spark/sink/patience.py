@@ -56,7 +56,18 @@ async def retried(attempt: Callable[[], Awaitable[T]], timeout: float = RETRY_TI
     )
 
 
-def patient_retry(timeout: float) -> RetryOptions:
-    """Return retries of sends that together wait for about as many seconds."""
-    # Each delay is random, between nothing and its bound.
-    return RetryOptions(max_retries=max(3, min(100, math.ceil(timeout / (LONGEST_DELAY / 2)))), max_delay=LONGEST_DELAY)
+def patient_retry(timeout: float, given: RetryOptions | None = None) -> RetryOptions:
+    """Return retries of sends that together wait for about as many seconds.
+
+    Args:
+        given: The user's: with their delays, and as many as they say, if they do.
+    """
+    if given is None:
+        # Each delay is random, between nothing and its bound.
+        tries = max(3, min(100, math.ceil(timeout / (LONGEST_DELAY / 2))))
+        return RetryOptions(max_retries=tries, max_delay=LONGEST_DELAY)
+    if given.max_retries is not None:
+        return given
+    delay = given.base_delay if given.mode == "fixed" else given.max_delay / 2
+    # Not validated: delays may be so short that more retries than an option may name fit in.
+    return given.model_copy(update={"max_retries": max(3, math.ceil(timeout / delay))})

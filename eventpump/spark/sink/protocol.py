@@ -566,7 +566,9 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
         receipt = receipts.get(entry.partition_id)
         if receipt is None and entry.offset:
             raise InvalidClientStateError(
-                entry.partition_id, f"{entry.offset} rows are stored, but the batch has no rows for it"
+                entry.partition_id,
+                f"{entry.offset} rows are stored, but the batch has no rows for it: the query is not deterministic. To "
+                "continue, use a new sink_id, under which the batch is published again, with staging=True",
             )
         published = 0 if receipt is None else receipt.count - receipt.offset
         partitions.append(

@@ -64,11 +64,12 @@ class PackingLimits(Record):
     """How rows are packed into messages, the same in every attempt, so that the service recognizes a repeated message.
 
     Args:
-        max_bytes: The largest size of a message on the wire.
+        max_events: The most events in a message.
+        max_bytes: The largest size of a message on the wire; the service's limit, where that is smaller.
     """
 
     max_events: int = Field(default=5000, ge=1)
-    max_bytes: int = Field(default=256 * 1024, ge=1024)
+    max_bytes: int = Field(default=1024 * 1024, ge=1024)
 
 
 LIMITS: Final = PackingLimits()

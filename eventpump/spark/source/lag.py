@@ -178,17 +178,21 @@ class LagLedger:
         found: list[PartitionLag] = []
         grown = self._runs.setdefault(run_id, {})
         for number, (end, latest) in enumerate(sources):
-            ends = parse_offsets(latest) or {}
-            for key, position in (parse_offsets(end) or {}).items():
-                growth = grown.setdefault((number, *key), _Growth())
-                last = max(position, ends.get(key, position))
+            # The end has the checkpoint's spelling of the hub, the latest offsets have the option's.
+            ends = {
+                (hub.lower(), partition_id): last for (hub, partition_id), last in (parse_offsets(latest) or {}).items()
+            }
+            for (hub, partition_id), position in (parse_offsets(end) or {}).items():
+                place = hub.lower(), partition_id
+                growth = grown.setdefault((number, *place), _Growth())
+                last = max(position, ends.get(place, position))
                 growth.note(time, last)
                 seconds, is_lower_bound = 0.0, False
                 if last > position:
                     arrived, is_lower_bound = growth.arrival(position)
                     seconds = max(0.0, time - arrived)
                 growth.forget_before(position)
-                found.append(PartitionLag(*key, position, last - position, seconds, is_lower_bound))
+                found.append(PartitionLag(hub, partition_id, position, last - position, seconds, is_lower_bound))
         return tuple(sorted(found, key=lambda each: (each.hub, partition_order(each.partition_id))))
 
     def idled(self, run_id: str, time: float) -> None:

@@ -6,25 +6,27 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.core.backoff import UNLIMITED, gives_up
+from eventpump.core.backoff import UNLIMITED, RetryPolicy, gives_up
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
     EntityNotFoundError,
     EventPumpError,
     QuotaExceededError,
+    ServiceBusyError,
     ServiceError,
     ServiceTimeoutError,
 )
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import HubProperties, PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.source.offsets import REFUSED_PATIENCE, HubSnapshot, is_behind, lookup_of, number_of
+from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.spark.source.looks import HubFacts, RequestBudget
+from eventpump.spark.source.offsets import REFUSED_PATIENCE, is_behind, lookup_of, number_of
 from eventpump.spark.source.options import SourceOptions
 
 _T = TypeVar("_T")
@@ -32,39 +34,43 @@ _T = TypeVar("_T")
 _log = logging.getLogger("eventpump.spark")
 
 
-@dataclass(frozen=True, slots=True)
-class HubFacts:
-    """The properties of a hub and of the partitions to read, read one after the other: not all at the same moment."""
-
-    hub: HubProperties
-    partitions: tuple[PartitionProperties, ...]
-
-    def snapshot(self, hub: str) -> HubSnapshot:
-        """Return the sequence numbers as a snapshot.
-
-        Args:
-            hub: The hub's name as the query spells it.
-        """
-        return HubSnapshot.of(hub, self.hub.created_at, self.partitions)
-
-
-async def read_facts(transport: Transport, options: SourceOptions) -> HubFacts:
+async def read_facts(transport: Transport, options: SourceOptions, budget: RequestBudget | None = None) -> HubFacts:
     """Read a hub's properties and those of the partitions to read.
 
     Transient failures are retried with increasing delays, for `retry_timeout` seconds.
+
+    Args:
+        budget: Bounds the requests per second, together with others that have the same.
 
     Raises:
         ConfigurationError: The hub does not have a partition that was chosen.
         ServiceError: The failure lasted longer, or is permanent.
     """
     hub = options.connection.hub
+    budget = budget or RequestBudget()
+    properties = await request(partial(transport.get_hub_properties, hub), options, budget)
+    ids = options.chosen(properties.partition_ids)
+    partitions = await gather(
+        request(partial(transport.get_partition_properties, hub, each), options, budget) for each in ids
+    )
+    return HubFacts(properties, tuple(partitions))
 
-    async def ask() -> HubFacts:
-        properties = await transport.get_hub_properties(hub)
-        ids = options.chosen(properties.partition_ids)
-        return HubFacts(properties, tuple(await gather(transport.get_partition_properties(hub, each) for each in ids)))
 
-    return await persist(ask, options.retry_timeout)
+async def request(ask: Callable[[], Awaitable[_T]], options: SourceOptions, budget: RequestBudget) -> _T:
+    """Make a request as soon as the budget allows it, and again after transient failures, for `retry_timeout` seconds.
+
+    Raises:
+        ServiceError: The failure lasted longer, or is permanent.
+    """
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(budget.turn(loop.time()))
+
+    def failed(error: Exception) -> None:
+        if isinstance(error, ServiceBusyError):
+            budget.refused(loop.time())
+        budget.turn(loop.time())
+
+    return await persist(ask, options.retry_timeout, retry=options.connection.patience, on_retry=failed)
 
 
 async def find_numbers(
@@ -106,29 +112,33 @@ async def find_numbers(
     return {each.partition_id: number for each, number in zip(facts.partitions, numbers, strict=True)}
 
 
-async def require_consumer_group(transport: Transport, options: SourceOptions) -> None:
-    """Check that the consumer group exists. A link without an owner level is opened for that: it disconnects no other
+async def require_consumer_group(transport: Transport, options: SourceOptions, option: str = "consumerGroup") -> None:
+    """Check that a consumer group exists. A link without an owner level is opened for that: it disconnects no other
     reader.
+
+    Args:
+        option: Which group: that of "consumerGroup" or "watchConsumerGroup".
 
     Raises:
         ConfigurationError: It does not exist.
         ServiceError: The hub does not exist, or the service did not answer.
     """
     connection = options.connection
+    group = options.consumer_group if option == "consumerGroup" else options.watch_consumer_group
+    assert group is not None
     properties = await transport.get_hub_properties(connection.hub)
     spec = ReceiveLinkSpec(
         hub=connection.hub,
-        consumer_group=options.consumer_group,
+        consumer_group=group,
         partition_id=min(properties.partition_ids, key=partition_order),
         position=EventPosition.latest(),
     )
     try:
         link = await transport.open_receive_link(spec, _FirstMessage())
     except EntityNotFoundError:
-        raise ConfigurationError(
-            "consumerGroup",
-            f"hub {connection.hub} has no consumer group {options.consumer_group}; create it, or use $Default",
-        ) from None
+        instead = "use $Default" if option == "consumerGroup" else "leave the option out"
+        problem = f"hub {connection.hub} has no consumer group {group}; create it, or {instead}"
+        raise ConfigurationError(option, problem) from None
     except (ConsumerDisconnectedError, QuotaExceededError):
         return  # it has readers
     await link.aclose()
@@ -162,6 +172,7 @@ async def _find_first(transport: Transport, options: SourceOptions, partition_id
         return await persist(
             lambda: _first_number(transport, options, partition_id, position),
             options.retry_timeout,
+            retry=options.connection.patience,
             is_final=is_final,
         )
     except ConsumerDisconnectedError as error:
@@ -189,14 +200,21 @@ async def _first_number(
 
 
 async def persist(
-    ask: Callable[[], Awaitable[_T]], timeout: float, *, is_final: Callable[[Exception], bool] = gives_up
+    ask: Callable[[], Awaitable[_T]],
+    timeout: float,
+    *,
+    retry: RetryPolicy = UNLIMITED,
+    is_final: Callable[[Exception], bool] = gives_up,
+    on_retry: Callable[[Exception], None] | None = None,
 ) -> _T:
     """Repeat a request until it is answered.
 
     Args:
         ask: Starts the request; called once per attempt.
         timeout: Seconds, the option `retryTimeout`.
+        retry: The delays, and how many attempts there are within that time.
         is_final: Returns whether no further attempt can help after an error.
+        on_retry: Called with the error of an attempt that is followed by another.
 
     Raises:
         ServiceTimeoutError: There was no answer in time; its text has the last failure, which is its cause.
@@ -205,11 +223,15 @@ async def persist(
 
     def log(error: Exception, delay: float) -> None:
         _log.warning("%s; asking again in %.1f s", error, delay)
+        if on_retry is not None:
+            on_retry(error)
 
     until = asyncio.get_running_loop().time() + timeout
     problem = f"the service did not answer within {timeout:g} s (retryTimeout)"
+    if retry.max_retries is not None:
+        problem += f" and {retry.max_retries} retries (retry)"
     try:
-        return await retrying(ask, UNLIMITED, random.Random(), until=until, is_final=is_final, on_retry=log)
+        return await retrying(ask, retry, random.Random(), until=until, is_final=is_final, on_retry=log)
     except TimeoutError:
         raise ServiceTimeoutError(f"{problem}; the first attempt was still under way") from None
     except ServiceError as error:

@@ -1,19 +1,20 @@
 """Planning of a query in sequence numbers: offsets, positions, limits, data loss, and the tasks' shares. Pure.
 
-Numbers are sequence numbers of a hub partition. An offset holds, per partition, the next number to read; for a
-partition that it does not name, that is 0. So a partition that was added to the hub while the query was running is read
-completely.
+Numbers are sequence numbers of a hub partition. An offset holds, per partition, the next number to read. A partition
+that it does not name was added to the hub or chosen later, and is read from the first event that there is.
 """
 
 from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
+from eventpump.core.backoff import UNLIMITED, RetryPolicy
 from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, DataLossError
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition
 from eventpump.eventhubs.partitions import partition_order
@@ -69,11 +70,13 @@ class SourcePartition:
     """The input of one task: ranges of one hub, each of a different hub partition.
 
     Args:
+        hub: The index of the hub among those of the source.
         keep_links: Seconds for which its exclusive links stay open for the next task.
     """
 
     ranges: tuple[SequenceRange, ...]
     keep_links: float = KEEP_LINKS
+    hub: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class ReceiveOptions:
         receiver_timeout: Seconds without an event after which the service is asked whether the remaining events are
             gone.
         retry_timeout: Seconds for which a service that cannot be reached is tried again.
+        retry: The delays before it is, and before a failed link is opened again. `UNLIMITED` if the user gives none:
+            then links have their own.
         fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
         cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
         cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
@@ -97,6 +102,7 @@ class ReceiveOptions:
     prefetch_count: int = 4000
     receiver_timeout: float = 60.0
     retry_timeout: float = RETRY_TIMEOUT
+    retry: RetryPolicy = UNLIMITED
     fail_on_data_loss: bool = True
     cache_memory: int = 64 * 1024 * 1024
     cache_disk: int = 512 * 1024 * 1024
@@ -138,16 +144,21 @@ def keep_links_for(interval: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """The numbers that a partition holds: from `earliest` to before `latest`."""
+    """The numbers that a partition holds: from `earliest` to before `latest`.
+
+    Args:
+        mean_size: The mean size of its events in bytes; None if it is not known.
+    """
 
     earliest: int
     latest: int
+    mean_size: float | None = None
 
     @classmethod
-    def of(cls, properties: PartitionProperties) -> PartitionBounds:
+    def of(cls, properties: PartitionProperties, mean_size: float | None = None) -> PartitionBounds:
         """Create it from the service's answer. An empty partition begins at the number of its next event."""
         latest = properties.last_enqueued_sequence_number + 1
-        return cls(latest if properties.is_empty else properties.beginning_sequence_number, latest)
+        return cls(latest if properties.is_empty else properties.beginning_sequence_number, latest, mean_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +175,24 @@ class HubSnapshot:
     bounds: Mapping[str, PartitionBounds]
 
     @classmethod
-    def of(cls, hub: str, created_at: datetime, partitions: Iterable[PartitionProperties]) -> HubSnapshot:
-        """Create it from the service's answers."""
-        bounds = {each.partition_id: PartitionBounds.of(each) for each in partitions}
+    def of(
+        cls,
+        hub: str,
+        created_at: datetime,
+        partitions: Iterable[PartitionProperties],
+        sizes: Mapping[str, float] = MappingProxyType({}),
+    ) -> HubSnapshot:
+        """Create it from the service's answers.
+
+        Args:
+            sizes: The mean size of a partition's events in bytes, where it is known.
+        """
+        bounds = {each.partition_id: PartitionBounds.of(each, sizes.get(each.partition_id)) for each in partitions}
         return cls(hub, created_at, in_order(bounds))
 
     @property
     def latest(self) -> HubOffset:
-        """The offset after all events that it held."""
+        """The offset after all events that it had."""
         return HubOffset(self.hub, {each: bounds.latest for each, bounds in self.bounds.items()})
 
 
@@ -185,44 +206,77 @@ def in_order(values: Mapping[str, _T]) -> dict[str, _T]:
 
 @dataclass(frozen=True, slots=True)
 class HubOffset:
-    """A query's position in a hub, as in Spark's checkpoint: `{"<hub>": {"0": n, "1": n}}`.
+    """A query's position in one hub.
 
-    The format is that of Microsoft's Scala connector. Spark compares offsets as text, so a hub and its partitions are
-    always written the same way. Spark stores the end of each batch, and uses it as the start of the next; for the first
-    batch it asks again after a restart, and would get another answer. So the first batch's offset keeps its start too.
+    Spark stores the end of each batch, and uses it as the start of the next; for the first batch it asks again after a
+    restart, and would get another answer. So the first batch's offset keeps its start too, and so does the first one
+    after a hub was added to the query, or a partition whose first event has another number than 0.
 
     Args:
         following: Per partition id, the next number to read; in numeric order.
-        first_start: Where the query's first batch starts; only in the offset of that batch.
+        first_start: Where the batch that ends here starts; None if that is the offset of the batch before, with 0 for
+            partitions that it does not name.
     """
 
     hub: str
     following: Mapping[str, int]
     first_start: Mapping[str, int] | None = None
 
-    def to_json(self) -> dict[str, dict[str, int]]:
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """A query's position in its hubs, as in Spark's checkpoint: `{"<hub>": {"0": n, "1": n}}`, with one member per hub.
+
+    For one hub the format is that of Microsoft's Scala connector. Spark compares offsets as text, so hubs and
+    partitions are always written the same way, whatever the order in which the user names them. Where a batch is the
+    first of a hub (see `HubOffset`), a further member keeps its start: `{"(start)": {"0": n}}` if there is only this
+    hub, and `{"(start)": {"<hub>": {"0": n}}}` if there are several.
+
+    Args:
+        hubs: By the hub's name in lower case, in alphabetical order.
+    """
+
+    hubs: Mapping[str, HubOffset]
+
+    @classmethod
+    def of(cls, hubs: Iterable[HubOffset]) -> SourceOffset:
+        """Create it from the offsets of several hubs."""
+        return cls({each.hub.lower(): each for each in sorted(hubs, key=lambda each: each.hub.lower())})
+
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        document = {self.hub: in_order(self.following)}
-        if self.first_start is not None:
-            document[FIRST_START] = in_order(self.first_start)
+        document: dict[str, Any] = {each.hub: in_order(each.following) for each in self.hubs.values()}
+        starts = {each.hub: in_order(each.first_start) for each in self.hubs.values() if each.first_start is not None}
+        if starts:
+            document[FIRST_START] = starts if len(self.hubs) > 1 else next(iter(starts.values()))
         return document
 
     @classmethod
-    def from_json(cls, hub: str, document: object) -> HubOffset:
+    def from_json(cls, document: object) -> SourceOffset:
         """Create it from JSON values.
 
         Raises:
-            ConfigurationError: The document is not an offset, or one of another hub.
+            ConfigurationError: The document is not an offset of this source.
         """
         if not isinstance(document, dict):
             raise _bad_offset("an offset must be a JSON object")
         names = [name for name in document if name != FIRST_START]
-        if len(names) != 1 or not isinstance(names[0], str):
-            raise _bad_offset("an offset must name exactly one hub")
-        if names[0].lower() != hub.lower():
-            raise _bad_offset(f"it belongs to hub {names[0]!r}, but this query reads {hub!r}")
-        first_start = document.get(FIRST_START)
-        return cls(names[0], _numbers(document[names[0]]), None if first_start is None else _numbers(first_start))
+        if not names or not all(isinstance(name, str) for name in names):
+            raise _bad_offset("an offset must name a hub")
+        starts = document.get(FIRST_START)
+        if starts is None:
+            starts = {}
+        elif not isinstance(starts, dict) or (len(names) > 1 and not starts.keys() <= set(names)):
+            raise _bad_offset("an offset must have the start of each hub's first batch by hub")
+        elif len(names) == 1 and not isinstance(starts.get(names[0]), dict):
+            starts = {names[0]: starts}
+        found = cls.of(
+            HubOffset(name, _numbers(document[name]), _numbers(starts[name]) if name in starts else None)
+            for name in names
+        )
+        if len(found.hubs) < len(names):
+            raise _bad_offset("an offset must name a hub once")
+        return found
 
 
 def _bad_offset(problem: str) -> ConfigurationError:
@@ -346,6 +400,14 @@ def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
     )
 
 
+def _is_left_out(offset: HubOffset) -> Loss:
+    return Loss(
+        offset.hub,
+        next(iter(offset.following), "0"),
+        "the checkpoint has this hub, and the option hub no longer names it: its unread events would be left out",
+    )
+
+
 def _is_missing(hub: str, partition_id: str) -> Loss:
     return Loss(hub, partition_id, "the hub no longer has it: the hub was recreated")
 
@@ -361,11 +423,13 @@ class TriggerLimits:
         max_events: The most events, but at least one of each partition that has any; None for no limit.
         min_events: The number of new events before which there is no batch.
         max_delay: Seconds after which there is a batch in spite of `min_events`.
+        max_bytes: About how many bytes, by the mean sizes of events; None for no limit.
     """
 
     max_events: int | None = None
     min_events: int | None = None
     max_delay: float = 900.0
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +441,7 @@ class BatchEnd:
         losses: The lost events before the end.
     """
 
-    offset: HubOffset
+    offset: SourceOffset
     losses: tuple[Loss, ...] = ()
 
 
@@ -390,58 +454,101 @@ class StreamPlanner:
     def __init__(self, limits: TriggerLimits) -> None:
         self._limits = limits
         self._last_batch: float | None = None
-        self._target: HubSnapshot | None = None
-        self._first_start: HubOffset | None = None
-        self._created_at: datetime | None = None
+        self._target: Mapping[str, HubSnapshot] | None = None
+        self._begun: dict[str, HubOffset] = {}
+        self._created_at: dict[str, datetime] = {}
 
     @property
-    def first_start(self) -> HubOffset | None:
-        """Where the query starts, once this is decided in this run: Spark asks several times."""
-        return self._first_start
+    def begun(self) -> Mapping[str, HubOffset]:
+        """Where hubs start that this run has begun, by name in lower case: Spark asks several times."""
+        return self._begun
 
     def begin(self, offset: HubOffset) -> None:
-        """Set where a new query starts."""
-        self._first_start = offset
+        """Set where the query starts in a hub that its checkpoint does not have."""
+        self._begun[offset.hub.lower()] = offset
 
-    def aim(self, target: HubSnapshot) -> None:
-        """Let the batches end at a snapshot's end (`Trigger.AvailableNow`)."""
+    def aim(self, target: Mapping[str, HubSnapshot]) -> None:
+        """Let the batches end at the snapshots' ends (`Trigger.AvailableNow`)."""
         self._target = target
 
-    def end(self, start: HubOffset, snapshot: HubSnapshot, *, is_limited: bool, now: float) -> BatchEnd:
+    def end(
+        self, start: SourceOffset, snapshots: Mapping[str, HubSnapshot], *, is_limited: bool, now: float
+    ) -> BatchEnd:
         """Return where the batch that begins at `start` ends.
 
+        A hub of the snapshots that `start` does not have is one that was added to the query; it must have been begun.
+
         Args:
-            is_limited: Whether the limit of events applies; a trigger may request all events.
+            snapshots: Of all hubs of the query, by name in lower case.
+            is_limited: Whether the limits apply; a trigger may request all events.
         """
-        losses = self._recreation(snapshot)
-        effective, gone = _effective_start(start, snapshot)
-        losses += gone
-        backlog = {each: max(0, self._latest(each, snapshot) - number) for each, number in effective.items()}
+        losses: list[Loss] = [_is_left_out(each) for name, each in start.hubs.items() if name not in snapshots]
+        starts: dict[str, HubOffset] = {}
+        effective: dict[_Place, int] = {}
+        for name, snapshot in snapshots.items():
+            begin = starts[name] = start.hubs.get(name) or self._begun[name]
+            losses += self._recreation(name, snapshot)
+            numbers, gone = _effective_start(begin, snapshot)
+            losses += gone
+            effective |= {(name, each): number for each, number in numbers.items()}
+        backlog = {each: max(0, self._latest(each, snapshots) - number) for each, number in effective.items()}
         if not losses and self._waits(sum(backlog.values()), now):
             backlog = dict.fromkeys(backlog, 0)
-        limit = self._limits.max_events if is_limited else None
-        shares = backlog if limit is None else share(backlog, limit)
-        following = {
-            each: number + shares[each]
-            for each, number in effective.items()
-            if each in start.following or number + shares[each] > 0
-        }
-        first = self._first_start
-        if first is not None and start == first:
+        shares = self._limited(backlog, snapshots) if is_limited else backlog
+        offsets = []
+        is_new = starts.keys() != start.hubs.keys()
+        is_initial = start == SourceOffset.of(self._begun.values())
+        for name, begin in starts.items():
+            following = {
+                partition_id: number + shares[hub, partition_id]
+                for (hub, partition_id), number in effective.items()
+                if hub == name and (partition_id in begin.following or number + shares[hub, partition_id] > 0)
+            }
             # There is a batch even if there is nothing to read, because it stores the start in the checkpoint.
-            offset = HubOffset(start.hub, following, first.following)
-        elif following == start.following:
+            is_first = is_initial or name not in start.hubs
+            is_new = is_new or is_first or following != begin.following
+            added = {each: effective[name, each] for each in following if each not in begin.following}
+            is_kept = is_first or any(added.values())
+            offsets.append(HubOffset(begin.hub, following, {**begin.following, **added} if is_kept else None))
+        if not is_new:
             return BatchEnd(start, tuple(losses))
-        else:
-            offset = HubOffset(start.hub, following)
         self._last_batch = now
-        return BatchEnd(offset, tuple(losses))
+        return BatchEnd(SourceOffset.of(offsets), tuple(losses))
 
-    def _latest(self, partition_id: str, snapshot: HubSnapshot) -> int:
-        latest = snapshot.bounds[partition_id].latest
+    def _limited(self, backlog: Mapping[_Place, int], snapshots: Mapping[str, HubSnapshot]) -> Mapping[_Place, int]:
+        """Return each partition's share of the backlog within the limits.
+
+        Raises:
+            ConfigurationError: The sizes of a partition's events are not known, and the limit is in bytes.
+        """
+        limits = self._limits
+        shares = backlog if limits.max_events is None else share(backlog, limits.max_events, _place_order)
+        if limits.max_bytes is None:
+            return shares
+        sizes: dict[_Place, float] = {}
+        for place, events in shares.items():
+            hub, partition_id = place
+            size = snapshots[hub].bounds[partition_id].mean_size
+            if events and size is None:
+                raise ConfigurationError(
+                    "maxBytesPerTrigger",
+                    f"the sizes of events in partition {partition_id} of hub {snapshots[hub].hub} are not known: its "
+                    "offsets are not positions in bytes. Use maxEventsPerTrigger",
+                )
+            sizes[place] = size or 1.0
+        if sum(events * sizes[each] for each, events in shares.items()) <= limits.max_bytes:
+            return shares  # converted to bytes and back, they would be rounded down
+        in_bytes = share(
+            {each: round(events * sizes[each]) for each, events in shares.items()}, limits.max_bytes, _place_order
+        )
+        return {each: min(events, max(1, int(in_bytes[each] / sizes[each]))) for each, events in shares.items()}
+
+    def _latest(self, place: _Place, snapshots: Mapping[str, HubSnapshot]) -> int:
+        hub, partition_id = place
+        latest = snapshots[hub].bounds[partition_id].latest
         if self._target is None:
             return latest
-        target = self._target.bounds.get(partition_id)
+        target = self._target[hub].bounds.get(partition_id) if hub in self._target else None
         return 0 if target is None else min(latest, target.latest)
 
     def _waits(self, events: int, now: float) -> bool:
@@ -452,9 +559,9 @@ class StreamPlanner:
             self._last_batch = now
         return now - self._last_batch < self._limits.max_delay
 
-    def _recreation(self, snapshot: HubSnapshot) -> list[Loss]:
+    def _recreation(self, name: str, snapshot: HubSnapshot) -> list[Loss]:
         """Check whether the hub was recreated since the last snapshot: its numbers alone may not show it."""
-        before, self._created_at = self._created_at, snapshot.created_at
+        before, self._created_at[name] = self._created_at.get(name), snapshot.created_at
         if before is None or before == snapshot.created_at:
             return []
         partition_id = next(iter(snapshot.bounds), "0")
@@ -468,6 +575,14 @@ class StreamPlanner:
         ]
 
 
+_Place = tuple[str, str]
+"""A hub's name in lower case, and a partition id."""
+
+
+def _place_order(place: _Place) -> tuple[str, tuple[int, str]]:
+    return place[0], partition_order(place[1])
+
+
 def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[Loss]]:
     """Move a start into the bounds of the partitions.
 
@@ -477,7 +592,7 @@ def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str,
     effective: dict[str, int] = {}
     losses = [_is_missing(start.hub, each) for each in start.following if each not in snapshot.bounds]
     for partition_id, bounds in snapshot.bounds.items():
-        number = start.following.get(partition_id, 0)
+        number = start.following.get(partition_id, bounds.earliest)
         if number > bounds.latest:
             losses.append(_went_back(start.hub, partition_id, number - 1, bounds.latest))
             number = bounds.earliest
@@ -488,11 +603,18 @@ def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str,
     return effective, losses
 
 
-def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
+def share(
+    backlog: Mapping[_T, int],
+    limit: int,
+    order: Callable[[_T], Any] = partition_order,  # type: ignore[assignment]
+) -> dict[_T, int]:
     """Split a limit in proportion to backlog.
 
     The shares add up to the limit, or to the backlog where that is less. Each partition with a backlog gets at least
     one event, beyond the limit if necessary, so that every partition advances.
+
+    Args:
+        order: The key by which partitions that are equally far behind are sorted.
     """
     total = sum(backlog.values())
     if total <= limit:
@@ -507,7 +629,7 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
     for each in lagging:
         shares[each] += (backlog[each] - 1) * left // of
     rounded = limit - sum(shares.values())
-    by_fraction = sorted(lagging, key=lambda each: (-((backlog[each] - 1) * left % of), partition_order(each)))
+    by_fraction = sorted(lagging, key=lambda each: (-((backlog[each] - 1) * left % of), order(each)))
     for each in by_fraction[:rounded]:
         shares[each] += 1
     return shares
@@ -516,14 +638,36 @@ def share(backlog: Mapping[str, int], limit: int) -> dict[str, int]:
 # --------------------------------------------------------------------------------------------------------- batches
 
 
+def source_ranges(
+    start: SourceOffset, end: SourceOffset, snapshots: Mapping[str, HubSnapshot]
+) -> tuple[dict[str, list[SequenceRange]], list[Loss]]:
+    """Return the ranges of a batch, by hub in lower case, and their losses.
+
+    Args:
+        snapshots: Of the query's hubs, by name in lower case. A hub of the batch that is not among them is a loss, if
+            the batch has events of it.
+    """
+    if start == end:  # how Spark before 4.2 reports its position to a restarted query
+        return {}, []
+    ranges: dict[str, list[SequenceRange]] = {}
+    losses: list[Loss] = []
+    for name, stop in end.hubs.items():
+        begin = start.hubs.get(name) or HubOffset(stop.hub, {})
+        snapshot = snapshots.get(name)
+        if snapshot is not None:
+            ranges[name], found = batch_ranges(begin, stop, snapshot)
+            losses += found
+        elif stop.following != (begin.following if stop.first_start is None else stop.first_start):
+            losses.append(_is_left_out(stop))
+    return ranges, losses
+
+
 def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tuple[list[SequenceRange], list[Loss]]:
-    """Return the ranges of a batch, by partition number, and their losses.
+    """Return the ranges of a batch in one hub, by partition number, and their losses.
 
     The same offsets give the same ranges, however often the batch is planned, as long as no event of it is gone. A
     partition whose end is before its start belongs to a recreated hub, and is read from its beginning.
     """
-    if start == end:  # how Spark before 4.2 reports its position to a restarted query
-        return [], []
     begun = start.following if end.first_start is None else end.first_start
     ranges: list[SequenceRange] = []
     losses: list[Loss] = []
@@ -555,6 +699,7 @@ def plan_tasks(
     min_partitions: int | None = None,
     partitions_per_task: int | None = None,
     keep_links: float = KEEP_LINKS,
+    index: int = 0,
 ) -> list[SourcePartition]:
     """Assign each task its share: a range, several small ones, or a part of a large one.
 
@@ -566,6 +711,7 @@ def plan_tasks(
         partitions_per_task: How many ranges one task reads at the same time; None to choose the number of tasks by the
             events: see `tasks_needed`.
         keep_links: Seconds for which exclusive links stay open after their task.
+        index: The index of the hub among those of the source.
     """
     if min_partitions is not None:
         shares: list[tuple[SequenceRange, ...]] = [(each,) for each in split_ranges(ranges, min_partitions)]
@@ -579,7 +725,7 @@ def plan_tasks(
     def key(ranges: tuple[SequenceRange, ...]) -> tuple[int, int]:
         return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
 
-    return [SourcePartition(each, keep_links) for each in sorted(shares, key=key)]
+    return [SourcePartition(each, keep_links, index) for each in sorted(shares, key=key)]
 
 
 def tasks_needed(ranges: Sequence[SequenceRange]) -> int:

@@ -6,7 +6,7 @@ The names of Microsoft's Scala connector are accepted too. An unknown name is an
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
@@ -16,14 +16,15 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, Validatio
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.options.base import Name, Seconds, SettingsModel, unknown_option
+from eventpump.options.base import Name, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, SparkConnection, seconds
+from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, Duration, SparkConnection
 from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "consumerGroup": "consumer_group",
+        "watchConsumerGroup": "watch_consumer_group",
         "partitions": "partitions",
         "startingPosition": "starting_position",
         "startingPositions": "starting_positions",
@@ -31,6 +32,7 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "endingPositions": "ending_positions",
         "noMatchingPosition": "no_matching_position",
         "maxEventsPerTrigger": "max_events_per_trigger",
+        "maxBytesPerTrigger": "max_bytes_per_trigger",
         "minEventsPerTrigger": "min_events_per_trigger",
         "maxTriggerDelay": "max_trigger_delay",
         "minPartitions": "min_partitions",
@@ -41,6 +43,7 @@ SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
         "retryTimeout": "retry_timeout",
         "prefetchCount": "prefetch_count",
         "includeProperties": "include_properties",
+        "includePropertyTypes": "include_property_types",
         "snapshotInterval": "snapshot_interval",
         "rangeCacheMemory": "range_cache_memory",
         "rangeCacheDisk": "range_cache_disk",
@@ -86,6 +89,14 @@ _POSITIONS: Final = (
 )
 
 _PARTITIONS: Final = 'must be partition ids, such as "0,3,7", or a JSON list of them'
+_HUBS: Final = 'must be the name of a hub, several such as "telemetry,alerts", or a JSON list of names'
+_BY_HUB: Final = MappingProxyType(
+    {
+        option.lower(): option
+        for option in ("partitions", "startingPosition", "startingPositions", "endingPosition", "endingPositions")
+    }
+)
+"""Options that may be given by hub, by their names in lower case."""
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -211,10 +222,6 @@ def _is_partition(key: object) -> bool:
 # ---------------------------------------------------------------------------------------------------------- options
 
 
-def _duration(value: object) -> object:
-    return seconds(value) if isinstance(value, str) else value
-
-
 def _per_task(value: object) -> object:
     if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
         return None
@@ -227,7 +234,6 @@ def _per_task(value: object) -> object:
     return number
 
 
-Duration = Annotated[Seconds, BeforeValidator(_duration)]
 Start = Annotated[EventPosition | None, BeforeValidator(parse_position)]
 End = Annotated[EventPosition | None, BeforeValidator(_parse_end)]
 
@@ -252,6 +258,66 @@ PerTask = Annotated[int | None, BeforeValidator(_per_task)]
 Partitions = Annotated[tuple[str, ...] | None, BeforeValidator(_partition_ids)]
 
 
+def _hub_names(text: str) -> tuple[str, ...]:
+    """Parse `telemetry,alerts`, or a JSON list of names.
+
+    Raises:
+        ConfigurationError: The text does not have this form, or names a hub twice.
+    """
+    text = text.strip()
+    try:
+        found = _json(text, _HUBS) if text.startswith("[") else [each.strip() for each in text.split(",")]
+    except ValueError as error:
+        raise ConfigurationError("hub", str(error)) from None
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
+        raise ConfigurationError("hub", _HUBS)
+    if len({each.lower() for each in found}) < len(found):
+        raise ConfigurationError("hub", "names a hub twice")
+    return tuple(found)
+
+
+def _of_hub(options: Mapping[str, str], keys: Mapping[str, str], hubs: Sequence[str], index: int) -> dict[str, str]:
+    """Return the options of one of several hubs.
+
+    Args:
+        options: Those of all hubs.
+        keys: Their names in lower case, without prefix.
+        index: The hub's index.
+
+    Raises:
+        ConfigurationError: An option by hub names one that is not read.
+    """
+    chosen = dict(options)
+    for name, value in options.items():
+        if keys[name] not in _BY_HUB or not value.strip().startswith("{"):
+            continue
+        option = _BY_HUB[keys[name]]
+        try:
+            document = json.loads(value)
+        except (ValueError, RecursionError):
+            continue  # its own parser says what it should be
+        if not isinstance(document, dict):
+            continue
+        if option in {"startingPositions", "endingPositions"}:
+            if len(hubs) > 1 and any(map(_is_partition, document)):
+                raise ConfigurationError(
+                    option, f'must be by hub and partition id, such as {{"{hubs[0]}": {{"0": "earliest"}}}}'
+                )
+            continue
+        by_hub = {key.lower(): each for key, each in document.items()}
+        known = by_hub.keys() & {each.lower() for each in hubs}
+        if not known:
+            continue
+        if unknown := sorted(by_hub.keys() - known):
+            raise ConfigurationError(option, f"names {unknown[0]}, which is not one of the hubs that are read")
+        own = by_hub.get(hubs[index].lower())
+        if own is None:
+            del chosen[name]
+        else:
+            chosen[name] = own if isinstance(own, str) else json.dumps(own)
+    return chosen
+
+
 class SourceOptions(SettingsModel):
     """The options of the source. Frozen and picklable; its repr shows no secret.
 
@@ -260,6 +326,9 @@ class SourceOptions(SettingsModel):
 
     Args:
         connection: The hub and how to connect to it.
+        watch_consumer_group: Another consumer group, in which the driver of a query keeps a link to each partition that
+            is read to its end, so that a new event is seen at once; None to look for new events by requests only. Its
+            links have no owner level; of several queries, five can use the same group.
         partitions: The ids of the partitions to read; None for all. A query can be given further ones later, which it
             reads from their first event, but none can be left out that its checkpoint has.
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
@@ -272,6 +341,10 @@ class SourceOptions(SettingsModel):
             must exist.
         max_events_per_trigger: The most events in one batch of a query, split in proportion to backlog; None for no
             limit.
+        max_bytes_per_trigger: About how many bytes one batch of a query has; None for no limit. A target, not a bound:
+            it is converted to a number of events by the mean size that the events of each partition had lately, as the
+            service stores them. At least one event of each partition that has any is read. If `max_events_per_trigger`
+            is given too, both apply.
         min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
             seconds have passed.
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
@@ -285,7 +358,11 @@ class SourceOptions(SettingsModel):
             ends the query, and by each attempt of a task.
         prefetch_count: Events received ahead, per partition.
         include_properties: Include the two columns of properties in the schema.
-        snapshot_interval: Seconds for which the known ends of the hub's partitions are reused.
+        include_property_types: Also include `propertyTypes` and `systemPropertyTypes`: the AMQP types of the properties
+            that are not text, by their names. With them, the sink publishes properties with the types that they had.
+        snapshot_interval: Seconds between two looks at a partition. A look is a request, and a query makes at most 40
+            requests a second: with more partitions than that allows, all are looked at as often as possible, and those
+            that lately had events more often.
         range_cache_memory: How many bytes of the last ranges a worker keeps in memory, and in its spill file
             (`range_cache_disk`), for a second evaluation of the same batch; 0 disables the cache.
         decode: "module:name", the import name of a `PayloadCodec` or a list of them, in every process: the column
@@ -294,6 +371,7 @@ class SourceOptions(SettingsModel):
 
     connection: SparkConnection
     consumer_group: Name = "$Default"
+    watch_consumer_group: Name | None = None
     partitions: Partitions = None
     starting_position: Start = None
     starting_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
@@ -301,6 +379,7 @@ class SourceOptions(SettingsModel):
     ending_positions: Mapping[str, EventPosition] = Field(default_factory=dict)
     no_matching_position: Literal["latest", "error"] = "latest"
     max_events_per_trigger: int | None = Field(default=None, ge=1)
+    max_bytes_per_trigger: Annotated[ByteSize, Field(ge=1)] | None = None
     min_events_per_trigger: int | None = Field(default=None, ge=1)
     max_trigger_delay: Duration = 900.0
     min_partitions: int | None = Field(default=None, ge=1)
@@ -311,7 +390,8 @@ class SourceOptions(SettingsModel):
     retry_timeout: Duration = RETRY_TIMEOUT
     prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
     include_properties: bool = True
-    snapshot_interval: Duration = 0.5
+    include_property_types: bool = False
+    snapshot_interval: Duration = 0.1
     range_cache_memory: ByteSize = ByteSize(64 * 1024 * 1024)
     range_cache_disk: ByteSize = ByteSize(512 * 1024 * 1024)
     decode: Annotated[str, AfterValidator(check_import_name)] | None = None
@@ -329,13 +409,45 @@ class SourceOptions(SettingsModel):
         low, high = self.min_events_per_trigger, self.max_events_per_trigger
         if low is not None and high is not None and low > high:
             raise ConfigurationError("minEventsPerTrigger", "must not be greater than maxEventsPerTrigger")
+        if self.include_property_types and not self.include_properties:
+            raise ConfigurationError("includePropertyTypes", "cannot be combined with includeProperties=false")
+        watch = self.watch_consumer_group
+        if watch is not None and watch.lower() == self.consumer_group.lower():
+            raise ConfigurationError(
+                "watchConsumerGroup",
+                "must not be the query's own consumerGroup, whose readers its links would disturb; create one for it",
+            )
         if self.min_partitions is not None and (self.partitions_per_task or 1) > 1:
             raise ConfigurationError("minPartitions", "cannot be combined with partitionsPerTask")
         return self
 
     @classmethod
+    def each_hub(cls, options: Mapping[str, str]) -> tuple[SourceOptions, ...]:
+        """Create the options of each hub from Spark's options.
+
+        The option `hub` is a name, several separated by commas, or a JSON list of them. `partitions`,
+        `startingPosition` and `endingPosition` may be JSON objects by hub; a hub that is not in one has the default.
+
+        Raises:
+            ConfigurationError: An option is unknown, or its value is invalid; the error shows no secret.
+        """
+        keys = {name: name.lower().removeprefix(CONNECTOR_PREFIX) for name in options}
+        given = {name: value for name, value in options.items() if keys[name] != "hub"}
+        hubs = {value for name, value in options.items() if keys[name] == "hub"}
+        if len(hubs) > 1:
+            raise ConfigurationError("hub", "is given twice, with different values")
+        if not hubs:
+            return (cls.from_options(_of_hub(given, keys, (SparkConnection.split_options(given)[0].hub,), 0)),)
+        names = _hub_names(hubs.pop())
+        return tuple(
+            cls.from_options({**_of_hub(given, keys, names, index), "hub": name}) for index, name in enumerate(names)
+        )
+
+    @classmethod
     def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Create it from Spark's options. Options of the connector without effect are ignored: see `without_effect`.
+        """Create it from Spark's options for one hub.
+
+        Options of the connector without effect are ignored: see `without_effect`.
 
         Raises:
             ConfigurationError: An option is unknown, or its value is invalid; the error shows no secret.
@@ -380,7 +492,7 @@ class SourceOptions(SettingsModel):
         Raises:
             ConfigurationError: An option is only for queries.
         """
-        for option in ("maxEventsPerTrigger", "minEventsPerTrigger"):
+        for option in ("maxEventsPerTrigger", "maxBytesPerTrigger", "minEventsPerTrigger", "watchConsumerGroup"):
             if getattr(self, SOURCE_OPTIONS[option]) is not None:
                 raise ConfigurationError(option, "is only for queries: a batch is read completely")
         return self._completed(START, is_exclusive=False)
@@ -403,6 +515,7 @@ class SourceOptions(SettingsModel):
             prefetch_count=self.prefetch_count,
             receiver_timeout=self.receiver_timeout,
             retry_timeout=self.retry_timeout,
+            retry=self.connection.patience,
             fail_on_data_loss=self.fail_on_data_loss,
             cache_memory=self.range_cache_memory,
             cache_disk=self.range_cache_disk,
@@ -412,7 +525,12 @@ class SourceOptions(SettingsModel):
     @property
     def limits(self) -> TriggerLimits:
         """The bounds of a query's batches."""
-        return TriggerLimits(self.max_events_per_trigger, self.min_events_per_trigger, self.max_trigger_delay)
+        return TriggerLimits(
+            self.max_events_per_trigger,
+            self.min_events_per_trigger,
+            self.max_trigger_delay,
+            self.max_bytes_per_trigger,
+        )
 
     def start_of(self, partition_id: str) -> EventPosition:
         """Return the position at which a partition without a checkpoint begins."""

@@ -1,4 +1,4 @@
-"""A listener that reports the lag of streaming queries behind their hubs."""
+"""A listener that reports the lag of streaming queries behind their hubs, and figures in their progress."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from eventpump.spark.source.lag import LagLedger, QueryLag
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -69,6 +70,42 @@ class LagListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """Forget the query."""
         self._ledger.ended(str(event.runId))
+
+
+def with_lag(frame: DataFrame, name: str = "eventpump") -> DataFrame:
+    """Return the DataFrame with figures of its events in the progress of the query, under `observedMetrics[name]`.
+
+    ::
+
+        rows = with_lag(spark.readStream.format("eventpump").options(**options).load())
+
+    Sources in Python have no metrics of their own there (`sources[].metrics`). Spark passes these to every listener,
+    also under Connect, and to what exports a query's progress. An event that a batch evaluates twice counts twice. The
+    figures, all but the first null in a batch without events:
+
+    * `events`: The number of events.
+    * `maxLagSeconds`, `avgLagSeconds`: Seconds from when an event was enqueued until the batch began.
+    * `newestEnqueuedTime`: When the newest of them was enqueued.
+
+    Args:
+        frame: The rows of the source, with the column `enqueuedTime`; of a query or a batch, classic or Connect.
+        name: The name of the figures, different for each of several in one query. Default: "eventpump".
+    """
+    if ".connect." in type(frame).__module__:
+        from pyspark.sql.connect import functions
+    else:
+        from pyspark.sql import functions  # type: ignore[no-redef] # the same functions for the other kind of session
+
+    moment = functions.unix_micros(functions.col("enqueuedTime"))
+    lag = (functions.unix_micros(functions.current_timestamp()) - moment) / functions.lit(1e6)
+    lag = functions.greatest(lag, functions.lit(0.0))
+    return frame.observe(
+        name,
+        functions.count(functions.lit(1)).alias("events"),
+        functions.max(lag).alias("maxLagSeconds"),
+        functions.avg(lag).alias("avgLagSeconds"),
+        functions.max("enqueuedTime").alias("newestEnqueuedTime"),
+    )
 
 
 def _seconds(timestamp: str) -> float:

@@ -8,17 +8,19 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from eventpump.aio.tasks import gather
 from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.source import lookups
+from eventpump.spark.source.looks import RequestBudget
 from eventpump.spark.source.offsets import (
     KEEP_LINKS,
     MAX_READERS,
@@ -26,14 +28,17 @@ from eventpump.spark.source.offsets import (
     HubSnapshot,
     Loss,
     SequenceRange,
+    SourceOffset,
     SourcePartition,
     StreamPlanner,
-    batch_ranges,
     keep_links_for,
     plan_tasks,
+    share,
+    source_ranges,
 )
 from eventpump.spark.source.options import SourceOptions
-from eventpump.spark.source.schema import COLUMN_TYPES
+from eventpump.spark.source.schema import ALL_TYPES
+from eventpump.spark.source.watch import HubsWatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,33 +72,34 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("eventpump.spark")
 
-IDLE_REQUESTS: Final = 40
-"""How many requests a second an idle query makes; they take about 1 % of a core."""
-
-IDLE_INTERVAL: Final = 2.0
-"""The most seconds between two looks of an idle query at a hub, however many partitions it has."""
-
+MAX_ROWS: Final = 2**63 - 1
+"""The limit of rows for Spark where there is only one of bytes: without any it would ask for all events."""
 
 LOAD_PATIENCE: Final = 10.0
 """Seconds for which `load` waits for the service's answer whether the consumer group exists."""
 
 
-def check_consumer_group(options: SourceOptions) -> None:
-    """Check that the consumer group exists, before a query begins and writes to its checkpoint.
+def check_consumer_groups(hubs: Sequence[SourceOptions]) -> None:
+    """Check that the consumer groups exist in every hub, before a query begins and writes to its checkpoint.
 
     Whatever else is wrong with the service, the query itself finds out, with more patience.
 
     Raises:
-        ConfigurationError: It does not exist.
+        ConfigurationError: One does not exist.
     """
-    if options.consumer_group.lower() == "$default":
-        return
-    transport = worker.transport(options.connection)
+
+    async def check(options: SourceOptions) -> None:
+        transport = worker.transport(options.connection)
+        if options.consumer_group.lower() != "$default":
+            await lookups.require_consumer_group(transport, options)
+        if (options.watch_consumer_group or "$Default").lower() != "$default":
+            await lookups.require_consumer_group(transport, options, "watchConsumerGroup")
+
     try:
-        worker.run(lookups.require_consumer_group(transport, options), LOAD_PATIENCE)
+        worker.run(gather(map(check, hubs)), LOAD_PATIENCE)
     except ServiceError as error:
-        _log.info("the consumer group could not be checked: %s", error)
-        worker.drop(options.connection)
+        _log.info("the consumer groups could not be checked: %s", error)
+        worker.drop(hubs[0].connection)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
@@ -103,12 +109,12 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
         ConfigurationError: A column is unknown, has another type, or is not nullable.
     """
     for field in schema.fields:
-        wanted = COLUMN_TYPES.get(field.name)
+        wanted = ALL_TYPES.get(field.name)
         if wanted is None:
-            spelling = {name.lower(): name for name in COLUMN_TYPES}
+            spelling = {name.lower(): name for name in ALL_TYPES}
             nearest = difflib.get_close_matches(field.name.lower(), spelling, n=1)
             hint = f"; did you mean {spelling[nearest[0]]}?" if nearest else "."
-            there_is = ", ".join(COLUMN_TYPES)
+            there_is = ", ".join(ALL_TYPES)
             raise ConfigurationError("schema", f"unknown column {field.name}{hint} The source has: {there_is}")
         if field.dataType.simpleString() != wanted.lower().replace(" ", ""):
             raise ConfigurationError("schema", f"column {field.name} must be {wanted}")
@@ -121,8 +127,8 @@ class _Reader:
     """The part of both readers that executors need: options and columns. It is pickled, so it must hold nothing
     large."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
-        self._options = options
+    def __init__(self, hubs: Sequence[SourceOptions], columns: Sequence[str]) -> None:
+        self._hubs = tuple(hubs)
         self._columns = tuple(columns)
         self._is_noted = False
 
@@ -139,19 +145,34 @@ class _Reader:
 
         task = partition.value
         assert isinstance(task, SourcePartition)
-        options = self._options
+        options = self._hubs[task.hub]
         return read_ranges(options.connection, options.receive, task.ranges, self._columns, keep_links=task.keep_links)
 
-    def _tasks(self, ranges: Sequence[SequenceRange], keep_links: float = KEEP_LINKS) -> list[InputPartition]:
-        options = self._options
-        tasks = plan_tasks(
-            options.connection.hub,
-            ranges,
-            min_partitions=options.min_partitions,
-            partitions_per_task=options.partitions_per_task,
-            keep_links=keep_links,
-        )
-        wanted = options.min_partitions
+    def _tasks(
+        self, ranges: Mapping[str, Sequence[SequenceRange]], keep_links: float = KEEP_LINKS
+    ) -> list[InputPartition]:
+        """Return the tasks of a batch.
+
+        Args:
+            ranges: By hub, in lower case.
+        """
+        wanted = self._hubs[0].min_partitions
+        by_hub = {index: ranges.get(each.connection.hub.lower(), ()) for index, each in enumerate(self._hubs)}
+        each_wants = None if wanted is None else share(
+            {index: sum(each.size for each in found) for index, found in by_hub.items()}, wanted, int
+        )  # fmt: skip
+        tasks = [
+            task
+            for index, found in by_hub.items()
+            for task in plan_tasks(
+                self._hubs[index].connection.hub,
+                found,
+                min_partitions=None if each_wants is None else max(1, each_wants[index]),
+                partitions_per_task=self._hubs[0].partitions_per_task,
+                keep_links=keep_links,
+                index=index,
+            )
+        ]
         if wanted is not None and 0 < len(tasks) < wanted and not self._is_noted:
             self._is_noted = True
             _log.warning(
@@ -160,8 +181,8 @@ class _Reader:
                 wanted,
                 len(tasks),
                 MAX_READERS,
-                len(ranges),
-                sum(each.size for each in ranges),
+                sum(map(len, by_hub.values())),
+                sum(each.size for found in by_hub.values() for each in found),
             )
         return [InputPartition(each) for each in tasks]
 
@@ -172,13 +193,13 @@ class _Reader:
             DataLossError: `fail_on_data_loss` is set.
         """
         for loss in losses:
-            if self._options.fail_on_data_loss:
+            if self._hubs[0].fail_on_data_loss:
                 raise loss.error()
             _log.warning("hub %s, partition %s: %s; going on", loss.hub, loss.partition_id, loss.problem)
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Reads a hub once, from the starting to the ending positions as they are when the batch is planned."""
+    """Reads hubs once, from the starting to the ending positions as they are when the batch is planned."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Resolve the positions, and split the events between them into tasks.
@@ -188,26 +209,26 @@ class BatchReader(_Reader, DataSourceReader):
             DataLossError: A starting position is before the oldest event, and `fail_on_data_loss` is set.
             ServiceError: The service did not answer.
         """
-        options = self._options
-        hub = options.connection.hub
-        transport = worker.transport(options.connection)
+        budget = RequestBudget()
 
-        async def ask() -> tuple[HubSnapshot, dict[str, int], dict[str, int]]:
-            facts = await lookups.read_facts(transport, options)
+        async def ask(options: SourceOptions) -> tuple[HubSnapshot, HubOffset, HubOffset]:
+            transport, hub = worker.transport(options.connection), options.connection.hub
+            facts = await lookups.read_facts(transport, options, budget)
             start = await lookups.find_numbers(transport, options, facts)
             end = await lookups.find_numbers(transport, options, facts, is_end=True)
-            return facts.snapshot(hub), start, end
+            end = {each: max(number, start[each]) for each, number in end.items()}
+            return facts.snapshot(hub), HubOffset(hub, start), HubOffset(hub, end)
 
-        snapshot, start, end = worker.run(ask())
-        end = {each: max(number, start[each]) for each, number in end.items()}
-        ranges, losses = batch_ranges(HubOffset(hub, start), HubOffset(hub, end), snapshot)
+        found = worker.run(gather(map(ask, self._hubs)))
+        starts, ends = (SourceOffset.of(each[index] for each in found) for index in (1, 2))  # type: ignore[misc]
+        ranges, losses = source_ranges(starts, ends, {each[0].hub.lower(): each[0] for each in found})
         self._tell(losses)
         # For a batch without tasks, Spark creates a task with a partition that is not ours.
         return self._tasks(ranges) or [InputPartition(SourcePartition(()))]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a hub for a query.
+    """Reads hubs for a query.
 
     Spark creates several. One exists as long as the query, in its own process on the driver, and returns offsets;
     others are pickled, and read on executors.
@@ -216,8 +237,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         notes: Lines that are logged once, in the query's process.
     """
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str], notes: Sequence[str] = ()) -> None:
-        super().__init__(options, columns)
+    def __init__(self, hubs: Sequence[SourceOptions], columns: Sequence[str], notes: Sequence[str] = ()) -> None:
+        super().__init__(hubs, columns)
         self._notes = tuple(notes)
         self._query: _Query | None = None
 
@@ -227,18 +248,20 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return how much a batch holds by default."""
-        limit = self._options.max_events_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        options = self._hubs[0]
+        if options.max_events_per_trigger is not None:
+            return ReadMaxRows(options.max_events_per_trigger)
+        # Spark's own limit in bytes is not used: it is not told how many bytes a batch has.
+        return ReadAllAvailable() if options.max_bytes_per_trigger is None else ReadMaxRows(MAX_ROWS)
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return where the batch that begins at `start` ends.
 
-        "Nothing new" is returned only after a look at the service that is not older than this call. The look waits
-        until `snapshot_interval` has passed since the last one, or up to `IDLE_INTERVAL` for a hub with many
-        partitions. So an idle query makes few requests, and one that waits for all available events
-        (`processAllAvailable`) misses none.
+        "Nothing new" is returned only after every partition was looked at since this call; so a query that waits for
+        all available events (`processAllAvailable`) misses none. Looks are spread over time, so that there are at most
+        `REQUESTS_PER_SECOND`; with a `watch_consumer_group`, a new event ends the wait at once.
 
         Raises:
             DataLossError: Unread events are gone, and `fail_on_data_loss` is set.
@@ -248,7 +271,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of the hub, for the query's progress."""
-        return self._own_query().snapshot().latest.to_json()
+        return self._own_query().report()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Let the query end at the events that are available now."""
@@ -279,41 +302,60 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             for note in self._notes:
                 _log.warning("%s", note)
             _end_in_order()
-            self._query = _Query(self._options, self._tell)
+            self._query = _Query(self._hubs, self._tell)
         return self._query
 
 
 class _Query:
-    """The driver's state of a running query: where it began, and the last snapshot of the hub.
+    """The driver's state of a running query: where it began, and what is known of its hubs.
 
-    Used only by the thread on which Spark calls the reader.
+    Spark calls it on one thread; what it decides, it decides on the loop, where links show new events meanwhile.
 
     Args:
         tell: Called with the losses; it raises if the query has to fail.
     """
 
-    def __init__(self, options: SourceOptions, tell: Callable[[Sequence[Loss]], None]) -> None:
-        self._options = options
-        self._hub = options.connection.hub
+    def __init__(self, hubs: Sequence[SourceOptions], tell: Callable[[Sequence[Loss]], None]) -> None:
+        self._hubs = hubs
         self._tell = tell
-        self._planner = StreamPlanner(options.limits)
-        self._snapshot: HubSnapshot | None = None
-        self._taken_at = 0.0
+        self._planner = StreamPlanner(hubs[0].limits)
+        self._watch = HubsWatch(self._transport, hubs)
+        worker.close_first(self._watch)
         self._ends_at_target = False
-        self._last: HubOffset | None = None
+        self._last: SourceOffset | None = None
         self._planned_at: float | None = None
         self.keep_links = KEEP_LINKS
         """Seconds for which the last batch's links stay open for the next one: two triggers, within limits."""
 
-    def first_start(self) -> HubOffset:
+    def first_start(self) -> SourceOffset:
         """Return where the query begins, decided once."""
-        start = self._planner.first_start
-        if start is None:
-            check_consumer_group(self._options)
-            facts = self._look()
-            start = HubOffset(self._hub, self._run(lookups.find_numbers(self._transport(), self._options, facts)))
-            self._planner.begin(start)
-        return start
+        if not self._planner.begun:
+            check_consumer_groups(self._hubs)
+        return self._run(self._first_start())
+
+    async def _first_start(self) -> SourceOffset:
+        await self._begin(frozenset())
+        return SourceOffset.of(self._planner.begun.values())
+
+    async def _begin(self, known: Collection[str]) -> None:
+        """Decide where the query begins in the hubs that its offset does not have, once for each.
+
+        Args:
+            known: The hubs of the offset, in lower case.
+        """
+        names = [each.connection.hub.lower() for each in self._hubs]
+        missing = [index for index, name in enumerate(names) if name not in known and name not in self._planner.begun]
+        if not missing:
+            return
+        await self._watch.look_at_all()
+
+        async def find(index: int) -> HubOffset:
+            options, facts = self._hubs[index], self._watch.facts[index]
+            numbers = await lookups.find_numbers(self._transport(), options, facts)
+            return HubOffset(options.connection.hub, numbers)
+
+        for each in await gather(map(find, missing)):
+            self._planner.begin(each)
 
     def latest(self, asked_from: dict[str, Any] | None, *, is_limited: bool) -> dict[str, Any]:
         """Return where the next batch ends.
@@ -321,88 +363,103 @@ class _Query:
         Args:
             asked_from: Where it begins; None from Spark before 4.2.
         """
-        start = (self._last or self.first_start()) if asked_from is None else self._offset(asked_from)
-        asked_at = time.monotonic()
+        start = self._last or self.first_start() if asked_from is None else self._offset(asked_from)
+        found = self._run(self._latest(start, is_limited=is_limited))
+        # As Spark wrote it: offsets are compared as text, and one written by hand may be spelled differently.
+        return asked_from if found is start and asked_from is not None else found.to_json()
+
+    async def _latest(self, start: SourceOffset, *, is_limited: bool) -> SourceOffset:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        await self._begin(start.hubs.keys())
+        await self._watch.refresh()
         while True:
-            end = self._planner.end(start, self.snapshot(), is_limited=is_limited, now=time.monotonic())
+            snapshots = self._watch.snapshots
+            end = self._planner.end(start, snapshots, is_limited=is_limited, now=loop.time())
             self._tell(end.losses)
-            if end.offset is not start:
-                return end.offset.to_json()
-            if self._ends_at_target or self._taken_at >= asked_at:
-                # As Spark wrote it: offsets are compared as text, and one written by hand may be spelled differently.
-                return start.to_json() if asked_from is None else asked_from
-            self._look(self._taken_at + self._idle_interval())
+            if end.offset is not start or self._ends_at_target or self._watch.is_known_since(asked_at):
+                return end.offset
+            await self._watch.until_news(self._drained(start, snapshots))
+
+    def _drained(self, start: SourceOffset, snapshots: Mapping[str, HubSnapshot]) -> dict[int, dict[str, int]]:
+        """Return the partitions that are read to their end, by hub, with the number of the next event."""
+        drained: dict[int, dict[str, int]] = {}
+        for index, options in enumerate(self._hubs):
+            name = options.connection.hub.lower()
+            following = start.hubs[name].following if name in start.hubs else {}
+            drained[index] = {
+                each: bounds.latest
+                for each, bounds in snapshots[name].bounds.items()
+                if following.get(each, 0) == bounds.latest
+            }
+        return drained
+
+    def report(self) -> dict[str, Any]:
+        """Return the end of the hubs, as far as it is known."""
+
+        async def known() -> SourceOffset:
+            await self._watch.until_known()
+            return SourceOffset.of(each.latest for each in self._watch.snapshots.values())
+
+        return self._run(known()).to_json()
 
     def aim(self) -> None:
         """Let the query end at the events that are available now."""
-        self._look()
-        self._planner.aim(self.snapshot())
+
+        async def known() -> Mapping[str, HubSnapshot]:
+            await self._watch.look_at_all()
+            return self._watch.snapshots
+
+        self._planner.aim(self._run(known()))
         self._ends_at_target = True
 
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[SequenceRange]:
-        """Return the ranges of a batch."""
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[SequenceRange]]:
+        """Return the ranges of a batch, by hub in lower case."""
         before, self._planned_at = self._planned_at, time.monotonic()
         self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
-        self._last = self._offset(end)
-        ranges, losses = batch_ranges(self._offset(start), self._last, self.snapshot())
+        begin, self._last = self._offset(start), self._offset(end)
+
+        async def known() -> Mapping[str, HubSnapshot]:
+            await self._watch.refresh()
+            return self._watch.snapshots
+
+        ranges, losses = source_ranges(begin, self._last, self._run(known()))
         self._tell(losses)
         return ranges
 
-    def _offset(self, document: dict[str, Any]) -> HubOffset:
+    def _offset(self, document: dict[str, Any]) -> SourceOffset:
         """Return an offset from the checkpoint.
 
         Raises:
-            ConfigurationError: It belongs to another hub, or has a partition that is not chosen: its unread events
-                would be left out without a word.
+            ConfigurationError: It belongs to other hubs, or has a partition that is not chosen: its unread events would
+                be left out without a word.
         """
-        offset = HubOffset.from_json(self._hub, document)
-        chosen = self._options.partitions
-        for partition_id in offset.following:
-            if chosen is not None and partition_id not in chosen:
-                raise ConfigurationError(
-                    "partitions",
-                    f"the checkpoint has partition {partition_id}, which is not chosen; choose it too, or begin "
-                    "another query with a new checkpoint",
-                )
+        offset = SourceOffset.from_json(document)
+        read = [each.connection.hub for each in self._hubs]
+        if not any(name.lower() in offset.hubs for name in read):
+            theirs = ", ".join(repr(each.hub) for each in offset.hubs.values())
+            raise ConfigurationError(
+                "checkpoint", f"it belongs to hub {theirs}, but this query reads {', '.join(map(repr, read))}"
+            )
+        for options in self._hubs:
+            known = offset.hubs.get(options.connection.hub.lower())
+            for partition_id in () if known is None else known.following:
+                if options.partitions is not None and partition_id not in options.partitions:
+                    raise ConfigurationError(
+                        "partitions",
+                        f"the checkpoint has partition {partition_id}, which is not chosen; choose it too, or begin "
+                        "another query with a new checkpoint",
+                    )
         return offset
 
-    def snapshot(self) -> HubSnapshot:
-        """Return what the hub holds, from a snapshot at most `snapshot_interval` old."""
-        if self._snapshot is None or time.monotonic() >= self._taken_at + self._options.snapshot_interval:
-            self._look()
-        assert self._snapshot is not None
-        return self._snapshot
-
-    def _idle_interval(self) -> float:
-        """Return the seconds between two looks while there is nothing new. A look takes one request per partition."""
-        assert self._snapshot is not None
-        requests = 1 + len(self._snapshot.bounds)
-        return max(self._options.snapshot_interval, min(requests / IDLE_REQUESTS, IDLE_INTERVAL))
-
-    def _look(self, not_before: float = 0.0) -> lookups.HubFacts:
-        """Read from the service what the hub holds.
-
-        Args:
-            not_before: The earliest time for the requests, in monotonic seconds.
-        """
-
-        async def look() -> tuple[float, lookups.HubFacts]:
-            await asyncio.sleep(not_before - time.monotonic())
-            began = time.monotonic()
-            return began, await lookups.read_facts(self._transport(), self._options)
-
-        self._taken_at, facts = self._run(look())
-        self._snapshot = facts.snapshot(self._hub)
-        return facts
-
     def _transport(self) -> Transport:
-        return worker.transport(self._options.connection)
+        return worker.transport(self._hubs[0].connection)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
             return worker.run(work)
         except ServiceError:
-            worker.drop(self._options.connection)
+            worker.drop(self._hubs[0].connection)
             raise
 
 

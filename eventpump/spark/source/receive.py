@@ -18,8 +18,9 @@ from eventpump.core.backoff import Backoff
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.options.base import RetryOptions
 from eventpump.options.callables import loaded_codecs
-from eventpump.options.consumer import FeedSettings
+from eventpump.options.consumer import LINK_RETRY, FeedSettings
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.lookups import persist
@@ -103,10 +104,11 @@ def read_ranges(
         EventError: A message cannot be decoded.
         ConfigurationError: The codecs cannot be imported.
     """
+    worker.spare_collections()
     cache = worker.once(RangeCache)
     counting = worker.once(_Counting)
     codecs = loaded_codecs("decode", options.decode)
-    encoders = [RowEncoder(each.partition_id, columns, codecs) for each in ranges]
+    encoders = [RowEncoder(each.partition_id, columns, codecs, connection.hub) for each in ranges]
     keys = [RangeKey(connection, each) for each in ranges]
     cached = {index: found for index, key in enumerate(keys) if (found := cache.find(key)) is not None}
     missing = [index for index in range(len(ranges)) if index not in cached]
@@ -289,7 +291,7 @@ class _RangeLink:
 
     def _open_new(self) -> None:
         progress = self._progress
-        key, links = self._key, self._links
+        key, links, retry = self._key, self._links, self._options.retry
 
         def troubled(error: Exception, delay: float | None) -> None:
             if delay is None:
@@ -312,6 +314,7 @@ class _RangeLink:
                 consumer_group=self._options.consumer_group,
                 prefetch_events=self._options.prefetch_count,
                 prefetch_bytes=self._max_bytes,
+                link_retry=retry if isinstance(retry, RetryOptions) else LINK_RETRY,
             ),
             wrap=as_received,
             rng=self._rng,
@@ -399,6 +402,7 @@ class _RangeLink:
         return await persist(
             lambda: self._transport.get_partition_properties(self._hub, self._progress.partition_id),
             self._options.retry_timeout,
+            retry=self._options.retry,
         )
 
     def _report(self, problem: str | None) -> None:

@@ -18,12 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eventpump.amqp.codec import DecodeError, decode
+from eventpump.amqp.codec import AmqpDecodeError, decode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Properties
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
-from eventpump.errors import DecodeError as EventDecodeError
-from eventpump.errors import EventError
+from eventpump.compiled import compiled_part
+from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.codecs import PayloadCodec, event_maker
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
@@ -42,9 +42,12 @@ COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
         "partitionKey": pa.string(),
         "properties": _MAP,
         "systemProperties": _MAP,
+        "propertyTypes": _MAP,
+        "systemPropertyTypes": _MAP,
+        "hub": pa.string(),
     }
 )
-"""The columns of :data:`eventpump.spark.source.schema.COLUMN_TYPES` in Arrow."""
+"""The columns of :data:`eventpump.spark.source.schema.ALL_TYPES` in Arrow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
@@ -55,6 +58,15 @@ _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encod
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
 _CONTENT_ENCODING: Final = b"content-encoding"
+_FILLED_NAMES: Final = (
+    *(name.encode() for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PARTITION_KEY, PUBLISHER)),
+    *_STANDARD_NAMES,
+)
+"""The names that the compiled columns are made by, in their order."""
+_compiled: Final = compiled_part("eventpump.spark.source._columns")
+_compiled_names: Final = frozenset(() if _compiled is None else (*_compiled.NAMES, "partition", "hub"))
+"""The columns of which the compiled code makes batches: not those of types."""
+
 _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
 
@@ -97,10 +109,14 @@ class RowEncoder:
         partition_id: The hub partition.
         columns: Some of `COLUMNS`, in any order.
         codecs: Decode the bodies of events that name them. Default: none.
+        hub: The name of the hub, for the column `hub`.
     """
 
-    def __init__(self, partition_id: str, columns: Sequence[str], codecs: Sequence[PayloadCodec] = ()) -> None:
+    def __init__(
+        self, partition_id: str, columns: Sequence[str], codecs: Sequence[PayloadCodec] = (), hub: str = ""
+    ) -> None:
         self._partition_id = partition_id
+        self._hub = hub
         self._codecs = codecs
         self.schema = arrow_schema(columns)
 
@@ -110,28 +126,100 @@ class RowEncoder:
         Raises:
             EventError: A message cannot be decoded, or its body; the error names the partition and the event.
         """
-        made = _Batch(events, self._partition_id, self._codecs)
-        return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
+        names = self.schema.names
+        arrays: list[pa.Array] | None = None
+        if _compiled is not None and not self._codecs and _compiled_names.issuperset(names):
+            arrays = _filled(events, self._partition_id, names, self._hub)
+        if arrays is None:
+            made = _Batch(events, self._partition_id, self._codecs, self._hub)
+            arrays = [made.column(name) for name in names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _filled(events: PackedEvents, partition_id: str, names: Sequence[str], hub: str) -> list[pa.Array] | None:
+    """Return the columns, made by the compiled code, and by the reference where a message is odd.
+
+    None where the reference has to make all of it, and to raise the error.
+    """
+    assert _compiled is not None
+    lengths = events.lengths.astype(np.int64, copy=False)
+    try:
+        odd, found = _compiled.fill(events.data, lengths.tobytes(), names, _FILLED_NAMES, _text_of_encoded)
+    except OverflowError:
+        return None
+    # For columns with the same text in all rows.
+    reference = _Batch(events, partition_id, (), hub)
+    others: _Batch | None = None
+    places = None
+    if odd:
+        ends = np.cumsum(lengths)
+        pieces = [events.data[ends[row] - lengths[row] : ends[row]] for row in odd]
+        others = _Batch(PackedEvents.pack(pieces), partition_id, (), hub)
+        is_odd = np.zeros(len(lengths), np.bool_)
+        is_odd[odd] = True
+        order = np.empty(len(lengths), np.int64)
+        order[~is_odd] = np.arange(len(lengths) - len(odd))
+        order[is_odd] = np.arange(len(lengths) - len(odd), len(lengths))
+        places = pa.array(order)
+    arrays = []
+    for name in names:
+        if name not in _compiled.NAMES:
+            arrays.append(reference.column(name))
+            continue
+        made = _filled_column(name, found[name], len(lengths) - len(odd))
+        if others is not None:
+            try:
+                made = pa.concat_arrays([made, others.column(name)]).take(places)
+            except EventError:
+                return None
+        arrays.append(made)
+    return arrays
+
+
+def _text_of_encoded(raw: bytes) -> str | None:
+    return text_of(decode(raw)[0])
+
+
+def _filled_column(name: str, found: Any, count: int) -> pa.Array:
+    """Return a column of what `fill` has returned for it."""
+    kind = COLUMNS[name]
+    if not isinstance(found, tuple):
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(found)], 0)
+    if kind == _MAP:
+        begins, keys, items = found
+        offsets = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(begins)], 0)
+        return pa.MapArray.from_arrays(offsets, *(_filled_texts(pa.string(), each) for each in (keys, items)))
+    return _filled_texts(kind, found)
+
+
+def _filled_texts(kind: pa.DataType, found: tuple[int, int, bytes | None, Any, Any]) -> pa.Array:
+    count, nulls, valid, offsets, data = found
+    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, count, buffers, nulls)
 
 
 class _Batch:
     """The columns of one batch, from the values that the walk finds, and from the general decoder's for odd
     messages."""
 
-    def __init__(self, events: PackedEvents, partition_id: str, codecs: Sequence[PayloadCodec]) -> None:
+    def __init__(self, events: PackedEvents, partition_id: str, codecs: Sequence[PayloadCodec], hub: str) -> None:
         self._events = events
+        self._hub = hub
         self._codecs = codecs
         self._make_event = event_maker(codecs, partition_id)
         self._partition_id = partition_id
-        self._walk = Walk(events.data, events.lengths)
         self._decoded: dict[int, ReceivedEvent] = {}
+
+    @cached_property
+    def _walk(self) -> Walk:
+        return Walk(self._events.data, self._events.lengths)
 
     def column(self, name: str) -> pa.Array:
         """Return a column."""
         match name:
-            case "partition":
-                one = pa.array([self._partition_id], pa.string())
-                return one.take(pa.array(np.zeros(self._walk.count, np.int32)))
+            case "partition" | "hub":
+                one = pa.array([self._partition_id if name == "partition" else self._hub], pa.string())
+                return one.take(pa.array(np.zeros(len(self._events), np.int32)))
             case "body":
                 return self._body()
             case "sequenceNumber":
@@ -145,9 +233,13 @@ class _Batch:
             case "partitionKey":
                 return self._text(name, PARTITION_KEY)
             case "properties":
-                return self._map(name, self._properties)
+                return self._map(name, self._properties, self._walked_map)
+            case "propertyTypes":
+                return self._map(name, self._properties, self._walked_types)
+            case "systemPropertyTypes":
+                return self._map(name, self._system_properties, self._walked_types)
             case _:
-                return self._map(name, self._system_properties)
+                return self._map(name, self._system_properties, self._walked_map)
 
     # -------------------------------------------------------------------------------------- what walks give
 
@@ -172,6 +264,8 @@ class _Batch:
         values = list(found.values)
         if section is not None:
             standard = self._walk.list_entries(section, _STANDARD_NAMES)
+            if self._codecs:  # what is decoded is no longer named
+                self._walk.odd |= self._walk.entry(standard, _CONTENT_ENCODING).kind != 0
             names += standard.names
             values += standard.values
         entries = Entries(names, values)
@@ -232,9 +326,9 @@ class _Batch:
             made = pc.replace_with_mask(made, pa.array(odd), pa.array(values, made.type))
         return made
 
-    def _map(self, column: str, entries: Entries) -> pa.Array:
+    def _map(self, column: str, entries: Entries, walked: Callable[[Entries], pa.Array]) -> pa.Array:
         odd = self._walk.odd
-        made = self._walked_map(entries)
+        made = walked(entries)
         if not odd.any():
             return made
         read = _READERS[column]
@@ -262,11 +356,30 @@ class _Batch:
         if other.any():
             texts = self._other_texts(at[other].tolist(), end[other].tolist())
             items = pc.replace_with_mask(items, pa.array(other), pa.array(texts, pa.string()))
+        return self._maps(names, present, items)
+
+    def _walked_types(self, entries: Entries) -> pa.Array:
+        """Return the types of what is not text; as :meth:`_walked_map`."""
+        if not entries.names:
+            return self._walked_map(entries)
+        names = np.stack(entries.names, axis=1)
+        kinds = _TYPE_INDEX[np.stack([each.kind for each in entries.values], axis=1)]
+        present = (names >= 0) & ~self._walk.odd[:, np.newaxis] & (kinds > 0)
+        return self._maps(names, present, pa.array(_TYPE_NAMES, pa.string()).take(pa.array(kinds[present])))
+
+    def _maps(self, names: Ints, present: Bools, items: pa.Array) -> pa.Array:
+        """Return one map per message.
+
+        Args:
+            names: For every message and round, the index of the entry's name.
+            present: Which of them are entries.
+            items: The values of the entries.
+        """
         try:
             keys = pa.array([name.decode() for name in self._walk.names], pa.string()).take(pa.array(names[present]))
         except UnicodeDecodeError:
             raise self._undecodable() from None
-        offsets = np.zeros(count + 1, np.int32)
+        offsets = np.zeros(self._walk.count + 1, np.int32)
         np.cumsum(present.sum(axis=1), out=offsets[1:])
         return pa.MapArray.from_arrays(offsets, keys, items)
 
@@ -279,7 +392,7 @@ class _Batch:
             if raw not in known:
                 try:
                     known[raw] = text_of(decode(raw)[0])
-                except DecodeError:
+                except AmqpDecodeError:
                     raise self._undecodable() from None
             texts.append(known[raw])
         return texts
@@ -318,7 +431,7 @@ class _Batch:
     def _read(self, row: int, read: Callable[[ReceivedEvent], Any]) -> Any:
         try:
             return read(self._event(row))
-        except EventDecodeError:
+        except DecodeError:
             raise  # it names the event
         except EventError as error:
             raise EventError(f"{self._where(row)}: {error}") from error
@@ -399,6 +512,50 @@ def _jsonable(value: Any) -> Any:
             raise AssertionError(f"the decoder never returns {type(value).__name__}")
 
 
+_CONSTRUCTORS: Final[Mapping[str, Sequence[int]]] = {
+    "boolean": (0x41, 0x42, 0x56),
+    "ubyte": (0x50,),
+    "ushort": (0x60,),
+    "uint": (0x43, 0x52, 0x70),
+    "ulong": (0x44, 0x53, 0x80),
+    "byte": (0x51,),
+    "short": (0x61,),
+    "int": (0x54, 0x71),
+    "long": (0x55, 0x81),
+    "float": (0x72,),
+    "double": (0x82,),
+    "char": (0x73,),
+    "timestamp": (0x83,),
+    "uuid": (0x98,),
+    "binary": (0xA0, 0xB0),
+    "symbol": (0xA3, 0xB3),
+    "decimal32": (0x74,),
+    "decimal64": (0x84,),
+    "decimal128": (0x94,),
+    "list": (0x45, 0xC0, 0xD0),
+    "map": (0xC1, 0xD1),
+    "array": (0xE0, 0xF0),
+}
+"""The constructors of AMQP's types (1.6) but null, string and described types, by their names."""
+_TYPE_NAMES: Final = ["", *_CONSTRUCTORS]
+_TYPE_INDEX: Final = np.zeros(256, np.int32)
+"""The index of a type's name, by constructor; 0 for null and string."""
+for _index, _codes in enumerate(_CONSTRUCTORS.values(), 1):
+    _TYPE_INDEX[list(_codes)] = _index
+_PYTHON_TYPES: Final = {bool: "boolean", int: "long", float: "double", bytes: "binary", uuid.UUID: "uuid", dict: "map"}
+
+
+def type_of(value: Any) -> str | None:
+    """Return the name of a decoded value's AMQP type; None for null and text, whose column of values is enough."""
+    kind = type(value)
+    return None if value is None or kind is str else _PYTHON_TYPES.get(kind) or kind.__name__.lower()
+
+
+def _types_of(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    found = {_key_of(name): type_of(value) for name, value in values.items()}
+    return [(name, kind) for name, kind in found.items() if kind is not None]
+
+
 def _annotation(name: Symbol) -> Callable[[ReceivedEvent], str | None]:
     return lambda event: text_of((event.raw_message.message_annotations or {}).get(name))
 
@@ -416,8 +573,17 @@ def _map_of(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
 _OWN_COLUMNS: Final = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME})
 
 
-def _system_properties(event: ReceivedEvent) -> list[tuple[str, str | None]]:
-    return _map_of({name: value for name, value in event.system_properties.items() if name not in _OWN_COLUMNS})
+def _system_values(event: ReceivedEvent) -> dict[Any, Any]:
+    """Return the system properties that no other column has, with a content encoding without what is decoded."""
+    found = {name: value for name, value in event.system_properties.items() if name not in _OWN_COLUMNS}
+    encoding = _CONTENT_ENCODING.decode()
+    if encoding in found and type(event) is not ReceivedEvent:  # decoded by codecs
+        rest = (event.to_event_data().standard or {}).get("content_encoding")
+        if rest is None:
+            del found[encoding]
+        elif rest != found[encoding]:
+            found[encoding] = Symbol(rest)
+    return found
 
 
 def _micros(event: ReceivedEvent) -> int:
@@ -432,5 +598,7 @@ _READERS: Final[Mapping[str, Callable[[ReceivedEvent], Any]]] = {
     "publisher": _annotation(PUBLISHER),
     "partitionKey": _annotation(PARTITION_KEY),
     "properties": lambda event: _map_of(event.properties),
-    "systemProperties": _system_properties,
+    "systemProperties": lambda event: _map_of(_system_values(event)),
+    "propertyTypes": lambda event: _types_of(event.properties),
+    "systemPropertyTypes": lambda event: _types_of(_system_values(event)),
 }

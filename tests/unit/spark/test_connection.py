@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
+from eventpump.options.base import RetryOptions
+from eventpump.options.connection import ProxySettings, connection_settings
 from eventpump.options.credentials import SharedKey
 from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, seconds
+from eventpump.spark.sink.foreach_batch import ConnectionOptions
 from tests.support.connecting import connection_string_to
 
 _STRING = connection_string_to("ns.example.net", key="TOPSECRET=")
@@ -149,3 +153,60 @@ def test_duration_is_seconds_or_the_connectors_form(text: str, expected: float) 
 def test_connection_options_table_agrees_with_the_model() -> None:
     """The table of options and the model agree."""
     assert set(CONNECTION_OPTIONS.values()) == set(SparkConnection.model_fields)
+
+
+_RETRY = '{"maxRetries": 9, "baseDelay": 0.25, "maxDelay": 8, "mode": "fixed", "tryTimeout": 4}'
+
+
+def test_connection_has_every_option_of_the_clients(tmp_path: Path) -> None:
+    """Whatever a client's connection can be given, Spark's can, and it reaches the settings of the process that
+    connects. The AMQP implementation is not among it: only the native one is tried with Spark."""
+    of_clients = set(inspect.signature(connection_settings).parameters) - {"transport"}
+    assert (
+        set(SparkConnection.model_fields)
+        == of_clients
+        == set(ConnectionOptions.__annotations__)
+        | {
+            "connection_string",
+            "hub",
+        }
+    )
+    files = {name: tmp_path / name for name in ("ca", "cert", "key")}
+    for file in files.values():
+        file.touch()
+    given = {
+        "fullyQualifiedNamespace": "ns.example.net", "credential": f"{__name__}:make_credential", "hub": "telemetry",
+        "customEndpointAddress": "edge.example.net:7443", "transportType": "websocket", "proxy": "proxy:3128",
+        "trustEnv": "true", "caFile": str(files["ca"]), "clientCertFile": str(files["cert"]),
+        "clientKeyFile": str(files["key"]), "clientKeyPassword": "CLOAKED", "authTimeout": "11", "sasLifetime": "PT2M",
+        "operationTimeout": "12", "idleTimeout": "13", "retry": _RETRY,
+    }  # fmt: skip
+    assert set(given) == set(CONNECTION_OPTIONS) - {"connectionString"}
+    connection, rest = SparkConnection.split_options(given)
+    settings = pickle.loads(pickle.dumps(connection)).settings()
+    assert rest == {}
+    expected: dict[str, Any] = {
+        "fully_qualified_namespace": "ns.example.net", "host": "edge.example.net", "port": 7443, "hub": "telemetry",
+        "credential": make_credential(), "transport_type": "websocket", "proxy": ProxySettings.parse("proxy:3128"),
+        "ca_file": files["ca"], "client_cert_file": files["cert"], "client_key_file": files["key"],
+        "client_key_password": SecretStr("CLOAKED"), "auth_timeout": 11.0, "sas_lifetime": 120.0,
+        "operation_timeout": 12.0, "idle_timeout": 13.0,
+        "retry": RetryOptions(max_retries=9, base_delay=0.25, max_delay=8.0, mode="fixed", try_timeout=4.0),
+        "use_tls": True, "transport": "native",
+    }  # fmt: skip
+    assert {name: getattr(settings, name) for name in type(settings).model_fields} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("3", "must be a JSON object"),
+        ("{", "must be a JSON object"),
+        ('{"maxTries": 3}', "max_tries there is no such option"),
+        ('{"baseDelay": -1}', "base_delay "),
+    ],
+)
+def test_retry_of_another_form_is_refused(text: str, says: str) -> None:
+    """The error names the option, and the part of it that is wrong."""
+    with pytest.raises(ConfigurationError, match=f"^retry: {says}"):
+        SparkConnection.split_options({**_OPTIONS, "retry": text})

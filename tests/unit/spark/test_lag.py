@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.spark.source.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
-from eventpump.spark.source.offsets import HubOffset
+from eventpump.spark.source.offsets import HubOffset, SourceOffset
 
 
 def offsets(hub: str = "hub", **numbers: int) -> str:
@@ -31,6 +31,14 @@ def test_lag_in_events_is_the_difference_of_the_offsets() -> None:
         ("hub", "2", 3),
         ("hub", "10", 0),
     ]
+
+
+def test_lag_of_a_hub_that_the_option_spells_in_another_case() -> None:
+    """A query's latest offsets have the option's spelling, and its positions the checkpoint's: names have no case."""
+    ledger = LagLedger()
+    for time, hub in ((100.0, "telemetry"), (110.0, "Telemetry")):
+        (lag,) = ledger.progressed("run", time, [(offsets(hub, p0=5), offsets("TELEMETRY", p0=9))])
+        assert lag == PartitionLag(hub, "0", 5, 4, time - 100.0, is_lower_bound=True)
 
 
 def test_lag_in_seconds_is_the_age_of_the_first_unread_event() -> None:
@@ -88,7 +96,7 @@ def test_lag_leaves_out_offsets_of_other_sources(text: str | None) -> None:
 
 def test_lag_leaves_out_the_start_in_a_first_batch() -> None:
     """The first batch's offset keeps the batch's start too, which is nothing to be behind of."""
-    first = HubOffset("hub", {"0": 7}, first_start={"0": 3}).to_json()
+    first = SourceOffset.of([HubOffset("hub", {"0": 7}, first_start={"0": 3})]).to_json()
     assert parse_offsets(json.dumps(first)) == {("hub", "0"): 7}
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -22,8 +25,10 @@ from eventpump.spark.source.offsets import (
     ROWS_PER_TASK,
     HubOffset,
     HubSnapshot,
+    Loss,
     PartitionBounds,
     SequenceRange,
+    SourceOffset,
     StreamPlanner,
     TriggerLimits,
     batch_ranges,
@@ -33,6 +38,7 @@ from eventpump.spark.source.offsets import (
     number_of,
     plan_tasks,
     share,
+    source_ranges,
     split_ranges,
 )
 
@@ -58,13 +64,28 @@ def properties(
 
 def restored(made: HubOffset) -> HubOffset:
     """Take an offset through Spark's checkpoint."""
-    return HubOffset.from_json("hub", json.loads(json.dumps(made.to_json())))
+    return SourceOffset.from_json(json.loads(json.dumps(SourceOffset.of([made]).to_json()))).hubs["hub"]
+
+
+class End(NamedTuple):
+    """The end of a batch in the only hub; the offset is the start itself where there is no batch."""
+
+    offset: HubOffset
+    losses: tuple[Loss, ...]
+
+
+def end_of(
+    planner: StreamPlanner, start: HubOffset, found: HubSnapshot, *, is_limited: bool = True, now: float = 0.0
+) -> End:
+    begin = SourceOffset.of([start])
+    end = planner.end(begin, {"hub": found}, is_limited=is_limited, now=now)
+    return End(start if end.offset is begin else end.offset.hubs["hub"], end.losses)
 
 
 def next_batch(
     planner: StreamPlanner, start: HubOffset, found: HubSnapshot, *, is_limited: bool = True, now: float = 0.0
 ) -> HubOffset:
-    end = planner.end(start, found, is_limited=is_limited, now=now)
+    end = end_of(planner, start, found, is_limited=is_limited, now=now)
     assert end.losses == ()
     return restored(end.offset)
 
@@ -75,26 +96,34 @@ def next_batch(
 def test_offset_is_written_as_the_connectors_text() -> None:
     """Partitions are in numeric order, keys are text and numbers plain: the same offset is the same text."""
     made = HubOffset("hub", {"10": 5, "9": 4, "0": 3})
-    assert json.dumps(made.to_json()) == '{"hub": {"0": 3, "9": 4, "10": 5}}'
+    assert json.dumps(SourceOffset.of([made]).to_json()) == '{"hub": {"0": 3, "9": 4, "10": 5}}'
     assert restored(made) == made
-    assert HubOffset.from_json("HUB", {"hub": {"0": 3}}).hub == "hub"
+    begun = replace(made, first_start={"0": 1})
+    assert SourceOffset.of([begun]).to_json()[FIRST_START] == {"0": 1}
+    assert restored(begun) == begun
 
 
 @pytest.mark.parametrize(
     "document",
-    [None, [], {}, {"hub": 3}, {"hub": {"0": -1}}, {"hub": {"0": True}}, {"hub": {"0": "3"}}, {"hub": {}, "other": {}},
-     {FIRST_START: {"0": 1}}, {"hub": {"0": 1}, FIRST_START: 4}],
+    [None, [], {}, {"hub": 3}, {"hub": {"0": -1}}, {"hub": {"0": True}}, {"hub": {"0": "3"}}, {"hub": {}, "HUB": {}},
+     {FIRST_START: {"0": 1}}, {"hub": {"0": 1}, FIRST_START: 4}, {"hub": {"0": 1}, FIRST_START: {"0": "x"}},
+     {"hub": {"0": 1}, "other": {"0": 1}, FIRST_START: {"0": 1}}],
 )  # fmt: skip
 def test_offset_of_another_source_is_refused(document: object) -> None:
     """A checkpoint of another source is an error, and not taken for an offset."""
     with pytest.raises(ConfigurationError, match=r"^checkpoint: an offset"):
-        HubOffset.from_json("hub", document)
+        SourceOffset.from_json(document)
 
 
-def test_offset_of_another_hub_is_refused() -> None:
-    """A query that was pointed at another hub does not go on at numbers that mean nothing there."""
-    with pytest.raises(ConfigurationError, match="hub 'other', but this query reads 'hub'"):
-        HubOffset.from_json("hub", {"other": {"0": 1}})
+def test_offset_of_several_hubs_is_written_in_one_way() -> None:
+    """Hubs are in alphabetical order, whatever the user's; starts are by hub; each form is read again as it was."""
+    one, other = HubOffset("telemetry", {"1": 4, "0": 3}), HubOffset("Alerts", {"0": 7}, {"0": 2})
+    both = SourceOffset.of([one, other])
+    assert json.dumps(both.to_json()) == (
+        '{"Alerts": {"0": 7}, "telemetry": {"0": 3, "1": 4}, "(start)": {"Alerts": {"0": 2}}}'
+    )
+    assert SourceOffset.of([other, one]).to_json() == both.to_json()
+    assert SourceOffset.from_json(json.loads(json.dumps(both.to_json()))) == both
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -203,6 +232,61 @@ def test_share_is_proportional_to_the_backlog() -> None:
     assert share({"0": 300, "1": 100, "2": 0}, 40) == {"0": 30, "1": 10, "2": 0}
 
 
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 9).map(str)),
+        st.tuples(st.integers(0, 10**5), st.floats(1.0, 10**5)),
+        min_size=1,
+    ),
+    st.integers(1, 10**8),
+    st.integers(1, 10**6) | st.none(),
+)
+def test_limit_in_bytes_is_kept_by_mean_sizes(
+    found: dict[tuple[str, str], tuple[int, float]], most: int, events: int | None
+) -> None:
+    """By the mean sizes a batch has no more bytes than the limit, besides one event per partition, and at least half of
+    what it could have; both limits hold together, over all hubs."""
+    snapshots = {
+        hub: HubSnapshot(
+            hub, BORN, {each[1]: PartitionBounds(0, n, size) for each, (n, size) in found.items() if each[0] == hub}
+        )
+        for hub in ("a", "b")
+    }
+    start = SourceOffset.of([HubOffset("a", {}), HubOffset("b", {})])
+    planner = StreamPlanner(TriggerLimits(max_bytes=most, max_events=events))
+    end = planner.end(start, snapshots, is_limited=True, now=0.0).offset
+    read = {(hub, each): number for hub, offset in end.hubs.items() for each, number in offset.following.items()}
+    lagging = {place for place, (backlog, _) in found.items() if backlog}
+    assert read.keys() == lagging
+    assert all(1 <= number <= found[place][0] for place, number in read.items())
+    size = sum(number * found[place][1] for place, number in read.items())
+    one_each = sum(found[place][1] for place in lagging)
+    assert size <= most + one_each
+    if events is not None:
+        assert sum(read.values()) <= max(events, len(lagging))
+    elif sum(backlog * each for backlog, each in found.values()) > most:
+        assert size >= most - 2 * one_each - len(found)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**5), st.floats(1.0, 10**5)), min_size=1, max_size=9), st.integers(0, 10))
+def test_limit_in_bytes_above_the_backlog_leaves_nothing_unread(found: list[tuple[int, float]], room: int) -> None:
+    """However the sizes are rounded: events that are left would wait for `minEventsPerTrigger`."""
+    bounds = {str(each): PartitionBounds(0, events, size) for each, (events, size) in enumerate(found)}
+    most = math.ceil(sum(events * size for events, size in found)) + 1 + room
+    planner = StreamPlanner(TriggerLimits(max_bytes=most))
+    end = end_of(planner, HubOffset("hub", dict.fromkeys(bounds, 0)), HubSnapshot("hub", BORN, bounds))
+    assert end.offset.following == {each: found.latest for each, found in bounds.items()}
+
+
+def test_limit_in_bytes_needs_known_sizes() -> None:
+    """Where offsets are no positions in bytes, the error names the option that works."""
+    planner = StreamPlanner(TriggerLimits(max_bytes=1))
+    with pytest.raises(ConfigurationError, match=r"maxBytesPerTrigger: .*partition 0 of hub hub.*maxEventsPerTrigger"):
+        end_of(planner, offset(p0=0), snapshot(p0=5))
+    assert end_of(planner, offset(p0=5), snapshot(p0=5)).offset == offset(p0=5)
+    assert end_of(planner, offset(p0=0), snapshot(p0=5), is_limited=False).offset == offset(p0=5)
+
+
 # --------------------------------------------------------------------------------------------------------- triggers
 
 
@@ -218,9 +302,9 @@ def test_next_batch_without_a_limit_ends_at_the_newest_event() -> None:
 def test_next_batch_without_new_events_is_the_start() -> None:
     """Where there is nothing to read the answer is the start, so that Spark runs no batch."""
     start = offset(p0=5)
-    assert StreamPlanner(TriggerLimits()).end(start, snapshot(p0=5), is_limited=True, now=0).offset is start
+    assert end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=5), is_limited=True, now=0).offset is start
     grown = snapshot(p0=5, p1=0)
-    assert StreamPlanner(TriggerLimits()).end(start, grown, is_limited=True, now=0).offset is start
+    assert end_of(StreamPlanner(TriggerLimits()), start, grown, is_limited=True, now=0).offset is start
 
 
 def test_next_batch_begins_a_new_partition_at_its_beginning() -> None:
@@ -229,6 +313,22 @@ def test_next_batch_begins_a_new_partition_at_its_beginning() -> None:
     assert end == offset(p0=5, p1=3)
     ranges, losses = batch_ranges(offset(p0=5), end, snapshot(p0=5, p1=3))
     assert (ranges, losses) == ([SequenceRange("1", 0, 3)], [])
+
+
+def test_next_batch_begins_a_new_partition_at_the_first_event_that_there_is() -> None:
+    """What retention removed before is no loss. The start is written with the batch, even one without events, so that
+    the same batch is planned again later, and what retention removes after that is a loss."""
+    planner, start = StreamPlanner(TriggerLimits(min_events=5)), offset(p0=5)
+    empty = end_of(planner, start, snapshot(p0=5, p1=(3, 6)))
+    assert (restored(empty.offset), empty.losses) == (HubOffset("hub", {"0": 5, "1": 3}, {"0": 5, "1": 3}), ())
+    assert batch_ranges(start, empty.offset, snapshot(p0=5, p1=(3, 6))) == ([], [])
+    end = end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7, p1=(3, 6)))
+    assert (restored(end.offset), end.losses) == (HubOffset("hub", {"0": 7, "1": 6}, {"0": 5, "1": 3}), ())
+    ranges, losses = batch_ranges(start, end.offset, snapshot(p0=7, p1=(3, 8)))
+    assert (ranges, losses) == ([SequenceRange("0", 5, 7), SequenceRange("1", 3, 6)], [])
+    _, losses = batch_ranges(start, end.offset, snapshot(p0=7, p1=(4, 8)))
+    assert [each.partition_id for each in losses] == ["1"]
+    assert next_batch(StreamPlanner(TriggerLimits()), end.offset, snapshot(p0=7, p1=(3, 8))) == offset(p0=7, p1=8)
 
 
 def test_next_batch_waits_for_min_events_or_the_delay() -> None:
@@ -245,14 +345,14 @@ def test_next_batch_waits_for_min_events_or_the_delay() -> None:
 def test_available_now_ends_at_its_snapshot() -> None:
     """What comes after the snapshot is left alone, new partitions too, and the least number does not hold it up."""
     planner = StreamPlanner(TriggerLimits(max_events=2, min_events=2))
-    planner.aim(snapshot(p0=3))
+    planner.aim({"hub": snapshot(p0=3)})
     later = snapshot(p0=9, p1=4)
     first = next_batch(planner, offset(p0=0), later)
     second = next_batch(planner, first, later)
     assert (first, second) == (offset(p0=2), offset(p0=3))
-    assert planner.end(second, later, is_limited=True, now=0).offset is second
+    assert end_of(planner, second, later, is_limited=True, now=0).offset is second
     beyond = offset(p0=5)
-    assert planner.end(beyond, later, is_limited=True, now=0).offset is beyond
+    assert end_of(planner, beyond, later, is_limited=True, now=0).offset is beyond
 
 
 def test_first_batch_is_written_with_its_start() -> None:
@@ -277,7 +377,7 @@ def test_first_batch_repeated_is_the_same() -> None:
 
 
 def losses_of(start: HubOffset, found: HubSnapshot) -> list[tuple[str, str]]:
-    end = StreamPlanner(TriggerLimits()).end(start, found, is_limited=True, now=0)
+    end = end_of(StreamPlanner(TriggerLimits()), start, found, is_limited=True, now=0)
     return [(each.partition_id, each.problem) for each in end.losses]
 
 
@@ -287,7 +387,7 @@ def test_data_loss_is_found_where_retention_passed_the_start() -> None:
     assert partition_id == "0"
     assert "has sequence number 2" in problem
     assert "begins at 5" in problem
-    end = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=(5, 9)), is_limited=True, now=0).offset
+    end = end_of(StreamPlanner(TriggerLimits()), offset(p0=2), snapshot(p0=(5, 9)), is_limited=True, now=0).offset
     assert end == offset(p0=9)
     ranges, losses = batch_ranges(offset(p0=2), end, snapshot(p0=(5, 9)))
     assert ranges == [SequenceRange("0", 5, 9)]
@@ -299,9 +399,9 @@ def test_data_loss_is_reported_once(emptied: tuple[int, int]) -> None:
     """A query that goes on does not find the same loss again, where everything is gone neither."""
     planner = StreamPlanner(TriggerLimits())
     found = snapshot(p0=emptied)
-    end = planner.end(offset(p0=2), found, is_limited=True, now=0)
+    end = end_of(planner, offset(p0=2), found, is_limited=True, now=0)
     assert len(end.losses) == 1
-    again = planner.end(end.offset, found, is_limited=True, now=0)
+    again = end_of(planner, end.offset, found, is_limited=True, now=0)
     assert (again.losses, again.offset) == ((), end.offset)
 
 
@@ -313,7 +413,7 @@ def test_data_loss_is_found_where_numbers_run_backwards(new: int) -> None:
     assert partition_id == "0"
     assert "the hub was recreated" in problem
     planner = StreamPlanner(TriggerLimits(max_events=4))
-    end = planner.end(start, snapshot(p0=new), is_limited=True, now=0).offset
+    end = end_of(planner, start, snapshot(p0=new), is_limited=True, now=0).offset
     assert end == offset(p0=min(new, 4))
     ranges, _ = batch_ranges(start, end, snapshot(p0=new))
     assert ranges == ([SequenceRange("0", 0, min(new, 4))] if new else [])
@@ -324,7 +424,7 @@ def test_data_loss_is_found_where_a_partition_is_missing() -> None:
     start = offset(p0=7, p1=3)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
     assert (partition_id, problem) == ("1", "the hub no longer has it: the hub was recreated")
-    assert StreamPlanner(TriggerLimits()).end(start, snapshot(p0=7), is_limited=True, now=0).offset == offset(p0=7)
+    assert end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7), is_limited=True, now=0).offset == offset(p0=7)
     ranges, losses = batch_ranges(offset(p0=7, p1=1), start, snapshot(p0=7))
     assert (ranges, [each.partition_id for each in losses]) == ([], ["1"])
 
@@ -332,11 +432,11 @@ def test_data_loss_is_found_where_a_partition_is_missing() -> None:
 def test_data_loss_is_found_where_the_hub_was_recreated() -> None:
     """A hub recreated with more events than before shows by when it was created, and is told once."""
     planner = StreamPlanner(TriggerLimits())
-    assert planner.end(offset(p0=2), snapshot(p0=3), is_limited=True, now=0).losses == ()
+    assert end_of(planner, offset(p0=2), snapshot(p0=3), is_limited=True, now=0).losses == ()
     other = snapshot(created_at=BORN + timedelta(days=1), p0=30)
-    (loss,) = planner.end(offset(p0=3), other, is_limited=True, now=0).losses
+    (loss,) = end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses
     assert "2030-01-02" in loss.problem
-    assert planner.end(offset(p0=3), other, is_limited=True, now=0).losses == ()
+    assert end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses == ()
 
 
 def test_data_loss_is_found_where_a_batch_lies_beyond_the_end() -> None:
@@ -348,7 +448,7 @@ def test_data_loss_is_found_where_a_batch_lies_beyond_the_end() -> None:
 
 def test_data_loss_error_names_the_option_to_go_on() -> None:
     """The error of a loss names the option that lets the query go on."""
-    (loss,) = StreamPlanner(TriggerLimits()).end(offset(p0=2), snapshot(p0=1), is_limited=True, now=0).losses
+    (loss,) = end_of(StreamPlanner(TriggerLimits()), offset(p0=2), snapshot(p0=1), is_limited=True, now=0).losses
     assert str(loss.error()).startswith("hub hub, partition 0: sequence number 1 was reached before")
     assert "failOnDataLoss" in str(loss.error())
 
@@ -362,6 +462,7 @@ class _Run:
     def __init__(self, limits: TriggerLimits, begun: Mapping[str, int]) -> None:
         self.limits = limits
         self.latest = dict(begun)
+        self.earliest: dict[str, int] = {}
         self.planner = StreamPlanner(limits)
         self.log: list[HubOffset] = []
         self.committed = 0
@@ -375,7 +476,8 @@ class _Run:
 
     @property
     def snapshot(self) -> HubSnapshot:
-        return HubSnapshot("hub", BORN, {each: PartitionBounds(0, end) for each, end in self.latest.items()})
+        bounds = {each: PartitionBounds(self.earliest.get(each, 0), end) for each, end in self.latest.items()}
+        return HubSnapshot("hub", BORN, bounds)
 
     def trigger(self, now: float) -> None:
         """Log a batch where there is one."""
@@ -404,7 +506,7 @@ class _Run:
 
 
 _STEPS = st.tuples(
-    st.sampled_from(["publish", "add a partition", "trigger", "commit", "crash", "restart"]),
+    st.sampled_from(["publish", "add a partition", "choose a partition", "trigger", "commit", "crash", "restart"]),
     st.integers(0, 5).map(str),
     st.integers(0, 30),
 )
@@ -422,6 +524,8 @@ def test_query_reads_every_event_after_its_start_once_in_any_history(
             run.latest[partition_id] += count
         elif step == "add a partition":
             run.latest.setdefault(partition_id, count)
+        elif step == "choose a partition" and partition_id not in run.latest:
+            run.latest[partition_id], run.earliest[partition_id] = count, count // 2  # retention has removed events
         elif step == "trigger":
             now += 3 * count
             run.trigger(now)
@@ -435,8 +539,118 @@ def test_query_reads_every_event_after_its_start_once_in_any_history(
         run.run(is_committed=True)
     began = run.log[0].first_start
     assert began is not None
-    expected = {(each, number) for each, end in run.latest.items() for number in range(began.get(each, 0), end)}
+    first = run.earliest | dict(began)
+    expected = {(each, number) for each, end in run.latest.items() for number in range(first.get(each, 0), end)}
     assert run.read == Counter(expected)
+
+
+class _HubsRun:
+    """Hubs that grow, and a query to which hubs are added, stopped and started with Spark's log between its runs."""
+
+    def __init__(self, limits: TriggerLimits) -> None:
+        self.limits = limits
+        self.ends = {hub: {"0": 2, "1": 0} for hub in ("a", "b", "c")}
+        self.log: list[SourceOffset] = []
+        self.committed = 0
+        self.read: Counter[tuple[str, str, int]] = Counter()
+        self.named = ["b"]
+        self.restart()
+
+    @property
+    def snapshots(self) -> dict[str, HubSnapshot]:
+        return {
+            hub: HubSnapshot(hub, BORN, {each: PartitionBounds(0, end) for each, end in self.ends[hub].items()})
+            for hub in self.named
+        }
+
+    def restart(self) -> None:
+        self.planner = StreamPlanner(self.limits)
+
+    def begin(self, known: SourceOffset) -> None:
+        for hub in self.named:
+            if hub not in known.hubs and hub not in self.planner.begun:
+                self.planner.begin(HubOffset(hub, dict(self.ends[hub])))
+
+    def start(self) -> SourceOffset:
+        if self.log:
+            return self.log[-1]
+        self.begin(SourceOffset({}))
+        return SourceOffset.of(self.planner.begun[hub] for hub in self.named)
+
+    def trigger(self) -> None:
+        if self.committed < len(self.log):
+            return
+        start = self.start()
+        self.begin(start)
+        end = self.planner.end(start, self.snapshots, is_limited=True, now=0.0)
+        assert end.losses == ()
+        if end.offset is not start:
+            assert end.offset.to_json() != start.to_json()
+            self.log.append(SourceOffset.from_json(json.loads(json.dumps(end.offset.to_json()))))
+
+    def run(self, *, is_committed: bool) -> None:
+        if self.committed == len(self.log):
+            return
+        # Spark asks for the start of its first batch anew.
+        start = (
+            self.log[-2] if len(self.log) > 1 else SourceOffset.of(HubOffset(hub, self.ends[hub]) for hub in self.named)
+        )
+        ranges, losses = source_ranges(start, self.log[-1], self.snapshots)
+        assert losses == []
+        if is_committed:
+            self.committed += 1
+            for hub, found in ranges.items():
+                for each in found:
+                    self.read.update((hub, each.partition_id, number) for number in range(each.start, each.end))
+
+
+@given(
+    st.integers(1, 9) | st.none(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["publish", "trigger", "trigger", "commit", "crash", "restart", "add"]),
+            st.sampled_from("abc"),
+            st.sampled_from("01"),
+            st.integers(1, 9),
+        ),
+        max_size=60,
+    ),
+)
+def test_query_of_several_hubs_reads_every_event_once_in_any_history(
+    most: int | None, steps: list[tuple[str, str, str, int]]
+) -> None:
+    """Hubs are added, batches crash and are repeated, runs end: of each hub, what follows its logged start is read,
+    each number once."""
+    run = _HubsRun(TriggerLimits(most))
+    for step, hub, partition_id, count in steps:
+        if step == "publish":
+            run.ends[hub][partition_id] += count
+        elif step == "trigger":
+            run.trigger()
+        elif step in {"commit", "crash"}:
+            run.run(is_committed=step == "commit")
+            if step == "crash":
+                run.restart()
+        else:
+            run.restart()
+            if step == "add" and hub not in run.named and run.log:
+                run.named.append(hub)
+    for _ in range(200):
+        run.trigger()
+        run.run(is_committed=True)
+    begun: dict[str, Mapping[str, int]] = {}
+    for logged in run.log:
+        for name, offset in logged.hubs.items():
+            if offset.first_start is not None:
+                assert name not in begun
+                begun[name] = offset.first_start
+    assert begun.keys() == set(run.named)
+    assert run.read == Counter(
+        (hub, each, number)
+        for hub in run.named
+        for each, end in run.ends[hub].items()
+        for number in range(begun[hub][each], end)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ tasks

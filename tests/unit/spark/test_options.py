@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -15,6 +16,7 @@ from eventpump.spark.connection import CONNECTION_OPTIONS
 from eventpump.spark.source.offsets import TriggerLimits
 from eventpump.spark.source.options import NOT_TAKEN, SOURCE_OPTIONS, WITHOUT_EFFECT, SourceOptions, without_effect
 from tests.support.connecting import connection_string_to
+from tests.support.pages import ROOT
 
 SECRET = "c2VjcmV0LWtleQ=="
 STRING = connection_string_to("ns.servicebus.windows.net", key=SECRET, hub="trades")
@@ -285,3 +287,13 @@ def test_option_names_have_one_meaning() -> None:
     groups = [CONNECTION_OPTIONS, SOURCE_OPTIONS, WITHOUT_EFFECT, NOT_TAKEN]
     names = [name.lower() for group in groups for name in group]
     assert len(names) == len(set(names))
+
+
+def test_options_have_the_defaults_that_the_tuning_page_states() -> None:
+    """Numbers behind an option's name there are its default."""
+    page = (ROOT / "docs/spark-tuning.md").read_text(encoding="utf-8")
+    stated = re.findall(r"`(\w+)`(?: \(|: leave it at )([\d.,]*\d)", page)
+    found = [(name, float(number.replace(",", ""))) for name, number in stated if name in SOURCE_OPTIONS]
+    assert {"snapshotInterval", "prefetchCount"} <= {name for name, _ in found}
+    for name, number in found:
+        assert number == getattr(options(), SOURCE_OPTIONS[name]), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
+from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.ranges import number_of
 from eventpump.spark.source.receive import MAX_ROWS, KeptLinks, RangesReceiver
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.connecting import connection_string_to
 
 _SHARED = ReceiveOptions(owner_level=None)
 _EXCLUSIVE = ReceiveOptions(owner_level=0)
@@ -324,6 +327,22 @@ async def test_receive_fails_where_the_service_cannot_be_reached() -> None:
         with pytest.raises(ConnectionLostError, match="no way"):
             await _read_one(hub, 0, 10, options=options)
         assert options.retry_timeout - 5 <= loop.time() - began <= options.retry_timeout
+
+
+async def test_receive_opens_links_again_as_often_as_the_connections_retry_allows() -> None:
+    """The option `retry` holds for links too; without it only the time to start ends the attempts."""
+    text = connection_string_to("ns.servicebus.windows.net", hub="telemetry")
+    given = {"connectionString": text, "retry": '{"maxRetries": 2, "baseDelay": 3, "mode": "fixed"}'}
+    patient, limited = (SourceOptions.from_options(each).receive for each in ({"connectionString": text}, given))
+    loop = asyncio.get_running_loop()
+    for options, least, most in ((patient, 60.0, 120.0), (limited, 6.0, 6.1)):
+        hub = FakeHub()
+        hub.publish("0", count=10)
+        hub.refuse(LinkDetachedError("moved"), times=float("inf"))
+        began = loop.time()
+        with pytest.raises(LinkDetachedError, match="moved"):
+            await _read_one(hub, 0, 10, options=pickle.loads(pickle.dumps(options)))
+        assert least <= loop.time() - began <= most
 
 
 async def test_receive_waits_for_a_service_that_is_away() -> None:

@@ -38,6 +38,7 @@ from eventpump.eventhubs.codecs import PayloadCodec, encoder
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
+from eventpump.spark.source.schema import TYPE_COLUMNS
 from tests.support.codecs import DEFLATE, GZIP, OLD_KEY
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -139,6 +140,7 @@ def _expected(raw: bytes) -> dict[str, Any]:
     return {
         "body": body_of(event),
         "partition": "7",
+        "hub": "telemetry",
         "offset": event.offset,
         "sequenceNumber": event.sequence_number,
         "enqueuedTime": (event.enqueued_time - _EPOCH) // timedelta(microseconds=1),
@@ -148,17 +150,30 @@ def _expected(raw: bytes) -> dict[str, Any]:
         "systemProperties": {
             _key(name): text_of(value) for name, value in event.system_properties.items() if name not in own
         },
+        "propertyTypes": _types({_key(name): value for name, value in event.properties.items()}),
+        "systemPropertyTypes": _types(
+            {_key(name): value for name, value in event.system_properties.items() if name not in own}
+        ),
+    }
+
+
+def _types(values: dict[str, Any]) -> dict[str, str]:
+    kinds = {bool: "boolean", int: "long", float: "double", bytes: "binary", dict: "map"}
+    return {
+        name: kinds.get(type(value), type(value).__name__.lower())
+        for name, value in values.items()
+        if value is not None and type(value) is not str
     }
 
 
 def _rows(messages: Sequence[bytes], columns: Sequence[str]) -> list[dict[str, Any]]:
-    batch = RowEncoder("7", columns).encode(PackedEvents.pack(messages))
+    batch = RowEncoder("7", columns, hub="telemetry").encode(PackedEvents.pack(messages))
     batch.validate(full=True)
     assert batch.schema.equals(pa.schema([(name, COLUMNS[name]) for name in columns]))
     plain = batch.to_pydict() | {
         name: batch.column(name).cast(pa.int64()).to_pylist() for name in columns if name == "enqueuedTime"
     }
-    for name in ("properties", "systemProperties"):
+    for name in ("properties", "systemProperties", *TYPE_COLUMNS):
         if name in plain:
             assert all(len(dict(entries)) == len(entries) for entries in plain[name])
             plain[name] = [dict(entries) for entries in plain[name]]
@@ -228,6 +243,22 @@ def test_rows_keep_text_and_write_other_values_as_json(value: Any, text: str | N
     )
     if text is not None and not isinstance(value, (str, UInt, ULong)):
         json.loads(text)
+
+
+def test_types_of_properties_are_those_of_amqp() -> None:
+    """By name, in every form that the codec writes; text and null are no entries."""
+    values: dict[str, list[Any]] = {
+        "boolean": [True, False], "ubyte": [UByte(0), UByte(255)], "ushort": [UShort(1)],
+        "uint": [UInt(0), UInt(5), UInt(2**32 - 1)], "ulong": [ULong(0), ULong(5), ULong(2**64 - 1)],
+        "byte": [Byte(-1)], "short": [Short(-1)], "int": [Int(1), Int(2**31 - 1)], "long": [1, 2**40],
+        "float": [Float(0.5)], "double": [0.5], "char": [Char("c")], "timestamp": [Timestamp(0)],
+        "uuid": [uuid.UUID(int=1)], "binary": [b"", b"x" * 300], "symbol": [Symbol("s"), Symbol("s" * 300)],
+        "decimal32": [Decimal32(bytes(4))], "decimal64": [Decimal64(bytes(8))], "decimal128": [Decimal128(bytes(16))],
+    }  # fmt: skip
+    given = {f"{kind} {number}": each for kind, several in values.items() for number, each in enumerate(several)}
+    for name, value in given.items():
+        (row,) = _rows([_event(1, properties={name: value, "text": "5", "none": None})], ["propertyTypes"])
+        assert row["propertyTypes"] == {name: name.split()[0]}
 
 
 @pytest.mark.parametrize(
@@ -336,6 +367,28 @@ def test_bodies_are_decoded_where_codecs_are_named(messages: list[bytes], applie
     made = RowEncoder("7", ["body", "offset"], [GZIP, OLD_KEY, DEFLATE]).encode(PackedEvents.pack(mixed)).to_pydict()
     assert made["offset"] == plain["offset"]
     assert made["body"] == [*plain["body"][: len(messages)], b"body", *plain["body"][len(messages) + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("codecs", "left"), [([GZIP, DEFLATE], {}), ([DEFLATE], {"content-encoding": "gzip"}), ([GZIP], None)]
+)
+def test_system_properties_name_no_encoding_that_is_decoded(
+    codecs: list[PayloadCodec], left: dict[str, str] | None
+) -> None:
+    """A row that is published again would be taken for encoded otherwise. None: nothing could be decoded."""
+    encode = encoder([GZIP, DEFLATE])
+    assert encode is not None
+    sent = encode(EventData(b"body", content_type="text/plain"))
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": _EPOCH}
+    raws = [ReceivedEvent.build(sent.body, **(sent.standard or {}), **place).raw, _event(2, message_id="m")]
+    names = ["body", "systemProperties", "systemPropertyTypes"]
+    made = RowEncoder("7", names, codecs).encode(PackedEvents.pack(raws)).to_pylist()
+    whole = {"content-encoding": (sent.standard or {})["content_encoding"]}
+    left = whole if left is None else left
+    assert dict(made[0]["systemProperties"]) == {"content-type": "text/plain", **left}
+    assert dict(made[0]["systemPropertyTypes"]) == dict.fromkeys(["content-type", *left], "symbol")
+    assert (made[0]["body"] == b"body") == (not left)
+    assert dict(made[1]["systemProperties"]) == {"message-id": "m"}
 
 
 def test_body_that_cannot_be_decoded_is_an_error_that_names_the_event() -> None:

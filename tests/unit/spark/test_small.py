@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from eventpump.core.sequencer import PartitionSequencer
 from eventpump.errors import ServiceTimeoutError
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
-from eventpump.spark.sink.encode import EventColumns
+from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.executor import CollectTask, EncodeTask, encoded_names
 from eventpump.spark.sink.records import PartitionPlan
 from eventpump.spark.sink.small import (

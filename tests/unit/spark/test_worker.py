@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -197,3 +199,29 @@ def test_close_closes_links_before_their_connections() -> None:
     worker.close_first(_Links(transport))
     worker.close()
     assert links.closed == [True]
+
+
+_FREEZING = """
+import gc, sys, types
+from eventpump.spark import worker
+from pyspark.taskcontext import TaskContext
+
+def frozen(name):
+    sys.modules[name] = types.ModuleType(name)
+    worker.spare_collections()
+    return gc.get_freeze_count()
+
+outside = frozen("a")
+TaskContext._getOrCreate()
+first = frozen("b")
+worker.spare_collections()
+assert gc.get_freeze_count() == first
+more = [frozen(name) for name in "cdef"]
+assert outside == 0 < first < more[0] < more[1] == more[2] == more[3], (outside, first, more)
+"""
+
+
+def test_loaded_modules_are_set_aside_in_tasks_three_times_at_most() -> None:
+    """In a task of Spark the collector skips what is loaded, and what the next two tasks that load more have loaded."""
+    done = subprocess.run([sys.executable, "-c", _FREEZING], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

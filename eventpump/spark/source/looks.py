@@ -1,0 +1,319 @@
+"""What the driver knows of the hubs of a query, and which of it to read again next. Pure.
+
+The service answers about 50 requests for properties a second. So partitions are not all read at the same pace: those
+that have lately had events are read more often, and every other one in its turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from eventpump.eventhubs.events import LastEnqueued
+from eventpump.eventhubs.partitions import partition_order
+from eventpump.interfaces import HubProperties, PartitionProperties
+from eventpump.spark.source.offsets import HubSnapshot
+
+REQUESTS_PER_SECOND: Final = 40
+"""The most requests that a query makes in any second, of the 50 that the service answers; they take about 1 % of a
+core."""
+
+ROUND: Final = 10
+"""How many requests at least are made at once while nothing is new, if there are so many to make: partitions that
+lately had events are read up to four times a second, however many others there are."""
+
+_LEAST_RATE: Final = 5
+"""The same while the service answers that it is busy."""
+
+_BUSY_SECONDS: Final = 60.0
+"""Seconds after which the full rate is tried again."""
+
+ACTIVE_SECONDS: Final = 60.0
+"""A partition that had a new event within this time is read more often, if not all can be read each time."""
+
+_ACTIVE_SHARE: Final = 3
+"""One of so many requests is for such partitions at most; the others go round."""
+
+USUAL_SIZE: Final = 1024.0
+"""Bytes of an event, as long as nothing is known of the sizes in its hub."""
+
+SETTLE_SECONDS: Final = 5.0
+"""For so long after a link has shown an event, an answer that does not know it yet is ignored."""
+
+
+class RequestBudget:
+    """Counts requests, so that there are at most `REQUESTS_PER_SECOND` in any second. Times are in seconds."""
+
+    def __init__(self) -> None:
+        self._spent: deque[float] = deque()
+        self._rate = REQUESTS_PER_SECOND
+        self._busy_until = 0.0
+
+    def rate(self, now: float) -> int:
+        """Return how many requests a second there may be."""
+        if now >= self._busy_until:
+            self._rate = REQUESTS_PER_SECOND
+        return self._rate
+
+    def free(self, now: float) -> int:
+        """Return how many requests may be made now."""
+        self._forget(now)
+        return max(0, self.rate(now) - len(self._spent))
+
+    def turn(self, now: float) -> float:
+        """Count a request, and return the seconds until it may be made."""
+        self._forget(now)
+        rate = self.rate(now)
+        begun = self._spent[-rate] + 1.0 if len(self._spent) >= rate else now
+        at = max(now, begun, self._spent[-1] if self._spent else now)
+        self._spent.append(at)
+        return at - now
+
+    def wait(self, count: int, now: float) -> float:
+        """Return the seconds until `count` requests may be made at once, or as many as there may ever be."""
+        self._forget(now)
+        rate = self.rate(now)
+        ending = len(self._spent) + min(count, rate) - rate
+        return 0.0 if ending <= 0 else max(0.0, self._spent[ending - 1] + 1.0 - now)
+
+    def _forget(self, now: float) -> None:
+        while self._spent and self._spent[0] <= now - 1.0:
+            self._spent.popleft()
+
+    def refused(self, now: float) -> None:
+        """Make fewer requests for a time: the service answered that it is busy."""
+        self._rate = max(_LEAST_RATE, self.rate(now) // 2)
+        self._busy_until = now + _BUSY_SECONDS
+
+
+class Pace(NamedTuple):
+    """How requests are made while nothing is new.
+
+    Args:
+        requests: How many at once.
+        seconds: From one round to the next.
+        favors_active: Whether some of a round are for partitions that lately had events; otherwise all take turns.
+    """
+
+    requests: int
+    seconds: float
+    favors_active: bool
+
+
+class Item(NamedTuple):
+    """What one request reads: the properties of a hub, or of one of its partitions.
+
+    Args:
+        hub: The index of the hub among those of the query.
+        partition_id: None for the hub itself.
+    """
+
+    hub: int
+    partition_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubFacts:
+    """The properties of a hub and of the partitions to read. They were not all read at the same moment."""
+
+    hub: HubProperties
+    partitions: tuple[PartitionProperties, ...]
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    """The mean size of the events of each partition, in bytes; not of those whose offsets are not positions in
+    bytes."""
+
+    def snapshot(self, hub: str) -> HubSnapshot:
+        """Return the sequence numbers as a snapshot.
+
+        Args:
+            hub: The hub's name as the query spells it.
+        """
+        return HubSnapshot.of(hub, self.hub.created_at, self.partitions, self.sizes)
+
+
+@dataclass(slots=True)
+class _Hub:
+    """What is known of one hub."""
+
+    properties: HubProperties | None = None
+    partitions: dict[str, PartitionProperties] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+
+
+class Looks:
+    """What a query's driver knows of its hubs, since when, and which part of it to read next.
+
+    Args:
+        hubs: How many hubs the query has.
+    """
+
+    def __init__(self, hubs: int) -> None:
+        self._hubs = [_Hub() for _ in range(hubs)]
+        self._asked: dict[Item, float] = {Item(index, None): float("-inf") for index in range(hubs)}
+        self._active: dict[Item, float] = {}
+        self._shown: dict[Item, float] = {}
+
+    def __len__(self) -> int:
+        """Return how many requests read everything."""
+        return len(self._asked)
+
+    def chosen(self, hub: int, properties: HubProperties, partition_ids: Collection[str], asked_at: float) -> None:
+        """Record a hub's properties.
+
+        Args:
+            partition_ids: The partitions to read; those that are new are read next, and others are forgotten.
+            asked_at: When the answer was asked for.
+        """
+        known = self._hubs[hub]
+        known.properties = properties
+        self._asked[Item(hub, None)] = asked_at
+        for each in [each for each in self._asked if each.hub == hub and each.partition_id is not None]:
+            if each.partition_id not in partition_ids:
+                known.partitions.pop(str(each.partition_id), None)
+                known.sizes.pop(str(each.partition_id), None)
+                for values in (self._asked, self._active, self._shown):
+                    values.pop(each, None)
+        for partition_id in partition_ids:
+            self._asked.setdefault(Item(hub, partition_id), float("-inf"))
+
+    def answered(self, hub: int, properties: PartitionProperties, asked_at: float, now: float) -> None:
+        """Record a partition's properties, unless it is no longer to be read.
+
+        Args:
+            asked_at: When the answer was asked for.
+        """
+        item = Item(hub, properties.partition_id)
+        if item not in self._asked:
+            return
+        self._asked[item] = max(asked_at, self._asked[item])
+        known = self._hubs[hub].partitions
+        before = known.get(properties.partition_id)
+        if (size := mean_size(before, properties)) is not None:
+            sizes = self._hubs[hub].sizes
+            sizes[properties.partition_id] = (size + sizes.get(properties.partition_id, size)) / 2
+        if before is not None:
+            grown = properties.last_enqueued_sequence_number - before.last_enqueued_sequence_number
+            if grown < 0 and asked_at < self._shown.get(item, float("-inf")) + SETTLE_SECONDS:
+                return
+            if grown:
+                self._active[item] = now
+        known[properties.partition_id] = properties
+
+    def shown(self, hub: int, partition_id: str, number: int, newest: LastEnqueued | None, now: float) -> bool:
+        """Record an event that a link has shown.
+
+        Args:
+            number: Its sequence number.
+            newest: What the service stated with it about the partition's newest event.
+
+        Returns:
+            Whether that is news.
+        """
+        item = Item(hub, partition_id)
+        before = self._hubs[hub].partitions.get(partition_id)
+        if before is None:
+            return False
+        last, offset, moment = number, before.last_enqueued_offset, before.last_enqueued_time
+        if newest is not None and newest.sequence_number is not None and newest.sequence_number >= number:
+            last = newest.sequence_number
+            offset, moment = newest.offset or offset, newest.enqueued_time or moment
+        if last <= before.last_enqueued_sequence_number:
+            return False
+        self._active[item] = self._shown[item] = now
+        self._hubs[hub].partitions[partition_id] = replace(
+            before,
+            beginning_sequence_number=number if before.is_empty else before.beginning_sequence_number,
+            last_enqueued_sequence_number=last,
+            last_enqueued_offset=offset,
+            last_enqueued_time=moment,
+            is_empty=False,
+        )
+        return True
+
+    def is_known_since(self, moment: float) -> bool:
+        """Return whether every answer was asked for at a moment or later."""
+        return all(asked >= moment for asked in self._asked.values())
+
+    def unknown(self, moment: float) -> list[Item]:
+        """Return what was not asked for since a moment: hubs first."""
+        return sorted((each for each, asked in self._asked.items() if asked < moment), key=_order)
+
+    def pace(self, rate: int, interval: float) -> Pace:
+        """Return how to make requests so that everything is read once per interval, if the rate allows it.
+
+        Otherwise the requests are as many as the rate allows, and partitions that lately had events get more of them.
+
+        Args:
+            rate: The most requests in a second.
+            interval: Seconds.
+        """
+        if len(self) <= rate * interval:
+            rounds = math.ceil(len(self) / rate)
+            return Pace(math.ceil(len(self) / rounds), interval / rounds, favors_active=False)
+        count = min(len(self), rate, max(ROUND, math.ceil(rate * interval)))
+        return Pace(count, count / rate, favors_active=True)
+
+    def next(self, count: int, now: float, *, favors_active: bool = True) -> list[Item]:
+        """Return what to read next: what was not read for the longest time, and partitions that lately had events.
+
+        Args:
+            favors_active: Whether such partitions are among it even if it is not their turn.
+        """
+        if count >= len(self._asked):
+            return sorted(self._asked, key=_order)
+        active = [each for each, grown in self._active.items() if favors_active and now - grown <= ACTIVE_SECONDS]
+        active.sort(key=lambda each: (self._asked[each], _order(each)))
+        first = active[: count // _ACTIVE_SHARE]
+        others = sorted(self._asked.keys() - set(first), key=lambda each: (self._asked[each], _order(each)))
+        return first + others[: count - len(first)]
+
+    def facts(self, hub: int) -> HubFacts:
+        """Return what is known of a hub. All of it must have been read."""
+        known = self._hubs[hub]
+        assert known.properties is not None
+        ids = sorted(known.partitions, key=partition_order)
+        partitions = tuple(known.partitions[each] for each in ids)
+        usual = sum(known.sizes.values()) / len(known.sizes) if known.sizes else USUAL_SIZE
+        sizes = {
+            each.partition_id: known.sizes.get(each.partition_id, usual) for each in partitions if _has_bytes(each)
+        }
+        return HubFacts(known.properties, partitions, sizes)
+
+    def snapshots(self, names: Iterable[str]) -> Mapping[str, HubSnapshot]:
+        """Return the sequence numbers of all hubs, by name in lower case.
+
+        Args:
+            names: The hubs' names as the query spells them.
+        """
+        return {name.lower(): self.facts(index).snapshot(name) for index, name in enumerate(names)}
+
+
+def mean_size(before: PartitionProperties | None, now: PartitionProperties) -> float | None:
+    """Return the mean size in bytes of the events that a partition got between two answers.
+
+    An offset is a position in the partition's log, in bytes, save in namespaces with geo-replication. A partition's
+    first answer gives the mean over its whole life.
+
+    Returns:
+        None if there were none, or if the offsets do not tell.
+    """
+    if not _has_bytes(now) or (before is not None and not _has_bytes(before)):
+        return None
+    # The offset is where the newest event begins: the first answer does not have that event's own size.
+    number, offset = 0, 0
+    if before is not None and before.last_enqueued_sequence_number >= 0:
+        number, offset = before.last_enqueued_sequence_number, int(before.last_enqueued_offset)
+    events, size = now.last_enqueued_sequence_number - number, int(now.last_enqueued_offset) - offset
+    return size / events if events > 0 and size > 0 else None
+
+
+def _has_bytes(properties: PartitionProperties) -> bool:
+    return properties.last_enqueued_offset.removeprefix("-").isdecimal()
+
+
+def _order(item: Item) -> tuple[bool, int, tuple[int, str]]:
+    """Return the key that sorts hubs before partitions."""
+    return item.partition_id is not None, item.hub, partition_order(item.partition_id or "")

@@ -1,0 +1,300 @@
+"""How the driver of a query finds out what is new: requests within a budget, and links that show the next event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from eventpump.aio.tasks import TaskSet, gather
+from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.errors import EntityNotFoundError, EventError, RequestRefusedError
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLinkSpec, Transport
+from eventpump.options.consumer import FeedSettings
+from eventpump.spark.source.looks import HubFacts, Item, Looks, RequestBudget
+from eventpump.spark.source.lookups import request
+from eventpump.spark.source.offsets import HubSnapshot
+from eventpump.spark.source.options import SourceOptions
+
+_log = logging.getLogger("eventpump.spark")
+
+_EVER: Final = -sys.float_info.max
+"""Before any time at which something was asked for."""
+
+GATHER: Final = 0.01
+"""Seconds to wait for more new events after the first one, so that events published together are one batch."""
+
+REFUSED_SECONDS: Final = 30.0
+"""Seconds after which a partition whose link was refused for good is watched again."""
+
+
+class HubsWatch:
+    """Keeps the driver's knowledge of the hubs of one query up to date. On one event loop, one call at a time.
+
+    Args:
+        transport: Returns the connection to the namespace.
+        hubs: The options of each hub of the query.
+    """
+
+    def __init__(self, transport: Callable[[], Transport], hubs: Sequence[SourceOptions]) -> None:
+        self._transport = transport
+        self._hubs = tuple(hubs)
+        self._names = [each.connection.hub for each in hubs]
+        self._interval = hubs[0].snapshot_interval
+        self._looks = Looks(len(hubs))
+        self._budget = RequestBudget()
+        self._last_round = float("-inf")
+        self._news = asyncio.Event()
+        self._links = [
+            _WatchLinks(transport, each, partial(self._shown, index)) if each.watch_consumer_group is not None else None
+            for index, each in enumerate(hubs)
+        ]
+
+    @property
+    def snapshots(self) -> Mapping[str, HubSnapshot]:
+        """What the hubs hold, as far as it is known, by name in lower case."""
+        return self._looks.snapshots(self._names)
+
+    @property
+    def facts(self) -> list[HubFacts]:
+        """What is known of each hub."""
+        return [self._looks.facts(index) for index in range(len(self._hubs))]
+
+    def is_known_since(self, moment: float) -> bool:
+        """Return whether everything was asked for since a moment, on the loop's clock."""
+        return self._looks.is_known_since(moment)
+
+    async def look_at_all(self) -> None:
+        """Read everything anew.
+
+        Raises:
+            ServiceError: The service did not answer in time, or refused.
+        """
+        since = asyncio.get_running_loop().time()
+        while unknown := self._looks.unknown(since):
+            # A hub's partitions are known once it has answered.
+            hubs = [each for each in unknown if each.partition_id is None]
+            await self._read(hubs or unknown)
+
+    async def until_known(self) -> None:
+        """Read everything, if that was not done yet.
+
+        Raises:
+            ServiceError: The service did not answer in time, or refused.
+        """
+        if not self.is_known_since(_EVER):
+            await self.look_at_all()
+
+    async def refresh(self) -> None:
+        """Read what the budget allows at once, unless it is too soon after the last time for `snapshot_interval`.
+
+        Raises:
+            ServiceError: The service did not answer in time, or refused.
+        """
+        await self.until_known()
+        now = asyncio.get_running_loop().time()
+        pause = min(self._interval, self._looks.pace(self._budget.rate(now), self._interval).seconds)
+        if now >= self._last_round + pause and (free := self._budget.free(now)):
+            await self._read(self._looks.next(free, now))
+
+    async def until_news(self, drained: Mapping[int, Mapping[str, int]]) -> None:
+        """Wait until something may have changed: an event was shown by a link, or the next round of requests is done.
+
+        Args:
+            drained: Per index of a hub, and per partition that is read to its end, the number of the next event.
+
+        Raises:
+            ServiceError: The service did not answer in time, or refused.
+        """
+        loop = asyncio.get_running_loop()
+        for index, links in enumerate(self._links):
+            if links is not None:
+                links.watch(drained.get(index, {}))
+        now = loop.time()
+        pace = self._looks.pace(self._budget.rate(now), self._interval)
+        pause = max(0.0, self._last_round + pace.seconds - now, self._budget.wait(pace.requests, now))
+        try:
+            async with asyncio.timeout(pause):
+                await self._news.wait()
+        except TimeoutError:
+            await self._read(self._looks.next(pace.requests, loop.time(), favors_active=pace.favors_active))
+        else:
+            await asyncio.sleep(GATHER)
+        self._news.clear()
+
+    async def aclose(self) -> None:
+        """Close the links. May be called twice."""
+        await gather(links.aclose() for links in self._links if links is not None)
+
+    def _shown(self, index: int, partition_id: str, event: ReceivedEvent) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._looks.shown(index, partition_id, event.sequence_number, event.last_enqueued, now):
+            self._news.set()
+
+    async def _read(self, items: Sequence[Item]) -> None:
+        self._last_round = asyncio.get_running_loop().time()
+        await gather(map(self._read_one, items))
+
+    async def _read_one(self, item: Item) -> None:
+        loop = asyncio.get_running_loop()
+        options, transport = self._hubs[item.hub], self._transport()
+        hub = options.connection.hub
+        if item.partition_id is None:
+            began = loop.time()
+            found = await request(partial(transport.get_hub_properties, hub), options, self._budget)
+            self._looks.chosen(item.hub, found, options.chosen(found.partition_ids), began)
+            return
+        began = loop.time()
+        ask = partial(transport.get_partition_properties, hub, item.partition_id)
+        try:
+            properties = await request(ask, options, self._budget)
+        except (RequestRefusedError, EntityNotFoundError):
+            # A hub that was recreated may have fewer partitions.
+            await self._read_one(Item(item.hub, None))
+            if item in self._looks.unknown(float("inf")):
+                raise
+            return
+        self._looks.answered(item.hub, properties, began, loop.time())
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A partition's link.
+
+    Args:
+        number: The number of the event that it shows next, or has shown.
+        is_parked: Whether it has shown its event, and can show the one after it.
+    """
+
+    feed: PartitionFeed[bytes]
+    cursor: FeedCursor[bytes]
+    number: int
+    is_parked: bool = False
+
+
+class _WatchLinks:
+    """The links of one hub: one for each partition that is read to its end, with credit for one event.
+
+    They are in a consumer group of their own and have no owner level, so they disturb no reader.
+
+    Args:
+        on_shown: Called with a partition and its next event.
+    """
+
+    def __init__(
+        self,
+        transport: Callable[[], Transport],
+        options: SourceOptions,
+        on_shown: Callable[[str, ReceivedEvent], None],
+    ) -> None:
+        self._transport = transport
+        self._options = options
+        self._on_shown = on_shown
+        self._watched: dict[str, _Watched] = {}
+        self._refused_until: dict[str, float] = {}
+        self._tasks = TaskSet(_failed)
+        self._rng = random.Random()
+        self._is_closed = False
+
+    def watch(self, drained: Mapping[str, int]) -> None:
+        """Watch partitions.
+
+        Args:
+            drained: The number of the next event, per partition that is read to its end. Links of other partitions have
+                no credit, or show an event that is known; they stay for the next time.
+        """
+        now = asyncio.get_running_loop().time()
+        for partition_id, number in drained.items():
+            watched = self._watched.get(partition_id)
+            if watched is not None:
+                if not watched.is_parked and watched.number == number:
+                    continue
+                if watched.is_parked and watched.number + 1 == number and watched.feed.error is None:
+                    watched.number, watched.is_parked = number, False
+                    watched.feed.resume(1)
+                    self._show(partition_id, watched)
+                    continue
+                self._drop(partition_id, watched)
+            if not self._is_closed and now >= self._refused_until.get(partition_id, now):
+                self._open(partition_id, number)
+
+    def _open(self, partition_id: str, number: int) -> None:
+        group = self._options.watch_consumer_group
+        assert group is not None
+        # Not at the number itself: the service may refuse a number that it has not reached.
+        before = EventPosition.at_sequence_number(number - 1) if number else EventPosition.earliest()
+        feed = PartitionFeed(
+            self._transport(),
+            ReceiveLinkSpec(
+                hub=self._options.connection.hub,
+                consumer_group=group,
+                partition_id=partition_id,
+                position=before,
+                receiver_name=f"eventpump-spark-watch-{socket.gethostname()[:32]}-{os.getpid()}",
+                track_last_enqueued=True,
+            ),
+            FeedSettings(hub=self._options.connection.hub, consumer_group=group, prefetch_events=1),
+            wrap=as_received,
+            rng=self._rng,
+            limit=1,
+        )
+        watched = self._watched[partition_id] = _Watched(feed, feed.cursor(), number)
+        feed.start()
+        self._show(partition_id, watched)
+
+    def _show(self, partition_id: str, watched: _Watched) -> None:
+        self._tasks.spawn(self._until_shown(partition_id, watched), f"watch partition {partition_id}")
+
+    async def _until_shown(self, partition_id: str, watched: _Watched) -> None:
+        """Wait for a partition's next event, and report it."""
+        feed, cursor = watched.feed, watched.cursor
+        while not (messages := cursor.take(1)):
+            if feed.error is not None:
+                break
+            await cursor.wait(None)
+        if self._watched.get(partition_id) is not watched:
+            return
+        if not messages:
+            _log.warning(
+                "partition %s of hub %s cannot be watched in consumer group %s; new events are looked for by requests: "
+                "%s",
+                partition_id,
+                self._options.connection.hub,
+                self._options.watch_consumer_group,
+                feed.error,
+            )
+            self._refused_until[partition_id] = asyncio.get_running_loop().time() + REFUSED_SECONDS
+            self._drop(partition_id, watched)
+            return
+        event = ReceivedEvent(messages[0])
+        cursor.processed()
+        try:
+            watched.number, watched.is_parked = event.sequence_number, feed.park()
+        except EventError as error:
+            _log.warning("partition %s: an event without a number was received: %s", partition_id, error)
+            return
+        self._on_shown(partition_id, event)
+
+    def _drop(self, partition_id: str, watched: _Watched) -> None:
+        del self._watched[partition_id]
+        self._tasks.spawn(watched.feed.aclose(), f"close the watch of partition {partition_id}")
+
+    async def aclose(self) -> None:
+        """Close all of them. May be called twice."""
+        self._is_closed = True
+        feeds = [each.feed for each in self._watched.values()]
+        self._watched.clear()
+        await gather(feed.aclose() for feed in feeds)
+        await self._tasks.wait(CLOSE_TIMEOUT)
+
+
+def _failed(name: str, error: BaseException) -> None:
+    _log.error("%s failed", name, exc_info=error)

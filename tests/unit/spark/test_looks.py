@@ -1,0 +1,183 @@
+"""What the driver reads next, and how often: within the service's rate, and every partition in its turn."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from eventpump.eventhubs.events import LastEnqueued
+from eventpump.interfaces import HubProperties, PartitionProperties
+from eventpump.spark.source.looks import REQUESTS_PER_SECOND, SETTLE_SECONDS, USUAL_SIZE, Item, Looks, RequestBudget
+
+NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def hub(partitions: int) -> HubProperties:
+    return HubProperties("telemetry", NOON, tuple(str(number) for number in range(partitions)))
+
+
+def partition(partition_id: str, last: int = -1, first: int = 0) -> PartitionProperties:
+    return PartitionProperties("telemetry", partition_id, first, last, str(last), NOON, last < first)
+
+
+def looks(partitions: int, last: int = -1, *, hubs: int = 1) -> Looks:
+    """Make what is known of hubs that were read at 0."""
+    made = Looks(hubs)
+    for index in range(hubs):
+        made.chosen(index, hub(partitions), hub(partitions).partition_ids, 0.0)
+        for each in hub(partitions).partition_ids:
+            made.answered(index, partition(each, last), 0.0, 0.0)
+    return made
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 30), st.booleans()), max_size=60))
+def test_budget_allows_no_more_than_its_rate_in_any_second(steps: list[tuple[float, int, bool]]) -> None:
+    """However requests come, in bursts or one by one, and whatever the service refuses."""
+    budget, now, made = RequestBudget(), 0.0, []
+    for wait, count, is_refused in steps:
+        now += wait
+        made += [now + budget.turn(now) for _ in range(count)]
+        if is_refused:
+            budget.refused(now)
+    assert all(before <= after + 1e-6 for before, after in itertools.pairwise(made))
+    for index, at in enumerate(made):
+        assert sum(at <= other < at + 1.0 - 1e-6 for other in made[index:]) <= REQUESTS_PER_SECOND
+
+
+def test_budget_is_halved_while_the_service_is_busy() -> None:
+    """A refusal halves the rate for a minute, down to a least one."""
+    budget = RequestBudget()
+    budget.refused(0.0)
+    assert (budget.rate(0.0), budget.rate(59.9), budget.rate(60.0)) == (20, 20, 40)
+    for _ in range(9):
+        budget.refused(100.0)
+    assert budget.free(100.0) == 5
+
+
+def test_budget_tells_when_a_round_can_be_made_at_once() -> None:
+    """As soon as so many requests have left the second before."""
+    budget = RequestBudget()
+    assert budget.wait(33, 0.0) == 0.0
+    for _ in range(33):
+        assert budget.turn(0.0) == 0.0
+    assert (budget.free(0.5), budget.wait(7, 0.5), budget.wait(33, 0.5)) == (7, 0.0, 0.5)
+    assert budget.wait(1000, 0.5) == 0.5
+    assert (budget.free(1.0), budget.wait(33, 1.0)) == (40, 0.0)
+
+
+@given(st.integers(1, 150), st.integers(1, 3), st.integers(0, 150))
+@example(150, 1, 60)
+def test_rounds_read_everything_and_active_partitions_more_often(partitions: int, hubs: int, active: int) -> None:
+    """No partition waits for longer than half as many rounds again as reading all of them in turn would take, however
+    many others have events all the time."""
+    known = looks(partitions, hubs=hubs)
+    count = REQUESTS_PER_SECOND
+    read: list[list[Item]] = []
+    rounds = -(-len(known) // (count - count // 3)) + 1
+    for grown in range(1, 3 * rounds + 1):
+        now = float(grown)
+        found = known.next(count, now)
+        assert len(found) == len(set(found)) == min(count, len(known))
+        read.append(found)
+        for each in found:
+            if each.partition_id is None:
+                known.chosen(each.hub, hub(partitions), hub(partitions).partition_ids, now)
+            else:
+                is_active = int(each.partition_id) < active
+                known.answered(each.hub, partition(each.partition_id, grown if is_active else -1), now, now)
+    everything = {Item(index, None) for index in range(hubs)}
+    everything |= {Item(index, str(each)) for index in range(hubs) for each in range(partitions)}
+    for begin in range(len(read) - rounds + 1):
+        assert set(itertools.chain(*read[begin : begin + rounds])) == everything
+
+
+def test_rounds_read_a_few_active_partitions_each_time() -> None:
+    """Of 128 partitions the three that get events are in every round."""
+    known = looks(128)
+    for now in range(1, 9):
+        for each in known.next(40, float(now)):
+            if each.partition_id is not None:
+                busy = each.partition_id in {"5", "77", "120"}
+                known.answered(0, partition(each.partition_id, now if busy else -1), float(now), float(now))
+            else:
+                known.chosen(0, hub(128), hub(128).partition_ids, float(now))
+    assert {Item(0, "5"), Item(0, "77"), Item(0, "120")} <= set(known.next(40, 9.0))
+
+
+def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
+    """Its number, or that of the newest event if the service states it; an event that was known is no news."""
+    known = looks(1, last=4)
+    assert not known.shown(0, "0", 4, None, 1.0)
+    assert known.shown(0, "0", 5, None, 1.0)
+    assert known.shown(0, "0", 6, LastEnqueued(9, "900", NOON, NOON), 1.0)
+    assert not known.shown(0, "0", 8, LastEnqueued(9, "900", NOON, NOON), 1.0)
+    (found,) = known.facts(0).partitions
+    assert (found.last_enqueued_sequence_number, found.last_enqueued_offset) == (9, "900")
+    assert not known.shown(0, "3", 8, None, 1.0)
+
+
+def test_event_in_an_empty_partition_is_its_first() -> None:
+    """A partition that retention has emptied begins with the event that was shown."""
+    known = Looks(1)
+    known.chosen(0, hub(1), ["0"], 0.0)
+    known.answered(0, partition("0", last=6, first=7), 0.0, 0.0)
+    assert known.shown(0, "0", 7, None, 1.0)
+    assert known.facts(0).partitions == (PartitionProperties("telemetry", "0", 7, 7, "6", NOON, is_empty=False),)
+
+
+@pytest.mark.parametrize(("asked_at", "last"), [(0.5, 9), (1.0 + SETTLE_SECONDS - 0.1, 9), (1.0 + SETTLE_SECONDS, 4)])
+def test_answer_that_does_not_know_a_shown_event_is_not_a_loss(asked_at: float, last: int) -> None:
+    """An answer from before the event, or one that lags, is ignored; one that says so later is a recreated hub."""
+    known = looks(1, last=4)
+    known.shown(0, "0", 9, None, 1.0)
+    known.answered(0, partition("0", 4), asked_at, asked_at + 0.1)
+    assert known.facts(0).partitions[0].last_enqueued_sequence_number == last
+
+
+def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> None:
+    """What a hub's properties no longer name is not asked for, and a late answer for it is dropped."""
+    known = looks(3)
+    known.chosen(0, hub(5), ["0", "4"], 1.0)
+    assert known.unknown(float("-inf")) == []
+    assert Item(0, "4") in known.unknown(0.0)
+    known.answered(0, partition("1", 5), 1.0, 1.0)
+    known.answered(0, partition("4", 5), 1.0, 1.0)
+    assert [each.partition_id for each in known.facts(0).partitions] == ["0", "4"]
+    assert not known.is_known_since(1.0)
+    known.answered(0, partition("0", 5), 1.0, 1.0)
+    assert known.is_known_since(1.0)
+
+
+def offset(partition_id: str, last: int, at: str) -> PartitionProperties:
+    return replace(partition(partition_id, last), last_enqueued_offset=at)
+
+
+def test_size_of_events_is_learned_from_offsets() -> None:
+    """First the mean over the partition's life, then what it was lately; without any, that of the hub's others."""
+    known = Looks(1)
+    known.chosen(0, hub(3), ["0", "1", "2"], 0.0)
+    known.answered(0, offset("0", 10, "1000"), 0.0, 0.0)
+    known.answered(0, offset("1", -1, "-1"), 0.0, 0.0)
+    known.answered(0, offset("2", -1, "-1"), 0.0, 0.0)
+    assert known.facts(0).sizes == {"0": 100.0, "1": 100.0, "2": 100.0}
+    known.answered(0, offset("0", 20, "4000"), 1.0, 1.0)
+    assert known.facts(0).sizes["0"] == 200.0
+    known.answered(0, offset("1", 4, "2000"), 1.0, 1.0)
+    assert known.facts(0).sizes == {"0": 200.0, "1": 500.0, "2": 350.0}
+    known.answered(0, offset("2", 0, "0"), 1.0, 1.0)
+    assert known.facts(0).sizes["2"] == 350.0
+    assert looks(1).facts(0).sizes == {"0": USUAL_SIZE}
+
+
+def test_size_of_events_is_unknown_where_offsets_are_no_positions() -> None:
+    """As in namespaces with geo-replication."""
+    known = Looks(1)
+    known.chosen(0, hub(1), ["0"], 0.0)
+    known.answered(0, offset("0", 10, "1:77:1000"), 0.0, 0.0)
+    assert known.facts(0).sizes == {}
+    assert known.facts(0).snapshot("telemetry").bounds["0"].mean_size is None

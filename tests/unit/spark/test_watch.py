@@ -1,0 +1,305 @@
+"""New events are seen at once by links, and by requests in their turn where there is no link."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+
+from eventpump.errors import ConfigurationError, ConnectionLostError, LinkDetachedError, ServiceBusyError
+from eventpump.eventhubs.events import EventPosition
+from eventpump.interfaces import ReceiveLinkSpec
+from eventpump.spark.source.looks import REQUESTS_PER_SECOND, ROUND
+from eventpump.spark.source.options import SourceOptions
+from eventpump.spark.source.watch import GATHER, REFUSED_SECONDS, HubsWatch
+from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.connecting import connection_string_to
+
+STRING = connection_string_to("ns.servicebus.windows.net", hub="telemetry")
+GROUPS = ("$Default", "watch")
+
+
+def watch_of(hub: FakeHub, **given: str) -> HubsWatch:
+    options = SourceOptions.from_options({"connectionString": STRING, "watchConsumerGroup": "watch", **given})
+    transport = FakeTransport(hub)
+    return HubsWatch(lambda: transport, [options.for_stream()])
+
+
+def latest(watch: HubsWatch) -> dict[str, int]:
+    """Return the number after the last event that is known, per partition."""
+    return {each: bounds.latest for each, bounds in watch.snapshots["telemetry"].bounds.items()}
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Reader:
+    """A reader of a query."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def messages(self, batch: list[bytes]) -> None:
+        """Events come."""
+
+    def detached(self, error: Exception) -> None:
+        """The link ended."""
+        self.error = error
+
+
+async def read(hub: FakeHub, group: str, owner_level: int | None) -> Reader:
+    reader = Reader()
+    spec = ReceiveLinkSpec(hub.name, group, "0", EventPosition.earliest(), owner_level=owner_level)
+    await FakeTransport(hub).open_receive_link(spec, reader)
+    return reader
+
+
+@pytest.fixture
+def hub() -> FakeHub:
+    """A hub of 128 partitions, with a group for the watch."""
+    return FakeHub(partitions=128, consumer_groups=GROUPS)
+
+
+async def test_watched_event_ends_the_wait_at_once(hub: FakeHub) -> None:
+    """Of 128 partitions, far from its turn to be asked for: its end is known, and that of those published with it."""
+    watch = watch_of(hub)
+    await watch.refresh()
+    for _ in range(8):
+        await watch.until_news({0: latest(watch)})
+    waiting = asyncio.create_task(watch.until_news({0: latest(watch)}))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    began, looks = now(), len(hub.looks)
+    hub.publish("90", b"a", b"b", b"c")
+    hub.publish("17", b"d")
+    await waiting
+    assert now() - began == pytest.approx(GATHER, abs=0.001)
+    assert len(hub.looks) == looks
+    assert {each: end for each, end in latest(watch).items() if end} == {"17": 1, "90": 3}
+    await watch.aclose()
+    assert not any(map(hub.credit, hub.partition_ids))
+
+
+async def test_watched_partitions_are_only_those_that_are_drained(hub: FakeHub) -> None:
+    """One link each with credit for one event, without an owner level, in the group of the watch; none elsewhere."""
+    hub.publish("1", count=3)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await watch.until_news({0: {"0": 0, "1": 3}})
+    assert [spec.partition_id for spec in hub.attached] == ["0", "1"]
+    assert {(spec.consumer_group, spec.owner_level) for spec in hub.attached} == {("watch", None)}
+    assert (hub.credit("0"), hub.credit("1"), hub.credit("2")) == ([1], [1], [])
+    await watch.aclose()
+
+
+async def test_watched_link_is_used_for_the_next_event_as_well(hub: FakeHub) -> None:
+    """Where exactly one event was read it goes on with another credit; after more of them, a new link is opened."""
+    watch = watch_of(hub)
+    await watch.refresh()
+    for count, links in ((1, 1), (1, 1), (3, 1), (1, 2), (1, 2)):
+        waiting = asyncio.create_task(watch.until_news({0: {"7": latest(watch)["7"]}}))
+        await asyncio.sleep(0.01)
+        before = latest(watch)["7"]
+        hub.publish("7", count=count)
+        await waiting
+        assert latest(watch)["7"] == before + count
+        assert len(hub.attached) == links
+        assert hub.credit("7") == [0]
+    await watch.aclose()
+
+
+async def test_watched_events_are_seen_after_an_outage(hub: FakeHub) -> None:
+    """A link that was lost is opened again, however often that fails, and shows what came meanwhile."""
+    watch = watch_of(hub)
+    await watch.refresh()
+    drained = {0: {"3": 0}}
+    waiting = asyncio.create_task(watch.until_news(drained))
+    await asyncio.sleep(0.1)
+    hub.refuse(ConnectionLostError("cannot connect: refused"), times=5)
+    hub.lose_connections()
+    hub.publish("3", b"a")
+    with suppress(ConnectionLostError):
+        await waiting
+    began = now()
+    while latest(watch)["3"] == 0 and now() < began + 60:
+        await watch.until_news(drained)
+    assert latest(watch)["3"] == 1
+    hub.detach("3", LinkDetachedError("idle"))
+    waiting = asyncio.create_task(watch.until_news({0: {"3": 1}}))
+    await asyncio.sleep(0.01)
+    hub.publish("3", b"b")
+    await waiting
+    assert latest(watch)["3"] == 2
+    await watch.aclose()
+
+
+async def test_watch_does_not_disturb_the_query(hub: FakeHub) -> None:
+    """An exclusive reader of the query's group stays; the watch closes its links, and does not come back after."""
+    reader = await read(hub, "$Default", 0)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await watch.until_news({0: {"0": 0}})
+    assert sorted(hub.owner_levels("0"), key=str) == [0, None]
+    await watch.aclose()
+    await watch.aclose()
+    await watch.until_news({0: {"0": 0}})
+    assert (hub.owner_levels("0"), reader.error) == ([0], None)
+
+
+async def test_watch_that_is_refused_leaves_it_to_requests(caplog: pytest.LogCaptureFixture) -> None:
+    """An exclusive reader in the group of the watch is a warning; requests see the event; it is tried again later."""
+    hub = FakeHub(partitions=2, consumer_groups=GROUPS)
+    await read(hub, "watch", 0)
+    watch = watch_of(hub)
+    await watch.refresh()
+    with caplog.at_level(logging.WARNING, "eventpump.spark"):
+        await watch.until_news({0: {"0": 0}})
+        hub.publish("0", b"a")
+        began = now()
+        while latest(watch)["0"] == 0:
+            await watch.until_news({0: {"0": 0}})
+        assert now() - began < 0.2
+        for _ in range(20):
+            await watch.until_news({0: {"0": 1}})
+    assert caplog.text.count("partition 0 of hub telemetry cannot be watched in consumer group watch") == 1
+    tried = len(hub.attached)
+    await asyncio.sleep(REFUSED_SECONDS)
+    for _ in range(3):
+        await watch.until_news({0: {"0": 1}})
+    assert len(hub.attached) == tried
+    assert caplog.text.count("cannot be watched") >= 1
+    await watch.aclose()
+
+
+def test_watch_in_the_querys_own_group_is_refused() -> None:
+    """Its links would be refused there, or disturb other readers."""
+    with pytest.raises(ConfigurationError, match="watchConsumerGroup: must not be the query's own consumerGroup"):
+        SourceOptions.from_options({"connectionString": STRING, "watchConsumerGroup": "$default"})
+
+
+@pytest.mark.parametrize(
+    ("partitions", "interval"), [(4, 5 / REQUESTS_PER_SECOND), (32, ROUND / REQUESTS_PER_SECOND), (128, 0.25)]
+)
+async def test_looks_are_as_quick_as_the_rate_allows(partitions: int, interval: float) -> None:
+    """Without a watch, a partition that had events is looked at every eighth of a second of 4, four times a second of
+    128; and there are never more requests than the rate."""
+    hub = FakeHub(partitions=partitions)
+    options = SourceOptions.from_options({"connectionString": STRING}).for_stream()
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [options])
+    await watch.refresh()
+    delays = []
+    for _ in range(20):
+        hub.publish("1", b"x")
+        began, end = now(), latest(watch)["1"] + 1
+        while latest(watch)["1"] < end:
+            await watch.until_news({})
+        delays.append(now() - began)
+    assert max(delays[-10:]) <= interval + 0.001
+    moments = [moment for _, moment in hub.looks]
+    for index, moment in enumerate(moments):
+        assert sum(other < moment + 0.999 for other in moments[index:]) <= REQUESTS_PER_SECOND
+    began, unread = now(), set(hub.partition_ids)
+    looked = len(hub.looks)
+    while unread:
+        await watch.until_news({})
+        unread -= {each for each, _ in hub.looks[looked:]}
+    assert now() - began <= 1.5 * (partitions + 1) / REQUESTS_PER_SECOND + 1.0
+
+
+@pytest.mark.parametrize(
+    ("partitions", "interval", "within"),
+    [(16, 1.0, 1.0), (32, 0.5, 1.5), (32, 1.0, 1.0), (128, 1.0, 5.0), (128, 4.0, 4.0), (128, 60.0, 60.0)],
+)
+async def test_looks_at_all_partitions_within_the_interval_if_the_rate_allows_it(
+    partitions: int, interval: float, within: float
+) -> None:
+    """A longer interval is that of every partition, while others have events; and it saves requests."""
+    hub = FakeHub(partitions=partitions)
+    options = SourceOptions.from_options({"connectionString": STRING, "snapshotInterval": str(interval)})
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [options.for_stream()])
+    await watch.refresh()
+    began, looked = now(), len(hub.looks)
+    while now() < began + 10 * within:
+        for each in range(0, partitions, 2):
+            hub.publish(str(each), b"x")
+        await watch.until_news({})
+    moments: dict[str, list[float]] = {}
+    for partition_id, moment in hub.looks[looked:]:
+        moments.setdefault(partition_id, [began]).append(moment)
+    assert moments.keys() == set(hub.partition_ids)
+    assert max(after - before for each in moments.values() for before, after in pairwise(each)) <= within + 0.1
+    most = 1.1 * min(REQUESTS_PER_SECOND, (partitions + 1) / interval)
+    assert len(hub.looks) - looked <= (now() - began) * most
+
+
+async def test_looks_are_fewer_while_the_service_is_busy() -> None:
+    """A refusal is repeated after the service's wait, and the rate is halved."""
+    hub = FakeHub(partitions=4)
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [SourceOptions.from_options({"connectionString": STRING}).for_stream()])
+    await watch.refresh()
+    hub.refuse(ServiceBusyError("busy"), operation="partition")
+    began = now()
+    await watch.until_news({})
+    assert now() - began >= 4.0
+    looked, began = len(hub.looks), now()
+    while now() < began + 10:
+        await watch.until_news({})
+    assert len(hub.looks) - looked <= 10 * REQUESTS_PER_SECOND / 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_watch_sees_every_event_in_random_histories(seed: int) -> None:
+    """Events, lost connections and links, refusals, retention and added partitions in any order: what is known never
+    goes back, never runs ahead, and reaches the end; a partition has at most one link, with credit for one event."""
+    rng = random.Random(seed)
+    hub = FakeHub(partitions=3, consumer_groups=GROUPS, latency=rng.choice([0.0, 0.005, 0.2]))
+    watch = watch_of(hub)
+    await watch.refresh()
+    read_to = dict(latest(watch))
+    for _ in range(150):
+        step = rng.random()
+        partition_id = rng.choice(hub.partition_ids)
+        if step < 0.35:
+            hub.publish(partition_id, count=rng.choice([1, 1, 1, 2, 30]))
+        elif step < 0.4:
+            hub.lose_connections()
+        elif step < 0.45:
+            hub.detach(partition_id, LinkDetachedError("moved"))
+        elif step < 0.5:
+            hub.refuse(rng.choice([LinkDetachedError("away"), ServiceBusyError("busy")]), times=rng.randrange(1, 4))
+        elif step < 0.55:
+            hub.truncate(partition_id, len(hub.events(partition_id)) + 5)
+        elif step < 0.57:
+            hub.add_partitions(1)
+        elif step < 0.8:
+            before = latest(watch)
+            drained = {each: end for each, end in before.items() if read_to.get(each, 0) == end}
+            await watch.until_news({0: drained})
+            after = latest(watch)
+            for each, end in before.items():
+                assert after[each] >= end
+            for each, end in after.items():
+                found = await FakeTransport(hub).get_partition_properties(hub.name, each)
+                assert end <= found.last_enqueued_sequence_number + 1
+        else:
+            read_to = dict(latest(watch))  # a batch
+        if step > 0.97:
+            await asyncio.sleep(rng.choice([0.01, 5.0, 40.0]))
+        for each in hub.partition_ids:
+            assert len(hub.credit(each)) <= 1
+            assert sum(hub.credit(each)) <= 1
+    hub.accept()
+    for _ in range(40):
+        await watch.until_news({0: latest(watch)})
+    ends = [await FakeTransport(hub).get_partition_properties(hub.name, each) for each in hub.partition_ids]
+    assert latest(watch) == {each.partition_id: each.last_enqueued_sequence_number + 1 for each in ends}
+    await watch.aclose()
+    assert not any(map(hub.credit, hub.partition_ids))
