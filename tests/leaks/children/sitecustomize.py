@@ -18,8 +18,13 @@ def _tap(directory: Path) -> None:
     file = directory / f"{os.getpid()}.log"
 
     def take(text: str) -> None:
-        with file.open("a", encoding="utf-8", errors="replace") as log:
-            log.write(text + "\n")
+        # Opened for each text, since a fork may close what it does not know; without the objects of a file, which take
+        # most of the time.
+        log = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(log, f"{text}\n".encode(errors="replace"))
+        finally:
+            os.close(log)
 
     log_tap.tap(take)
 
