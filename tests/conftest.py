@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
 from tests.support.coverage import CoverageReport
+from tests.support.forks import SEED_VARIABLE
 from tests.support.order import LONGEST
 from tests.ways import Way, ways_of
 
@@ -39,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(1 << 31)))  # workers of pytest-xdist inherit it
     if config.getoption("--hypothesis-profile") is None:
         settings.load_profile("long" if config.getoption("--long") else "gate")
     wanted = config.getoption("--build")
@@ -56,8 +60,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Have each worker of pytest-xdist begin with other files, since they collect all at the same time.
+
+    pytest rewrites the assertions of a module at its first import, in ten times the time of compiling it, and keeps the
+    result on the disk. On a fresh clone, and in the same order, every worker would rewrite every module.
+    """
+    report = yield
+    worker: dict[str, Any] | None = getattr(collector.config, "workerinput", None)
+    if worker is not None and isinstance(collector, pytest.Directory):
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        begin = number % count * len(report.result) // count
+        report.result = [*report.result[begin:], *report.result[:begin]]
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Deselect what only the long form runs, and put the files that take longest first."""
+    # The same order in every worker, before pytest-randomly makes one of it.
+    items.sort(key=lambda item: item.nodeid.partition("::")[0])
+    yield
     if not config.getoption("--long"):
         left = [item for item in items if item.get_closest_marker("long") is not None]
         if left:
@@ -70,7 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_header() -> str:
     """Say which build is tested, and which seeds by date this run uses."""
     seeds = f"seeds from {seed_of_today()} on; python -m tests.fuzz ENTRY SEED runs one again"
-    return f"build: {build_info()}; mutated captures: {seeds}"
+    hashes = f"{SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats it"
+    return f"build: {build_info()}; mutated captures: {seeds}; hash seed of forked programs: {hashes}"
 
 
 @pytest.hookimpl(optionalhook=True)

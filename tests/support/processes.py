@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.forks import COMMAND, start_python
 from tests.support.waiting import Changes
 
 STOP_TIMEOUT = 10.0
@@ -39,10 +41,11 @@ class ChildProcess:
     """A child process and the lines it prints. An async context manager: left, the child is killed.
 
     Args:
-        command: The program and its arguments.
+        command: The program and its arguments. With `sys.executable` it is forked: see `tests/support/forks.py`.
         on_line: Is called with every line it prints.
         directory: Where it runs; None for where this process does.
         environment: Variables it has beside those of this process.
+        is_forked: False for a real interpreter.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class ChildProcess:
         on_line: Callable[[str], None] | None = None,
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        is_forked: bool = True,
     ) -> None:
         self._command = command
+        self._is_forked = is_forked
         self._on_line = on_line
         self._directory = directory
         self._environment = environment
@@ -70,8 +75,14 @@ class ChildProcess:
         Raises:
             OSError: It cannot be.
         """
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+        program, *arguments = self._command
+        start: Callable[..., Awaitable[asyncio.subprocess.Process]]
+        if program == sys.executable:
+            start = partial(start_python, is_forked=self._is_forked)
+        else:
+            start = partial(asyncio.create_subprocess_exec, program)
+        process = self._process = await start(
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -262,7 +273,7 @@ class EmulatorProcess:
         Raises:
             ChildEndedError: It does not.
         """
-        command = [sys.executable, "-m", "eventpump.cli.main", "emulator", "--port", str(self.port), *self._arguments]
+        command = [sys.executable, *COMMAND, "emulator", "--port", str(self.port), *self._arguments]
         child = self._child = ChildProcess(*command)
         await child.start()
         self.connection_string = (await child.line("Endpoint=")).string
