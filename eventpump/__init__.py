@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 if TYPE_CHECKING:
     from eventpump.app.application import EventHubsApp, SubscriberOptions
     from eventpump.app.hubs import AppHub, AppHubs
-    from eventpump.clients import (
-        BufferedOptions,
-        BufferedProducer,
-        ClientOptions,
-        ConnectionOptions,
+    from eventpump.clients.connection import ClientOptions, ConnectionOptions, make_transport
+    from eventpump.clients.consumers import (
         EventHubSource,
         EventProcessorHost,
-        EventProducer,
         FeedOptions,
         HostOptions,
         PartitionReader,
-        ProducerOptions,
         ReaderOptions,
-        make_transport,
     )
+    from eventpump.clients.producers import BufferedOptions, BufferedProducer, EventProducer, ProducerOptions
     from eventpump.compiled import BuildInfo, build_info
     from eventpump.consumer.batches import BatchIterator, ReceivedBatch
     from eventpump.consumer.keyed import KeyedProcessor
@@ -123,7 +118,8 @@ if TYPE_CHECKING:
         TokenCredential,
     )
     from eventpump.producer.batch import BatchState, EventBatch
-    from eventpump.producer.buffered import DeliveryReceipt, OnError, OnSuccess, SendResult
+    from eventpump.producer.buffered import OnError, OnSuccess
+    from eventpump.producer.intake import DeliveryReceipt, SendResult
     from eventpump.producer.stats import ProducerStats, SendCount
     from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
     from eventpump.reports import (
@@ -370,10 +366,9 @@ __all__ = [
 _MODULES: Final = {
     "app.application": "EventHubsApp SubscriberOptions",
     "app.hubs": "AppHub AppHubs",
-    "clients": (
-        "BufferedOptions BufferedProducer ClientOptions ConnectionOptions EventHubSource EventProcessorHost "
-        "EventProducer FeedOptions HostOptions PartitionReader ProducerOptions ReaderOptions make_transport"
-    ),
+    "clients.connection": "ClientOptions ConnectionOptions make_transport",
+    "clients.consumers": "EventHubSource EventProcessorHost FeedOptions HostOptions PartitionReader ReaderOptions",
+    "clients.producers": "BufferedOptions BufferedProducer EventProducer ProducerOptions",
     "compiled": "BuildInfo build_info",
     "consumer.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
@@ -416,7 +411,8 @@ _MODULES: Final = {
         "AccessToken Credential NamedKey NamedKeyCredential SasCredential SharedKey SharedSignature TokenCredential"
     ),
     "producer.batch": "BatchState EventBatch",
-    "producer.buffered": "DeliveryReceipt OnError OnSuccess SendResult",
+    "producer.buffered": "OnError OnSuccess",
+    "producer.intake": "DeliveryReceipt SendResult",
     "producer.stats": "ProducerStats SendCount",
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (

@@ -10,14 +10,24 @@ the wire have 32 bits and are kept in 64, so that no sum of them overflows.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.datetime cimport datetime_new, get_utc, import_datetime
-from cpython.dict cimport PyDict_CheckExact
-from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, int64_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from cpython.datetime cimport (
+    datetime_day, datetime_hour, datetime_microsecond, datetime_minute, datetime_month, datetime_new, datetime_second,
+    datetime_tzinfo, datetime_year, get_utc, import_datetime,
+)
+from cpython.dict cimport PyDict_CheckExact, PyDict_Copy
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
+from cpython.list cimport PyList_CheckExact
+from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
+    void *PyUnicode_DATA(object)
 
 import_datetime()
 
@@ -53,15 +63,15 @@ def complete(str name not None, reference not None, whole not None):
         whole_event = whole
 
 
-cdef inline Py_ssize_t size_at(const unsigned char *at) noexcept nogil:
-    """Read four bytes as a number, the first being the highest."""
-    return (<Py_ssize_t>at[0] << 24) | (<Py_ssize_t>at[1] << 16) | (<Py_ssize_t>at[2] << 8) | <Py_ssize_t>at[3]
+cdef inline int64_t size_at(const unsigned char *at) noexcept nogil:
+    """Read four bytes as a number, the first being the highest. It is not negative where a Py_ssize_t has 32 bits."""
+    return (<int64_t>at[0] << 24) | (<int64_t>at[1] << 16) | (<int64_t>at[2] << 8) | <int64_t>at[3]
 
 
 # ------------------------------------------------------------------------- amqp/receiver.py: transfers of one form
 
 
-def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t largest, Py_ssize_t room, list inbox not None):
+def take_run(form not None, bytes data not None, Py_ssize_t pos, int64_t largest, Py_ssize_t room, list inbox not None):
     """See `eventpump.amqp.receiver.take_run`."""
     cdef bytes prefix, tag_mark, rest
     cdef Py_ssize_t id_at, tag_at, rest_at, payload_at
@@ -79,7 +89,8 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t larg
     cdef const char *prefix_bytes = PyBytes_AS_STRING(prefix)
     cdef const char *tag_bytes = PyBytes_AS_STRING(tag_mark)
     cdef const char *rest_bytes = PyBytes_AS_STRING(rest)
-    cdef Py_ssize_t end = PyBytes_GET_SIZE(data), size
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
+    cdef int64_t size
     while room > 0 and end - pos >= payload_at:
         frame = start + pos
         size = size_at(frame)
@@ -91,8 +102,8 @@ def take_run(form not None, bytes data not None, Py_ssize_t pos, Py_ssize_t larg
             or memcmp(frame + tag_at, tag_bytes, tag_size)
         ):
             break
-        inbox.append(PyBytes_FromStringAndSize(<const char *>frame + payload_at, size - payload_at))
-        pos += size
+        inbox.append(PyBytes_FromStringAndSize(<const char *>frame + payload_at, <Py_ssize_t>size - payload_at))
+        pos += <Py_ssize_t>size
         room -= 1
     return pos
 
@@ -154,7 +165,7 @@ cdef Py_ssize_t after_value(const unsigned char *raw, Py_ssize_t pos, Py_ssize_t
     -1 where it ends behind `end`, is described, or has no valid constructor.
     """
     cdef int kind = raw[pos] >> 4
-    cdef Py_ssize_t size
+    cdef int64_t size
     pos += 1
     if kind < 4:
         return -1
@@ -172,7 +183,7 @@ cdef Py_ssize_t after_value(const unsigned char *raw, Py_ssize_t pos, Py_ssize_t
             return -1
         size = size_at(raw + pos)
         pos += 4
-    return pos + size if size <= end - pos else -1
+    return pos + <Py_ssize_t>size if size <= end - pos else -1
 
 
 cdef bint find_annotations(const unsigned char *raw, Py_ssize_t item, Py_ssize_t after, Found *found) noexcept:
@@ -196,6 +207,8 @@ cdef bint find_annotations(const unsigned char *raw, Py_ssize_t item, Py_ssize_t
             found.has_sequence = True
             found.sequence = long_at(raw + value + 1) if kind == 0x81 else <signed char>raw[value + 1]
         elif kind == 0xA1 and is_named(name, size, offset_name):
+            if found.offset_at >= 0:
+                return False  # written twice: both have to be UTF-8
             found.offset_at = value + 2
             found.offset_size = raw[value + 1]
         elif kind == 0x83 and is_named(name, size, time_name):
@@ -213,7 +226,8 @@ cdef bint find_annotations(const unsigned char *raw, Py_ssize_t item, Py_ssize_t
 
 cdef bint find(const unsigned char *raw, Py_ssize_t end, Found *found) noexcept:
     """Do what `amqp.sections._walk_event` does. False where the reference has to: the message may be unsound."""
-    cdef Py_ssize_t pos = 0, start, size
+    cdef Py_ssize_t pos = 0, start
+    cdef int64_t size
     cdef int constructor, code, bodies = 0
     cdef bint has_annotations = False
     found.has_sequence = found.has_time = False
@@ -241,17 +255,17 @@ cdef bint find(const unsigned char *raw, Py_ssize_t end, Found *found) noexcept:
             if constructor & 0xEF != 0xA0:
                 return False
             found.body_at = start
-            found.body_size = size
+            found.body_size = <Py_ssize_t>size
             bodies += 1
         elif code == 0x72:
             if has_annotations or constructor & 0xEF != 0xC1:
                 return False
             has_annotations = True
-            if not find_annotations(raw, start + (4 if constructor & 0x10 else 1), start + size, found):
+            if not find_annotations(raw, start + (4 if constructor & 0x10 else 1), start + <Py_ssize_t>size, found):
                 return False
         elif code > 0x75:
             bodies += 2
-        pos = start + size
+        pos = start + <Py_ssize_t>size
     if bodies != 1:
         found.body_at = -1
     return found.has_sequence and found.has_time and found.offset_at >= 0
@@ -426,7 +440,293 @@ cdef class EncodedEvent:
         return references["EncodedEvent"].partition_key.fget(self)
 
 
-# ------------------------------------------------------- eventhubs/events.py: an event to send that is bytes and no more
+# ------------------------------------------- amqp/codec.py, amqp/message.py: encoding the usual types of properties
+
+# A function here returns False where the reference has to encode: a value is of another type, a subclass included, or
+# cannot be encoded. None of them runs code of users, who could change what is being read.
+
+cdef enum:
+    SHORT = 512  # bytes that are encoded without asking for memory
+    MAP_HEAD = 12  # bytes before the entries of the largest map that is a section; 6 of a small one
+    STANDARD = 13  # fields of the properties section
+
+cdef type uuid_class = None, datetime_class = None
+cdef tuple standard_names = ()
+cdef frozenset standard_set = frozenset()
+
+cdef const char *STANDARD_KINDS = b"ibvsviyyttsus"
+"""By field: i is an id, b binary, v any value, s text, y a symbol, t a time, u a uint."""
+
+
+def encode_properties(type uuids not None, type datetimes not None, tuple names not None):
+    """Set what properties are encoded with.
+
+    Args:
+        uuids: `uuid.UUID`.
+        datetimes: `datetime.datetime`.
+        names: The fields of the properties section, in order.
+    """
+    global uuid_class, datetime_class, standard_names, standard_set
+    if len(names) != STANDARD:
+        raise ValueError("the properties section has another number of fields")
+    uuid_class, datetime_class, standard_names, standard_set = uuids, datetimes, names, frozenset(names)
+
+
+cdef struct Output:
+    # Encoded bytes: in `short_data` while they fit there.
+    unsigned char *data
+    Py_ssize_t size, room
+    unsigned char short_data[SHORT]
+
+
+cdef inline void open_output(Output *to) noexcept:
+    to.data = to.short_data
+    to.size = 0
+    to.room = SHORT
+
+
+cdef inline void close_output(Output *to) noexcept:
+    if to.data != to.short_data:
+        PyMem_Free(to.data)
+
+
+cdef unsigned char *room_for(Output *to, Py_ssize_t size) except NULL:
+    """Make room for more bytes, which count as written, and return where they go."""
+    cdef Py_ssize_t room
+    cdef unsigned char *moved
+    if size > to.room - to.size:
+        if size > PY_SSIZE_T_MAX // 4 - to.room:
+            raise MemoryError
+        room = 2 * to.room + size
+        moved = <unsigned char *>PyMem_Realloc(NULL if to.data == to.short_data else to.data, room)
+        if moved == NULL:
+            raise MemoryError
+        if to.data == to.short_data:
+            memcpy(moved, to.short_data, to.size)
+        to.data = moved
+        to.room = room
+    to.size += size
+    return to.data + to.size - size
+
+
+cdef bytes joined(bytes before, Output *to, bytes after):
+    """Return what was written between other bytes."""
+    cdef Py_ssize_t first = PyBytes_GET_SIZE(before), last = PyBytes_GET_SIZE(after)
+    if first > PY_SSIZE_T_MAX // 4 or last > PY_SSIZE_T_MAX // 4 or to.size > PY_SSIZE_T_MAX // 4:
+        raise MemoryError
+    made = PyBytes_FromStringAndSize(NULL, first + to.size + last)
+    cdef char *at = PyBytes_AS_STRING(made)
+    memcpy(at, PyBytes_AS_STRING(before), first)
+    memcpy(at + first, to.data, to.size)
+    memcpy(at + first + to.size, PyBytes_AS_STRING(after), last)
+    return made
+
+
+cdef inline void put_number(unsigned char *at, uint64_t number, int width) noexcept:
+    """Write a number in so many bytes, the highest first."""
+    while width:
+        width -= 1
+        at[width] = <unsigned char>number
+        number >>= 8
+
+
+cdef int add_number(Output *to, int constructor, uint64_t number, int width) except -1:
+    cdef unsigned char *at = room_for(to, 1 + width)
+    at[0] = <unsigned char>constructor
+    put_number(at + 1, number, width)
+    return 0
+
+
+cdef bint add_sized(Output *to, int constructor, const void *data, Py_ssize_t size) except -1:
+    """Write binary or text with its size: `codec._sized`."""
+    if size < 256:
+        add_number(to, constructor, size, 1)
+    elif <uint64_t>size > UINT32_MAX:
+        return False
+    else:
+        add_number(to, constructor + 0x10, size, 4)
+    if size:
+        memcpy(room_for(to, size), data, size)
+    return True
+
+
+cdef bint add_text(Output *to, text) except -1:
+    if PyUnicode_IS_COMPACT_ASCII(text):
+        return add_sized(to, 0xA1, PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text))
+    try:
+        encoded = PyUnicode_AsUTF8String(text)
+    except UnicodeEncodeError:
+        return False
+    return add_sized(to, 0xA1, PyBytes_AS_STRING(encoded), PyBytes_GET_SIZE(encoded))
+
+
+cdef bint add_unsigned(Output *to, number, bint is_long) except -1:
+    """Write a ulong, or a uint: `codec._ulong`, `codec._uint`."""
+    cdef uint64_t value
+    try:
+        value = PyLong_AsUnsignedLongLong(number)
+    except OverflowError:
+        return False
+    if value > UINT32_MAX and not is_long:
+        return False
+    if value == 0:
+        add_number(to, 0x44 if is_long else 0x43, 0, 0)
+    elif value < 256:
+        add_number(to, 0x53 if is_long else 0x52, value, 1)
+    else:
+        add_number(to, 0x80 if is_long else 0x70, value, 8 if is_long else 4)
+    return True
+
+
+cdef bint add_moment(Output *to, moment) except -1:
+    """Write a datetime in UTC: `Timestamp.from_datetime`."""
+    if datetime_tzinfo(moment) is not get_utc():
+        return False
+    # The days since 1970 (Howard Hinnant, "chrono-compatible algorithms"); a year here begins in March.
+    cdef int64_t month = datetime_month(moment), year = datetime_year(moment) - (1 if month <= 2 else 0)
+    cdef int64_t era = year // 400, of_era = year - era * 400
+    cdef int64_t of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + datetime_day(moment) - 1
+    cdef int64_t days = era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719468
+    cdef int64_t seconds = (days * 24 + datetime_hour(moment)) * 3600 + datetime_minute(moment) * 60
+    seconds += datetime_second(moment)
+    add_number(to, 0x83, <uint64_t>(seconds * 1000 + datetime_microsecond(moment) // 1000), 8)
+    return True
+
+
+cdef bint add_uuid(Output *to, value) except -1:
+    number = value.int
+    if not PyLong_CheckExact(number):
+        return False
+    try:
+        high, low = PyLong_AsUnsignedLongLong(number >> 64), PyLong_AsUnsignedLongLong(number & 0xFFFFFFFFFFFFFFFF)
+    except OverflowError:
+        return False
+    add_number(to, 0x98, high, 8)
+    put_number(room_for(to, 8), low, 8)
+    return True
+
+
+cdef bint add_value(Output *to, value) except -1:
+    """Write a value: `codec.encode`."""
+    cdef int64_t number
+    cdef int overflow = 0
+    cdef double real
+    cdef uint64_t bits
+    if PyUnicode_CheckExact(value):
+        return add_text(to, value)
+    if value is None or value is True or value is False:
+        add_number(to, 0x40 if value is None else 0x41 if value is True else 0x42, 0, 0)
+    elif PyLong_CheckExact(value):
+        number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow:
+            return False
+        if -128 <= number < 128:
+            add_number(to, 0x55, <uint64_t>number, 1)
+        else:
+            add_number(to, 0x81, <uint64_t>number, 8)
+    elif PyFloat_CheckExact(value):
+        real = PyFloat_AS_DOUBLE(value)
+        memcpy(&bits, &real, 8)
+        add_number(to, 0x82, bits, 8)
+    elif PyBytes_CheckExact(value):
+        return add_sized(to, 0xA0, PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
+    elif type(value) is uuid_class:
+        return add_uuid(to, value)
+    elif type(value) is datetime_class:
+        return add_moment(to, value)
+    else:
+        return False
+    return True
+
+
+cdef bint end_section(Output *to, Py_ssize_t start, int code, int constructor, uint64_t count) except -1:
+    """Write the head of a section, for which there is room at `start`: `sections.section` of a map or list."""
+    cdef unsigned char *head = to.data + start
+    cdef uint64_t size = to.size - start - MAP_HEAD
+    head[0], head[1], head[2] = 0, 0x53, <unsigned char>code
+    if size < 255 and count < 256:
+        head[3], head[4], head[5] = <unsigned char>constructor, <unsigned char>(size + 1), <unsigned char>count
+        memmove(head + 6, head + MAP_HEAD, size)
+        to.size -= MAP_HEAD - 6
+    elif size > UINT32_MAX - 4 or count > UINT32_MAX:
+        return False
+    else:
+        head[3] = <unsigned char>(constructor + 0x10)
+        put_number(head + 4, size + 4, 4)
+        put_number(head + 8, count, 4)
+    return True
+
+
+cdef bint add_map(Output *to, int code, dict entries) except -1:
+    """Write a section that is a map with texts as keys."""
+    cdef Py_ssize_t start = to.size
+    cdef uint64_t count = 0
+    room_for(to, MAP_HEAD)
+    with cython.critical_section(entries):
+        for key, value in entries.items():
+            if not PyUnicode_CheckExact(key) or not add_text(to, key) or not add_value(to, value):
+                return False
+            count += 2
+    return end_section(to, start, code, 0xC1, count)
+
+
+cdef bint add_field(Output *to, char kind, value) except -1:
+    """Write a field of the properties section that is set: `message.listed`."""
+    if kind == b"s":
+        return PyUnicode_CheckExact(value) and add_text(to, value)
+    if kind == b"y":
+        if not PyUnicode_CheckExact(value) or not PyUnicode_IS_COMPACT_ASCII(value):
+            return False
+        return add_sized(to, 0xA3, PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value))
+    if kind == b"b" and not PyBytes_CheckExact(value):
+        return False
+    if kind == b"t":
+        return type(value) is datetime_class and add_moment(to, value)
+    if kind == b"u":
+        return PyLong_CheckExact(value) and add_unsigned(to, value, False)
+    if kind == b"i" and PyLong_CheckExact(value):
+        return add_unsigned(to, value, True)
+    return add_value(to, value)
+
+
+cdef bint add_standard(Output *to, dict given) except -1:
+    """Write the properties section."""
+    cdef Py_ssize_t start = to.size, size = MAP_HEAD, found = 0
+    cdef int place, count = 0
+    cdef unsigned char *empty
+    with cython.critical_section(given):
+        for key in given:
+            if not PyUnicode_CheckExact(key):
+                return False
+        room_for(to, MAP_HEAD)
+        for place in range(STANDARD):
+            if found == len(given):
+                break
+            name = standard_names[place]
+            if name not in given:
+                add_number(to, 0x40, 0, 0)
+                continue
+            found += 1
+            value = given[name]
+            if value is None:
+                add_number(to, 0x40, 0, 0)
+                continue
+            if not add_field(to, STANDARD_KINDS[place], value):
+                return False
+            size = to.size - start
+            count = place + 1
+        if found != len(given):
+            return False
+    to.size = start + size  # without what is not set at the end
+    if count:
+        return end_section(to, start, 0x73, 0xC0, count)
+    to.size = start
+    empty = room_for(to, 4)
+    empty[0], empty[1], empty[2], empty[3] = 0, 0x53, 0x73, 0x45
+    return True
+
+
+# --------------------------------------------------------------------------- eventhubs/events.py: an event to send
 
 
 @cython.auto_pickle(False)
@@ -439,8 +739,106 @@ cdef class PlainEventData:
         if len(given) == 1 and not named and PyBytes_CheckExact(given[0]):
             self._payload = given[0]
             self._body = self._properties = self.standard = self.published_sequence_number = None
-        else:
+        elif len(given) != 1 or not self.begin(given[0], <dict>named):
             references["PlainEventData"].__init__(self, *given, **named)
+
+    cdef bint begin(self, body, dict named) except -1:
+        """Set the attributes. False, and nothing is done, where the reference has to."""
+        cdef object properties = None
+        if named:
+            properties = named.get("properties")
+            if properties is not None:
+                if not PyDict_CheckExact(properties):
+                    return False
+                properties = PyDict_Copy(properties) or None
+                if properties is not None:
+                    for name in <dict>properties:
+                        if not PyUnicode_Check(name):
+                            return False
+            for name in named:
+                if name not in standard_set and name != "properties":
+                    return False
+        if PyUnicode_CheckExact(body):
+            try:
+                body = PyUnicode_AsUTF8String(body)
+            except UnicodeEncodeError:
+                return False
+        elif not PyBytes_CheckExact(body):
+            return False
+        if named:
+            named.pop("properties", None)
+        self._payload = body
+        self._properties = properties
+        self.standard = named or None
+        self._body = self.published_sequence_number = None
+        return True
+
+    def encode(self, partition_key=None):
+        """Encode the event as one AMQP message.
+
+        Args:
+            partition_key: The partition key to annotate it with; None for no key. Default: None.
+
+        Raises:
+            EventError: A property or the body has a type or value that AMQP cannot encode.
+        """
+        cdef Output to
+        encoded = None
+        if partition_key is None:
+            open_output(&to)
+            try:
+                if self.add_head(&to):
+                    encoded = joined(b"", &to, self._payload)
+            finally:
+                close_output(&to)
+        return references["PlainEventData"].encode(self, partition_key) if encoded is None else encoded
+
+    cdef bint add_head(self, Output *to) except -1:
+        """Write what stands before the bytes of the body: `EventData.encode_head`. False where the reference has to."""
+        cdef unsigned char *head
+        cdef Py_ssize_t size
+        if not PyBytes_CheckExact(self._payload):
+            return False
+        standard, properties = self.standard, self._properties
+        if standard is not None and not (PyDict_CheckExact(standard) and add_standard(to, standard)):
+            return False
+        if properties is not None:
+            if not PyDict_CheckExact(properties):
+                return False
+            if properties and not add_map(to, 0x74, properties):
+                return False
+        size = PyBytes_GET_SIZE(self._payload)
+        if <uint64_t>size > UINT32_MAX:
+            return False
+        head = room_for(to, 3)
+        head[0], head[1], head[2] = 0, 0x53, 0x75
+        add_number(to, 0xA0 if size < 256 else 0xB0, size, 1 if size < 256 else 4)
+        return True
+
+    cdef tuple parts(self, bytes before, bint is_numbered):
+        """Encode it in two pieces: `sealing.pieces_of`. None where the reference has to."""
+        cdef Output to
+        cdef bytes rest
+        cdef Py_ssize_t size
+        if not before and self.is_plain():
+            return (numbered_data_heads if is_numbered else data_heads)[PyBytes_GET_SIZE(self._payload)], self._payload
+        open_output(&to)
+        try:
+            size = PyBytes_GET_SIZE(before)
+            if size and not is_numbered:
+                memcpy(room_for(&to, size), PyBytes_AS_STRING(before), size)
+            if not self.add_head(&to):
+                return None
+            if not is_numbered:
+                size = to.size + PyBytes_GET_SIZE(self._payload)
+                return None if <uint64_t>size > UINT32_MAX else (joined(event_heads[size], &to, b""), self._payload)
+            rest = joined(b"", &to, self._payload)
+        finally:
+            close_output(&to)
+        if not before:
+            return numbered_event_heads[PyBytes_GET_SIZE(rest)], rest
+        annotated = python_with_room(before)
+        return event_heads[len(annotated) + PyBytes_GET_SIZE(rest)] + annotated, rest
 
     cdef bint is_plain(self):
         """Return whether the event is bytes and no more."""
@@ -453,8 +851,8 @@ cdef class PlainEventData:
 
 # ----------------------------------- eventhubs/sealing.py, producer/packing.py, producer/batch.py: events into a message
 
-cdef object python_pieces_of = None
-cdef object data_heads = None, numbered_heads = None
+cdef object python_pieces_of = None, python_with_room = None, envelope_head = None
+cdef object data_heads = None, numbered_data_heads = None, event_heads = None, numbered_event_heads = None
 cdef bytes first_key = b""
 cdef Py_ssize_t id_place = 0
 cdef int64_t number_count = 1
@@ -462,27 +860,39 @@ cdef object python_number_events = None
 cdef object event_data = None, open_state = None
 
 
-def seal_events(
-    event_class, to_pieces, to_message, heads, heads_with_room, bytes key not None, Py_ssize_t id_at, int64_t numbers
-):
+def seal_events(event_class, to_pieces, to_message, bytes key not None, Py_ssize_t id_at, int64_t numbers):
     """Set what the functions below share with `eventpump.eventhubs.sealing`.
 
     Args:
         event_class: `EventData`.
         to_pieces: The reference of `pieces_of`.
         to_message: The reference of `number_events`.
-        heads: What stands before the payload of an event, by its size; and with room for numbers.
         key: The name of the first annotation in that room.
         id_at: Where the producer id stands, counted from there.
         numbers: How many numbers there are.
     """
-    global event_data, python_pieces_of, python_number_events
-    global data_heads, numbered_heads, first_key, id_place, number_count
+    global event_data, python_pieces_of, python_number_events, first_key, id_place, number_count
     if not issubclass(event_class, PlainEventData) or id_at < 0:
         raise TypeError("the class of events must be based on that of the core, and the place lie behind the name")
     event_data, python_pieces_of, python_number_events = event_class, to_pieces, to_message
-    data_heads, numbered_heads = heads, heads_with_room
     first_key, id_place, number_count = key, id_at, numbers
+
+
+def begin_events(of_data, of_data_with_room, of_events, of_events_with_room, of_key, to_room):
+    """Set what events begin with.
+
+    Args:
+        of_data: What stands before the payload of an event that is a data section and no more, by the payload's size;
+            and with room for numbers.
+        of_events: What stands before an encoded event, by its size; and with room for numbers.
+        of_key: Encodes what states a partition key (`envelope.envelope_head`).
+        to_room: Adds room for numbers to that.
+    """
+    global data_heads, numbered_data_heads, event_heads, numbered_event_heads, envelope_head, python_with_room
+    data_heads, numbered_data_heads, event_heads, numbered_event_heads = (
+        of_data, of_data_with_room, of_events, of_events_with_room
+    )
+    envelope_head, python_with_room = of_key, to_room
 
 
 def fill_batches(is_open):
@@ -491,12 +901,13 @@ def fill_batches(is_open):
     open_state = is_open
 
 
-def pieces_of(event, *, idempotent=False, stamped=False):
+def pieces_of(event, *, idempotent=False, stamped=False, before=b""):
     """See `eventpump.eventhubs.sealing.pieces_of`."""
-    if not stamped and type(event) is event_data and (<PlainEventData>event).is_plain():
-        payload = (<PlainEventData>event)._payload
-        return (numbered_heads if idempotent else data_heads)[PyBytes_GET_SIZE(payload)], payload
-    return python_pieces_of(event, idempotent=idempotent, stamped=stamped)
+    if not stamped and type(event) is event_data and PyBytes_CheckExact(before):
+        parts = (<PlainEventData>event).parts(before, idempotent)
+        if parts is not None:
+            return parts
+    return python_pieces_of(event, idempotent=idempotent, stamped=stamped, before=before)
 
 
 @cython.auto_pickle(False)
@@ -552,27 +963,30 @@ cdef class PlainBatch:
             EventError: It is no `EventData`, cannot be encoded, or carries a number already; or the batch is on its way
                 or published.
         """
-        cdef bytes head, payload
+        cdef bytes head = None, rest
         cdef bint is_numbered
         if (
             type(event) is event_data
-            and (<PlainEventData>event).is_plain()
             and self.state is open_state
-            and self.partition_key is None
             and self._encode is None  # a function that makes the event to send of a user's
             and not self.is_stamped
             and isinstance(self._packer, PlainPacker)
         ):
             is_numbered = self.is_idempotent
-            payload = (<PlainEventData>event)._payload
-            head = (numbered_heads if is_numbered else data_heads)[PyBytes_GET_SIZE(payload)]
-            if not (is_numbered and (<PlainEventData>event).published_sequence_number is not None) and (
-                (<PlainPacker>self._packer).append(head, payload)
-            ):
-                if is_numbered:
-                    self.events.append(event)
-                self._sealed = None
-                return True
+            if not (is_numbered and (<PlainEventData>event).published_sequence_number is not None):
+                if self.partition_key is None and (<PlainEventData>event).is_plain():
+                    rest = (<PlainEventData>event)._payload
+                    head = (numbered_data_heads if is_numbered else data_heads)[PyBytes_GET_SIZE(rest)]
+                else:
+                    before = b"" if self.partition_key is None else envelope_head(self.partition_key)
+                    parts = (<PlainEventData>event).parts(before, is_numbered)
+                    if parts is not None:
+                        head, rest = parts
+                if head is not None and (<PlainPacker>self._packer).append(head, rest):
+                    if is_numbered:
+                        self.events.append(event)
+                    self._sealed = None
+                    return True
         return references["PlainBatch"].try_add(self, event)
 
 
@@ -622,3 +1036,173 @@ def number_events(pieces, bytes stamp not None, int64_t first):
         to += size
         first = first + 1 if first + 1 < number_count else 0
     return message
+
+
+# ----------------------------------- producer/accumulator.py, producer/intake.py: accepting an event of a buffered producer
+
+cdef object hash_router = None, keyed_head = None
+cdef type whole_receipt = None
+
+
+def accept_events(router_class not None, type receipt_class not None, to_head not None):
+    """Set what `Intake` works with.
+
+    Args:
+        router_class: `HashRouter`.
+        receipt_class: `DeliveryReceipt`.
+        to_head: Encodes what stands before an event that has a key.
+    """
+    global hash_router, whole_receipt, keyed_head
+    if not issubclass(receipt_class, PlainReceipt):
+        raise TypeError("the class of receipts must be based on that of the core")
+    hash_router, whole_receipt, keyed_head = router_class, receipt_class, to_head
+
+
+@cython.auto_pickle(False)
+cdef class PlainReceipt:
+    """The base of `DeliveryReceipt` in the compiled build."""
+
+    cdef public object _batch
+    cdef public Py_ssize_t _index
+
+    def __init__(self, batch, Py_ssize_t index):
+        self._batch = batch
+        self._index = index
+
+
+@cython.auto_pickle(False)
+cdef class PlainRoom:
+    """The base of `BufferRoom` in the compiled build."""
+
+    cdef public dict _held
+    cdef public int64_t _free_bytes, _free_events, _own_bytes, _own_events, _partition_bytes, _partition_events
+    cdef public int64_t bytes, events
+
+    def reserve(self, partition_id, int64_t size):
+        """Reserve room for an event.
+
+        Args:
+            partition_id: The partition of the event.
+            size: The size of the event, in bytes.
+
+        Returns:
+            Whether it was reserved; False if there is no room now.
+
+        Raises:
+            KeyError: There is no such partition.
+        """
+        return self.take(partition_id, size)
+
+    cdef bint take(self, partition_id, int64_t size) except -1:
+        if self._held is None or not 0 <= size <= INT64_MAX >> 1:
+            raise ValueError("this is no size of an event")
+        cdef list held = self._held[partition_id]
+        cdef int64_t events, before, after, more_bytes = 0, own = self._own_bytes
+        cdef bint more_events
+        if held is None or len(held) != 2:
+            raise ValueError("this is no partition's room")
+        events, before = held[0], held[1]
+        after = before + size
+        more_events = events >= self._own_events
+        if after > own:
+            more_bytes = after - (before if before > own else own)
+        if events and (
+            events >= self._partition_events
+            or after > self._partition_bytes
+            or (more_events and self._free_events < 1)
+            or (more_bytes and more_bytes > self._free_bytes)
+        ):
+            return False
+        self._free_events -= more_events
+        self._free_bytes -= more_bytes
+        held[0] = events + 1
+        held[1] = after
+        self.events += 1
+        self.bytes += size
+        return True
+
+
+@cython.auto_pickle(False)
+cdef class PlainIntake:
+    """The base of `Intake` in the compiled build."""
+
+    cdef public object _add, _encode, _is_idempotent, _is_stamping, _outbox, _queue, _router, _time, refused
+    cdef public dict _lanes
+    cdef public tuple _partition_ids
+    cdef public PlainRoom _room
+    cdef public int64_t _most, blocked
+
+    def accept(self, event, partition_id, partition_key, encoded=None):
+        """Accept an event at once.
+
+        Args:
+            encoded: The event's pieces, where it is encoded already.
+
+        Returns:
+            Its receipt. None where it has to wait, or is no event: then nothing was done; or there is no room, and
+            `refused` has what was done for it.
+
+        Raises:
+            EventError: It cannot be encoded.
+            ConfigurationError: The key is too long, or there is no such partition.
+        """
+        cdef int64_t size
+        cdef Py_ssize_t count, index
+        cdef PlainPacker batch
+        if self.blocked or not isinstance(event, event_data) or self._queue.wanting:
+            return None
+        now = self._time()
+        if now >= self._outbox.yield_at:
+            return None
+        if self._lanes is None or self._partition_ids is None or self._room is None:
+            raise TypeError("a part of what accepts events is missing")
+        parts = encoded
+        if (
+            encoded is None
+            and self._encode is None
+            and not self._is_stamping
+            and type(event) is event_data
+            and not (self._is_idempotent and (<PlainEventData>event).published_sequence_number is not None)
+        ):
+            before = b"" if partition_key is None else keyed_head(partition_key)
+            parts = (<PlainEventData>event).parts(before, self._is_idempotent)
+        head, rest = self.encode(event, partition_key) if parts is None else parts
+        size = len(head) + len(rest)
+        count = len(self._partition_ids)
+        if partition_id is None and partition_key is None and type(self._router) is hash_router and count > 0:
+            index = self._router._next % count
+            self._router._next = index + 1
+            lane = self._lanes[self._partition_ids[index]]
+        elif partition_id is None and partition_key is not None and type(self._router) is hash_router:
+            # An index from a user's function may be anything.
+            chosen = (<object>self._partition_ids)[self._router._partition_for_key(partition_key, count)]
+            lane = self._lanes.get(chosen)
+            if lane is None:
+                lane = self.route(event, partition_id, partition_key)
+        else:
+            lane = self.route(event, partition_id, partition_key)
+        if not self._room.take(lane.partition_id, size):
+            self.refused = head, rest, lane
+            return None
+        open_batch = lane.filling
+        if isinstance(open_batch, PlainPacker) and PyBytes_CheckExact(head) and PyBytes_CheckExact(rest):
+            batch = open_batch
+            events = batch.events
+            # Else it begins or ends a batch.
+            if (
+                PyList_CheckExact(events)
+                and len(<list>events) + 1 < self._most
+                and batch.size < batch.limit - size
+                and batch.append(head, rest)
+            ):
+                (<list>events).append(event)
+                return receipt_of(batch, len(<list>events) - 1)
+        batch = self._add(lane, event, head, rest, now)
+        return receipt_of(batch, len(batch.events) - 1)
+
+
+cdef inline object receipt_of(batch, Py_ssize_t index):
+    cdef PlainReceipt receipt = whole_receipt.__new__(whole_receipt)
+    receipt._batch = batch
+    receipt._index = index
+    return receipt

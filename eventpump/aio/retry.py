@@ -85,23 +85,32 @@ async def retrying(
             before it is raised instead, which is more specific.
     """
     loop = asyncio.get_running_loop()
-    retries = Retries(policy, until=until, allows_early=was_attached is not None)
+    try_timeout = policy.try_timeout
+    # Made after the first failure, as most operations have none. The same for limits of time: most have none.
+    retries: Retries | None = None
+    limit: asyncio.Timeout | None = None
     failure: Exception | None = None
     while True:
         began = loop.time()
         end = max(until, began + least_time)
-        limit = asyncio.timeout_at(None if end == math.inf else end)
         try:
-            async with limit:
-                return await within_try(attempt, policy.try_timeout, on_expired)
+            if end != math.inf:
+                limit = asyncio.timeout_at(end)
+                async with limit:
+                    return await within_try(attempt, try_timeout, on_expired)
+            if try_timeout is not None:
+                return await within_try(attempt, try_timeout, on_expired)
+            return await attempt()
         except Exception as error:
-            if limit.expired() and isinstance(error, TimeoutError):
+            if limit is not None and limit.expired() and isinstance(error, TimeoutError):
                 if failure is None:
                     raise
                 raise failure from failure.__cause__
             attached = was_attached is not None and was_attached()
             delay = None
             if not is_final(error):
+                if retries is None:
+                    retries = Retries(policy, until=until, allows_early=was_attached is not None)
                 delay = retries.delay_after(error, rng, began=began, now=loop.time(), was_attached=attached)
             if delay is None:
                 raise

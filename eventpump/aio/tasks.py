@@ -34,7 +34,8 @@ class TaskSet:
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Start a task."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        # Not by the loop's task factory: an eager one would run a part of the work here, within its caller.
+        task = asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

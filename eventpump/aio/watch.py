@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from eventpump.core.turns import NOTED_STEP
 
@@ -14,6 +14,7 @@ class Watched(Awaitable[_T]):
     """Awaits an awaitable, and reports steps that blocked the event loop.
 
     Args:
+        work: The work; None until `again` is called.
         clock: Read twice per step; in seconds, excluding the time in which the machine is suspended.
         threshold: Seconds; shorter steps are not reported.
         blocked: Called with the duration of a longer step, in seconds.
@@ -21,11 +22,11 @@ class Watched(Awaitable[_T]):
         waits: Called after every step but the last: the work waits. None for nothing.
     """
 
-    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "is_closing")
+    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "ended", "is_closing")
 
     def __init__(
         self,
-        work: Awaitable[_T],
+        work: Awaitable[_T] | None,
         clock: Callable[[], float],
         threshold: float,
         blocked: Callable[[float], None],
@@ -38,11 +39,21 @@ class Watched(Awaitable[_T]):
         self._blocked = blocked
         self._stepped = stepped
         self._waits = waits
+        self.ended = 0.0
+        """When the last step ended, by the clock."""
         self.is_closing = False
         """Whether it is being closed: the `GeneratorExit` in the work is not the work's own."""
 
+    def again(self, work: Awaitable[_T]) -> Self:
+        """Watch other work, in place of an object of its own for it. Return this object, to be awaited at once."""
+        self._work = work
+        return self
+
     def __await__(self) -> Generator[Any, Any, _T]:
-        steps = self._work.__await__()
+        # What was done is not kept.
+        work, self._work = self._work, None
+        assert work is not None
+        steps = work.__await__()
         clock, threshold = self._clock, self._threshold
         error: BaseException | None = None
         while True:
@@ -57,7 +68,8 @@ class Watched(Awaitable[_T]):
                 # awaitable.
                 raise RuntimeError("the code raised GeneratorExit") from escaped
             finally:
-                took = clock() - began
+                ended = self.ended = clock()
+                took = ended - began
                 if took > NOTED_STEP:
                     self._stepped(took)
                     if took > threshold:

@@ -2,7 +2,7 @@
 
 Values are encoded in their compact forms. Decoding is strict: every length and count is checked against the bytes that
 are there before an object is made. Nesting is bounded, and so is the number of values that one value holds, as few
-bytes can make many objects. Bad data raises `DecodeError` only.
+bytes can make many objects. Bad data raises `AmqpDecodeError` only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NEVER_COUNTED = MAX_ITEMS // (MAX_DESCRIPTIONS + 1)
 an array whose constructor describes its values again and again."""
 
 
-class DecodeError(ProtocolError):
+class AmqpDecodeError(ProtocolError):
     """The bytes are not an AMQP value."""
 
     def __init__(self, description: str) -> None:
@@ -115,9 +115,14 @@ def _int(value: Any, _depth: int) -> bytes:
     return bytes((0x54, value & 0xFF)) if -128 <= value < 128 else b"\x71" + _pack_i32(value)
 
 
+_SMALL_LONGS = tuple(bytes((0x55, byte)) for byte in range(256))
+"""By the number from 0 to 127, and from -128 to -1 counted from the end."""
+
+
 def _long(value: Any, _depth: int) -> bytes:
     if -128 <= value < 128:
-        return bytes((0x55, value & 0xFF))
+        small: bytes = _SMALL_LONGS[value]
+        return small
     try:
         return b"\x81" + _pack_i64(value)
     except struct.error:
@@ -163,11 +168,16 @@ def _binary(value: Any, _depth: int) -> bytes:
     return _sized(0xA0, bytes(value))
 
 
+_SHORT_STRINGS = tuple(bytes((0xA1, size)) for size in range(256))
+
+
 def _string(value: Any, _depth: int) -> bytes:
     try:
-        return _sized(0xA1, value.encode())
+        encoded: bytes = value.encode()
     except UnicodeEncodeError:
         raise EncodeError("a string holds a lone surrogate, which UTF-8 cannot carry") from None
+    size = len(encoded)
+    return _SHORT_STRINGS[size] + encoded if size < 256 else _sized(0xA1, encoded)
 
 
 def _symbol(value: Any, _depth: int) -> bytes:
@@ -325,13 +335,16 @@ def _encode(value: Any, depth: int) -> bytes:
     return encoder(value, depth)
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, depth: int = MAX_DEPTH) -> bytes:
     """Encode one value, constructor included.
+
+    Args:
+        depth: How deeply values may nest in it, itself counted. Default: `MAX_DEPTH`.
 
     Raises:
         EncodeError: It has no AMQP form.
     """
-    return _encode(value, MAX_DEPTH)
+    return _encode(value, depth)
 
 
 # ---------------------------------------------------------------------------------------------- decoding
@@ -340,8 +353,8 @@ _Decoder = Callable[[bytes, int, int, int], tuple[Any, int]]
 """(data, position after the constructor, end, depth left) -> (value, position after it)."""
 
 
-def _short_of_bytes() -> DecodeError:
-    return DecodeError("a value runs past the end of what holds it")
+def _short_of_bytes() -> AmqpDecodeError:
+    return AmqpDecodeError("a value runs past the end of what holds it")
 
 
 def _constant(value: Any) -> _Decoder:
@@ -356,7 +369,7 @@ def _bool_byte(data: bytes, pos: int, end: int, _depth: int) -> tuple[Any, int]:
     if pos >= end:
         raise _short_of_bytes()
     if data[pos] > 1:
-        raise DecodeError("a boolean byte is neither 0 nor 1")
+        raise AmqpDecodeError("a boolean byte is neither 0 nor 1")
     return data[pos] == 1, pos + 1
 
 
@@ -387,7 +400,7 @@ def _decode_char(data: bytes, pos: int, end: int, _depth: int) -> tuple[Any, int
         raise _short_of_bytes()
     point = int.from_bytes(data[pos : pos + 4], "big")
     if point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
-        raise DecodeError("a char is not a Unicode scalar value")
+        raise AmqpDecodeError("a char is not a Unicode scalar value")
     return Char(chr(point)), pos + 4
 
 
@@ -405,14 +418,14 @@ def _text(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise DecodeError("a string is not UTF-8") from None
+        raise AmqpDecodeError("a string is not UTF-8") from None
 
 
 def _ascii(raw: bytes) -> Symbol:
     try:
         return Symbol(raw.decode("ascii"))
     except UnicodeDecodeError:
-        raise DecodeError("a symbol is not ASCII") from None
+        raise AmqpDecodeError("a symbol is not ASCII") from None
 
 
 def _variable(width: int, make: Callable[[bytes], Any]) -> _Decoder:
@@ -441,13 +454,13 @@ def _frame(data: bytes, pos: int, end: int, width: int) -> tuple[int, int, int]:
 
 def _decode_items(data: bytes, pos: int, end: int, depth: int, count: int) -> list[Any]:
     if count > end - pos:
-        raise DecodeError("a list or map counts more items than it has bytes")
+        raise AmqpDecodeError("a list or map counts more items than it has bytes")
     items: list[Any] = []
     for _ in range(count):
         item, pos = _decode(data, pos, end, depth)
         items.append(item)
     if pos != end:
-        raise DecodeError("a list or map is larger than its items")
+        raise AmqpDecodeError("a list or map is larger than its items")
     return items
 
 
@@ -463,16 +476,16 @@ def _decode_map(width: int) -> _Decoder:
     def decode_map(data: bytes, pos: int, end: int, depth: int) -> tuple[Any, int]:
         count, start, after = _frame(data, pos, end, width)
         if count % 2:
-            raise DecodeError("a map has a key without a value")
+            raise AmqpDecodeError("a map has a key without a value")
         items = _decode_items(data, start, after, depth - 1, count)
         if count > 2 * MAX_WEAK_KEYS and sum(isinstance(key, (uuid.UUID, Described)) for key in items[::2]) > (
             MAX_WEAK_KEYS
         ):
-            raise DecodeError(f"a map has more than {MAX_WEAK_KEYS} keys that are UUIDs or described")
+            raise AmqpDecodeError(f"a map has more than {MAX_WEAK_KEYS} keys that are UUIDs or described")
         try:
             return dict(zip(items[::2], items[1::2], strict=True)), after
         except TypeError:
-            raise DecodeError("a map has a list or map as a key") from None
+            raise AmqpDecodeError("a map has a list or map as a key") from None
 
     return decode_map
 
@@ -506,12 +519,12 @@ def _decode_array(width: int) -> _Decoder:
         if pos >= after:
             raise _short_of_bytes()
         if depth <= 0:
-            raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+            raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
         code = data[pos]
         decoder = _DECODERS[code]
         pos += 1
         if count > (MAX_ZERO_WIDTH if code >> 4 == 4 else after - pos):
-            raise DecodeError("an array counts more items than it has bytes")
+            raise AmqpDecodeError("an array counts more items than it has bytes")
         values = Array(of=_OF.get(code) if count == 0 else None)
         for _ in range(count):
             value, pos = decoder(data, pos, after, depth)
@@ -519,18 +532,18 @@ def _decode_array(width: int) -> _Decoder:
                 value = Described(descriptor, value)
             values.append(value)
         if pos != after:
-            raise DecodeError("an array is larger than its items")
+            raise AmqpDecodeError("an array is larger than its items")
         return values, after
 
     return decode_array
 
 
-def _too_often_described() -> DecodeError:
-    return DecodeError(f"the values of an array are described more than {MAX_DESCRIPTIONS} times over")
+def _too_often_described() -> AmqpDecodeError:
+    return AmqpDecodeError(f"the values of an array are described more than {MAX_DESCRIPTIONS} times over")
 
 
 def _unknown(data: bytes, pos: int, _end: int, _depth: int) -> tuple[Any, int]:
-    raise DecodeError("an unknown AMQP type code")
+    raise AmqpDecodeError("an unknown AMQP type code")
 
 
 def _decode_described(data: bytes, pos: int, end: int, depth: int) -> tuple[Any, int]:
@@ -539,7 +552,7 @@ def _decode_described(data: bytes, pos: int, end: int, depth: int) -> tuple[Any,
     try:
         hash(descriptor)
     except TypeError:
-        raise DecodeError("a descriptor is a list, map or array") from None
+        raise AmqpDecodeError("a descriptor is a list, map or array") from None
     return Described(descriptor, value), pos
 
 
@@ -593,7 +606,7 @@ def _decode(data: bytes, pos: int, end: int, depth: int) -> tuple[Any, int]:
     if pos >= end:
         raise _short_of_bytes()
     if depth <= 0:
-        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+        raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
     return _DECODERS[data[pos]](data, pos + 1, end, depth)
 
 
@@ -609,7 +622,7 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
         The value, and the position after it. Nothing in it aliases `data`.
 
     Raises:
-        DecodeError: The bytes are not an AMQP value, or it holds more than `MAX_ITEMS` values.
+        AmqpDecodeError: The bytes are not an AMQP value, or it holds more than `MAX_ITEMS` values.
     """
     if end is None:
         end = len(data)
@@ -630,7 +643,7 @@ def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
         limit: How many values there may be.
 
     Raises:
-        DecodeError: There are more, or a value runs past `end`.
+        AmqpDecodeError: There are more, or a value runs past `end`.
     """
     left = limit
     while pos < end:
@@ -650,7 +663,7 @@ def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tupl
     if left < 0:
         raise _too_many()
     if depth <= 0:
-        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+        raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
     if pos >= end:
         raise _short_of_bytes()
     code = data[pos]
@@ -665,7 +678,7 @@ def _count_value(data: bytes, pos: int, end: int, left: int, depth: int) -> tupl
 def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth: int) -> tuple[int, int]:
     """Count the values in a list, map or array whose size is at `pos`."""
     if depth < 0:
-        raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+        raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
     count, pos, after = _frame(data, pos, end, 4 if code & 0x10 else 1)
     layers = 1
     if code >= 0xE0:
@@ -698,8 +711,8 @@ def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth
     return after, left
 
 
-def _too_many() -> DecodeError:
-    return DecodeError("a value holds more values than are accepted")
+def _too_many() -> AmqpDecodeError:
+    return AmqpDecodeError("a value holds more values than are accepted")
 
 
 def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
@@ -711,13 +724,13 @@ def skip(data: bytes, pos: int, end: int, depth: int = MAX_DEPTH) -> int:
         depth: How deeply descriptions may nest from here on.
 
     Raises:
-        DecodeError: It runs past `end`, or its type is unknown.
+        AmqpDecodeError: It runs past `end`, or its type is unknown.
     """
     while True:
         if pos >= end:
             raise _short_of_bytes()
         if depth <= 0:
-            raise DecodeError(f"values nest more than {MAX_DEPTH} deep")
+            raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
         if data[pos]:
             return skip_plain(data, pos, end)
         depth -= 1
@@ -728,7 +741,7 @@ def skip_plain(data: bytes, pos: int, end: int) -> int:
     """Skip a value that is not described.
 
     Raises:
-        DecodeError: As `skip`, and where it is described.
+        AmqpDecodeError: As `skip`, and where it is described.
     """
     if pos >= end:
         raise _short_of_bytes()
@@ -737,7 +750,7 @@ def skip_plain(data: bytes, pos: int, end: int) -> int:
     # Part 1.2.1: the upper half of a constructor determines the width of what follows.
     if kind <= 9:
         if kind < 4:
-            raise DecodeError("an unknown AMQP type code")
+            raise AmqpDecodeError("an unknown AMQP type code")
         pos += _WIDTHS[kind]
     elif kind & 1 == 0:
         if pos >= end:

@@ -40,6 +40,6 @@ def cost_of(data: bytes, pos: int, end: int) -> int:
     """Return what a decoded performative takes while it is kept.
 
     Raises:
-        DecodeError: As `count_items`.
+        AmqpDecodeError: As `count_items`.
     """
     return end - pos + ITEM_COST * count_items(data, pos, end, MAX_ITEMS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +86,12 @@ LINK_STEPS: Mapping[tuple[LinkState, LinkInput], tuple[LinkAction, LinkState]] =
 
 A link of ours begins in `ATTACH_SENT`, one of the peer's in `ATTACH_RECEIVED`.
 """
+
+
+@lru_cache
+def _uint(value: int) -> bytes:
+    """Encode a handle or a message format, of which there are few."""
+    return encode(UInt(value))
 
 
 def _serial_difference(first: int, second: int) -> int:
@@ -391,7 +398,7 @@ class Link:
         session = self.session
         delivery_id = session.next_delivery_id(None if settled else self.handle)
         identity = b"\x70" + delivery_id.to_bytes(4, "big") + b"\xa0\x04" + delivery_id.to_bytes(4, "big")
-        head = identity + encode(UInt(message_format))
+        head = identity + _uint(message_format)
         room = session.frames.max_frame_size - TRANSFER_OVERHEAD
         last = _TAIL_SETTLED if settled else _TAIL_UNSETTLED
         more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
@@ -405,8 +412,7 @@ class Link:
 
     def _header(self, fields: bytes, payload_size: int) -> bytes:
         """Build a frame header and a transfer with its 11 fields (2.3.1, 2.7.5)."""
-        handle = encode(UInt(self.handle))
-        body = handle + fields
+        body = _uint(self.handle) + fields
         performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, 11)) + body
         size = 8 + len(performative) + payload_size
         return size.to_bytes(4, "big") + b"\x02\x00" + self.session.channel.to_bytes(2, "big") + performative

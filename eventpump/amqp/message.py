@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from eventpump.amqp.codec import DecodeError, EncodeError, decode
+from eventpump.amqp.codec import AmqpDecodeError, EncodeError, decode
 from eventpump.amqp.sections import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
@@ -135,15 +135,23 @@ class Properties:
     )
 
 
-def _composite(value: Header | Properties) -> list[Any]:
+_NAMES = {kind: tuple(each.name for each in fields(kind)) for kind in (Header, Properties)}
+
+
+def listed(value: Header | Properties) -> list[Any]:
+    """Return the fields as the items of their section; those that are not set are left out at the end.
+
+    Raises:
+        EncodeError: A field has another type than the specification's.
+    """
     prepared: list[Any] = []
-    for each, prepare in zip(fields(value), value._prepare, strict=True):  # noqa: SLF001 - of this module
-        item = getattr(value, each.name)
+    for name, prepare in zip(_NAMES[type(value)], value._prepare, strict=True):  # noqa: SLF001 - of this module
+        item = getattr(value, name)
         try:
             prepared.append(item if item is None or prepare is None else prepare(item))
         except (TypeError, ValueError) as error:
             # Fields of a decoded message have the types that its sender gave them.
-            raise EncodeError(f"the field {each.name} cannot be encoded: {error}") from None
+            raise EncodeError(f"the field {name} cannot be encoded: {error}") from None
     while prepared and prepared[-1] is None:
         prepared.pop()
     return prepared
@@ -152,7 +160,7 @@ def _composite(value: Header | Properties) -> list[Any]:
 def _fill(made: Any, items: list[Any]) -> Any:
     names = [each.name for each in fields(made)]
     if len(items) > len(names):
-        raise DecodeError("a header or properties section has too many fields")
+        raise AmqpDecodeError("a header or properties section has too many fields")
     for name, item in zip(names, items, strict=False):
         setattr(made, name, item)
     return made
@@ -178,13 +186,13 @@ class Message:
         """
         out: list[bytes] = []
         if self.header is not None:
-            out.append(section(HEADER, _composite(self.header)))
+            out.append(section(HEADER, listed(self.header)))
         if self.delivery_annotations is not None:
             out.append(section(DELIVERY_ANNOTATIONS, self.delivery_annotations))
         if self.message_annotations is not None:
             out.append(section(MESSAGE_ANNOTATIONS, self.message_annotations))
         if self.properties is not None:
-            out.append(section(PROPERTIES, _composite(self.properties)))
+            out.append(section(PROPERTIES, listed(self.properties)))
         if self.application_properties is not None:
             out.append(section(APPLICATION_PROPERTIES, self.application_properties))
         match self.body:
@@ -205,7 +213,7 @@ class Message:
         """Decode a message, its sections in any order.
 
         Raises:
-            DecodeError: It is not a message.
+            AmqpDecodeError: It is not a message.
         """
         made = cls()
         data: list[bytes] = []

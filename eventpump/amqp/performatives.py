@@ -7,11 +7,12 @@ gives the default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from eventpump.amqp.codec import DecodeError, count_items, decode, encode, skip
+from eventpump.amqp.codec import AmqpDecodeError, count_items, decode, encode, skip
 from eventpump.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
 from eventpump.texts import excerpt
 
@@ -25,7 +26,7 @@ _Kind = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 def _check(kind: type | tuple[type, ...], what: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            raise DecodeError(f"a {what} was expected")
+            raise AmqpDecodeError(f"a {what} was expected")
         return value
 
     return check
@@ -44,7 +45,7 @@ def _number(kind: type[UByte | UShort | UInt | ULong]) -> Callable[[Any], int]:
     def number(value: Any) -> int:
         whole = int(_whole(value))
         if not 0 <= whole <= kind.high:
-            raise DecodeError(f"a {kind.__name__.lower()} was expected")
+            raise AmqpDecodeError(f"a {kind.__name__.lower()} was expected")
         return whole
 
     return number
@@ -52,7 +53,7 @@ def _number(kind: type[UByte | UShort | UInt | ULong]) -> Callable[[Any], int]:
 
 def _symbol(value: Any) -> str:
     if not _text(value).isascii():
-        raise DecodeError("a symbol was expected")
+        raise AmqpDecodeError("a symbol was expected")
     return str(value) if type(value) is str else Symbol(value)
 
 
@@ -60,7 +61,7 @@ def _symbol_keys(value: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = _map(value)
     for key in found:
         if isinstance(key, str) and not key.isascii():
-            raise DecodeError("symbols as keys were expected")
+            raise AmqpDecodeError("symbols as keys were expected")
     return found
 
 
@@ -70,7 +71,7 @@ def _symbols(value: Any) -> list[Symbol]:
         return list(value)
     if isinstance(value, Symbol):
         return [value]
-    raise DecodeError("symbols were expected")
+    raise AmqpDecodeError("symbols were expected")
 
 
 def _encode_symbols(value: Sequence[str]) -> Any:
@@ -89,7 +90,7 @@ def _nested(*names: str) -> _Kind:
             found = composite(value)
             if type(found).__name__ in names:
                 return found
-        raise DecodeError(f"{' or '.join(names).lower()} was expected")
+        raise AmqpDecodeError(f"{' or '.join(names).lower()} was expected")
 
     return (lambda value: value.described()), nested
 
@@ -163,25 +164,25 @@ def composite(value: Described) -> Any:
     """Make the object of a described list.
 
     Raises:
-        DecodeError: Unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
+        AmqpDecodeError: Unknown descriptor, too many fields, a field of the wrong type, or a mandatory one missing.
     """
     descriptor = value.descriptor
     cls = _NAMES.get(descriptor) if isinstance(descriptor, Symbol) else _CLASSES.get(descriptor)
     if cls is None or isinstance(descriptor, (str, float)) != isinstance(descriptor, Symbol):
-        raise DecodeError(f"{excerpt(str(descriptor), 80)} is not a known descriptor")
+        raise AmqpDecodeError(f"{excerpt(str(descriptor), 80)} is not a known descriptor")
     items = value.value
     if type(items) is not list or len(items) > len(cls._kinds):
-        raise DecodeError(f"{cls.__name__.lower()} is not a list, or has too many fields")
+        raise AmqpDecodeError(f"{cls.__name__.lower()} is not a list, or has too many fields")
     for at, name in cls._mandatory:
         if at >= len(items) or items[at] is None:
-            raise DecodeError(f"{cls.__name__.lower()}.{name} is missing")
+            raise AmqpDecodeError(f"{cls.__name__.lower()}.{name} is missing")
     made = cls()
     for (name, (_, check)), item in zip(cls._kinds, items, strict=False):
         if item is not None:
             try:
                 setattr(made, name, check(item))
-            except DecodeError as error:
-                raise DecodeError(f"{cls.__name__.lower()}.{name}: {error.description}") from None
+            except AmqpDecodeError as error:
+                raise AmqpDecodeError(f"{cls.__name__.lower()}.{name}: {error.description}") from None
     return made
 
 
@@ -196,18 +197,48 @@ def decode_performative(data: bytes, offset: int, end: int) -> tuple[Any, int]:
         It, and the position after it.
 
     Raises:
-        DecodeError: It is not a known performative, or holds more than `MAX_ITEMS` values.
+        AmqpDecodeError: It is not a known performative, or holds more than `MAX_ITEMS` values.
     """
     head = data[offset : offset + 5]
     if head[:2] == b"\x00\x53" and head[3:4] == b"\xc0":
         own_end = min(offset + 5 + head[-1], end)
+        if head[2] == Disposition.CODE and own_end == offset + 5 + head[-1]:
+            accepted = _accepted(data, offset, own_end)
+            if accepted is not None:
+                return accepted, own_end
     else:
         own_end = skip(data, offset, end)
         count_items(data, offset, own_end, MAX_ITEMS)
     value, pos = decode(data, offset, own_end)
     if not isinstance(value, Described):
-        raise DecodeError("a frame's body does not begin with a described list")
+        raise AmqpDecodeError("a frame's body does not begin with a described list")
     return composite(value), pos
+
+
+_ACCEPTED = re.compile(
+    rb"\x00\x53\x15\xc0.([\x05\x06])\x41(\x43|\x52.|\x70.{4})(\x40|\x43|\x52.|\x70.{4})"
+    rb"\x41\x00\x53\x24(?:\x45|\xc0\x01\x00)([\x40-\x42]?)",
+    re.DOTALL,
+)
+"""A receiver's disposition that settles with `Accepted`: the number of fields, first, last, and `batchable`."""
+
+
+def _accepted(data: bytes, offset: int, end: int) -> Disposition | None:
+    """Decode the disposition that a send waits for, in its usual form, at a fifth of the cost; None for any other."""
+    found = _ACCEPTED.fullmatch(data, offset, end)
+    if found is None:
+        return None
+    count, first, last, batchable = found.groups()
+    if count[0] != 5 + len(batchable):
+        return None
+    return Disposition(
+        True,
+        int.from_bytes(first[1:], "big"),
+        None if last == b"\x40" else int.from_bytes(last[1:], "big"),
+        True,
+        Accepted(),
+        batchable == b"\x41",
+    )
 
 
 # ------------------------------------------------------------------------------- definitions (part 2.8)

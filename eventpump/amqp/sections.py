@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from eventpump.amqp.codec import DecodeError, decode, encode, skip
-from eventpump.amqp.types import Described, Symbol, Timestamp, ULong
+from eventpump.amqp.codec import MAX_DEPTH, AmqpDecodeError, decode, encode, skip
+from eventpump.amqp.types import Symbol, Timestamp
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -90,7 +90,7 @@ def section(code: int, value: Any) -> bytes:
     Raises:
         EncodeError: The value has no AMQP form.
     """
-    return encode(Described(ULong(code), value))
+    return MARKER + bytes((code,)) + encode(value, MAX_DEPTH - 1)  # a described value nests
 
 
 NARROW_DATA: Final = MARKER + bytes((DATA, 0xA0))
@@ -120,10 +120,10 @@ def code_at(raw: bytes, pos: int, end: int) -> tuple[int, int]:
         The section's code, 0 for one that the specification does not have; and where its value begins.
 
     Raises:
-        DecodeError: There is no descriptor.
+        AmqpDecodeError: There is no descriptor.
     """
     if raw[pos] != 0:
-        raise DecodeError("a message does not consist of sections")
+        raise AmqpDecodeError("a message does not consist of sections")
     value = skip(raw, pos + 1, end)
     descriptor = decode(raw, pos + 1, value)[0] if value - pos <= _LONGEST_DESCRIPTOR else None
     code = _CODES.get(descriptor, 0) if isinstance(descriptor, Symbol) else descriptor
@@ -137,14 +137,14 @@ def section_at(raw: bytes, pos: int, end: int) -> tuple[int, int, int]:
         Its code, where its value begins, and where it ends.
 
     Raises:
-        DecodeError: There is no section of a message, or it is longer than what is there.
+        AmqpDecodeError: There is no section of a message, or it is longer than what is there.
     """
     if raw[pos : pos + 2] == MARKER and pos + 2 < end:
         code, value = raw[pos + 2], pos + 3
     else:
         code, value = code_at(raw, pos, end)
     if not HEADER <= code <= FOOTER:
-        raise DecodeError("a message has an unknown section")
+        raise AmqpDecodeError("a message has an unknown section")
     return code, value, skip(raw, value, end)
 
 
@@ -155,7 +155,7 @@ def section_spans(raw: bytes) -> list[tuple[int, int, int]]:
         For each its code, where its descriptor starts, and where it ends.
 
     Raises:
-        DecodeError: The bytes do not consist of sections.
+        AmqpDecodeError: The bytes do not consist of sections.
     """
     spans: list[tuple[int, int, int]] = []
     pos, end = 0, len(raw)
@@ -176,7 +176,7 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
         For each its code, where its descriptor starts, where its value begins, and where it ends.
 
     Raises:
-        DecodeError: The bytes are no message.
+        AmqpDecodeError: The bytes are no message.
     """
     found: list[tuple[int, int, int, int]] = []
     seen: set[int] = set()
@@ -185,14 +185,14 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
         code, value, after = section_at(raw, pos, end)
         rule = _GRAMMAR[code]
         if rule.constructors and raw[value] not in rule.constructors:
-            raise DecodeError("a section holds a value of a type that is not allowed there")
+            raise AmqpDecodeError("a section holds a value of a type that is not allowed there")
         if code in seen and not rule.repeats:
-            raise DecodeError("a message has a section twice")
+            raise AmqpDecodeError("a message has a section twice")
         seen.add(code)
         found.append((code, pos, value, after))
         pos = after
     if len(seen & BODIES) > 1:
-        raise DecodeError("a message has bodies of several kinds")
+        raise AmqpDecodeError("a message has bodies of several kinds")
     return found
 
 
@@ -208,7 +208,7 @@ def prefix_end(raw: bytes) -> int:
     What follows them is not checked. Where the last of them is cut off, the position is after the message's end.
 
     Raises:
-        DecodeError: One of them is malformed.
+        AmqpDecodeError: One of them is malformed.
     """
     pos = 0
     end = len(raw) - 4
@@ -248,7 +248,7 @@ def check_rest(raw: bytes, pos: int) -> None:
         pos: Where its header and annotations end (`prefix_end`).
 
     Raises:
-        DecodeError: It is not a message, or a header or annotations section is there too.
+        AmqpDecodeError: It is not a message, or a header or annotations section is there too.
     """
     start, size = pos, len(raw)
     last = _LAST_OF_PREFIX
@@ -264,9 +264,9 @@ def check_rest(raw: bytes, pos: int) -> None:
             pos += 5 + raw[pos + 4]
     if pos < size:
         if any(found[0] <= MESSAGE_ANNOTATIONS for found in check_sections(raw[start:])):
-            raise DecodeError("a header or annotations section is out of place")
+            raise AmqpDecodeError("a header or annotations section is out of place")
     elif pos > size or not size:
-        raise DecodeError("the message ends inside a section")
+        raise AmqpDecodeError("the message ends inside a section")
 
 
 _LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank
@@ -334,7 +334,7 @@ def scan_event(raw: bytes, names: EventFields) -> Scan:
     What is missing, of another type, or (the body) of another kind is None: the general decoder has the details.
 
     Raises:
-        DecodeError: The bytes do not consist of sections.
+        AmqpDecodeError: The bytes do not consist of sections.
     """
     try:
         # The annotations' size and count belong to the key; a header may stand before them (3.2).
@@ -372,7 +372,7 @@ def scan_key(raw: bytes, names: EventFields) -> tuple[Scan, str | None] | None:
                     rest = end - 8 if is_plain else end
                     scan = _walk_event(raw, names, rest, found[sequence_at], found[offset_at].decode(), found[time_at])
                 return scan, found[key_at].decode() if key_at else None
-    except (IndexError, UnicodeDecodeError, struct.error, DecodeError):
+    except (IndexError, UnicodeDecodeError, struct.error, AmqpDecodeError):
         pass
     return None
 
@@ -388,7 +388,7 @@ def _learn_layout(raw: bytes, key: bytes, names: EventFields) -> None:
 
 def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
     """Describe a sound message whose annotations, a small map, begin at `pos`. None where one of the three is missing,
-    or where a value has a size that no struct format has.
+    where the offset is written twice, or where a value has a size that no struct format has.
     """
     item, end = pos, pos - 1 + raw[pos - 2]
     kinds = {names.sequence_number: {0x81: "q", 0x55: "b"}, names.offset: {0xA1: "s"}, names.enqueued_time: {0x83: "q"}}
@@ -410,8 +410,8 @@ def _layout(raw: bytes, pos: int, names: EventFields) -> _Layout | None:
         else:
             return None
         code = kinds[name].get(kind) if name in kinds else "s"
-        if code is None:
-            return None
+        if code is None or (name == names.offset and name in places):
+            return None  # or written twice: both offsets have to be UTF-8
         places[name] = 2 * len(constants) + 1
         if name == names.partition_key:
             key = places[name] if kind == 0xA1 and not key else -1
@@ -453,10 +453,12 @@ def _walk_event(
             constructor = raw[pos + 3]
             if raw[pos] or raw[pos + 1] != 0x53 or constructor < 0xA0:
                 if raw[pos]:
-                    raise DecodeError("a message does not consist of sections")
+                    raise AmqpDecodeError("a message does not consist of sections")
                 code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
                 if code in (DATA, MESSAGE_ANNOTATIONS):
-                    raise DecodeError("a data section does not hold binary, or the message annotations are not a map")
+                    raise AmqpDecodeError(
+                        "a data section does not hold binary, or the message annotations are not a map"
+                    )
                 # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
                 pos = skip(raw, pos, end)
                 bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0
@@ -468,16 +470,16 @@ def _walk_event(
                 start = pos + 5
                 after = start + raw[pos + 4]
             if after > end:
-                raise DecodeError("a section runs past the end of its message")
+                raise AmqpDecodeError("a section runs past the end of its message")
             code = raw[pos + 2]
             if code == 0x75:
                 if constructor & 0xEF != 0xA0:
-                    raise DecodeError("a data section does not hold binary")
+                    raise AmqpDecodeError("a data section does not hold binary")
                 body = raw[start:after]
                 bodies += 1
             elif code == 0x72:
                 if has_annotations or constructor & 0xEF != 0xC1:
-                    raise DecodeError("the message annotations occur twice, or are not a map")
+                    raise AmqpDecodeError("the message annotations occur twice, or are not a map")
                 has_annotations = True
                 item = start + (4 if constructor & 0x10 else 1)
                 while item < after:
@@ -502,12 +504,12 @@ def _walk_event(
                     else:
                         item = skip(raw, value, after)
                 if item != after:
-                    raise DecodeError("the message annotations are larger than their items")
+                    raise AmqpDecodeError("the message annotations are larger than their items")
             elif code > 0x75:
                 bodies += 2
             pos = after
     except (IndexError, UnicodeDecodeError):
-        raise DecodeError("a section runs past the end of its message, or its text is not UTF-8") from None
+        raise AmqpDecodeError("a section runs past the end of its message, or its text is not UTF-8") from None
     return sequence, offset, enqueued, body if bodies == 1 else None
 
 
@@ -536,7 +538,7 @@ def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str
                         found[key] = decode(raw, value, pos)[0]
                 break
             pos = skip(raw, value, end)
-    except (DecodeError, IndexError):
+    except (AmqpDecodeError, IndexError):
         pass  # what was found before it counts
     sequence, offset, enqueued = map(found.get, (names.sequence_number, names.offset, names.enqueued_time))
     return (

@@ -10,15 +10,17 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import gather
-from eventpump.app.handlers import EventPublisher, Function, Handler, Publication, Route, RouteProcessor
+from eventpump.app.handlers import EventPublisher, Function, Handler, Middleware, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
-from eventpump.clients import BufferedOptions, BufferedProducer, ClientOptions, EventProcessorHost, HostOptions
+from eventpump.clients.connection import ClientOptions
+from eventpump.clients.consumers import EventProcessorHost, HostOptions
+from eventpump.clients.producers import BufferedOptions, BufferedProducer
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
 from eventpump.core.backoff import UNLIMITED
@@ -111,7 +113,6 @@ class _Overrides:
 
     connection_string: str
     hook: Hook
-    hosts: dict[tuple[str, str], EventProcessorHost] = field(default_factory=dict)
 
 
 class EventHubsApp:
@@ -139,6 +140,10 @@ class EventHubsApp:
         lease_store: The store of leases and checkpoints, or a function that returns one, called for each host. A store
             itself is enough if there is one host. May be given to `subscriber` instead.
         hooks: Functions that are called with every report of every host.
+        middleware: A coroutine function `middleware(context, event, call)` that is called in place of every
+            subscriber's function, and returns what `await call()` returns: for a span of a tracer, a measurement, or
+            fields of the log. `call` decodes the payload, too; what it raises is to be raised. If it is not called, the
+            event counts as handled. Default: None.
         decoder: Decodes payloads. Default: a `PayloadDecoder`.
         options: See `HostOptions`: for all hosts. Those of the connection (`ClientOptions`) are for producers too.
 
@@ -152,6 +157,7 @@ class EventHubsApp:
         *,
         lease_store: LeaseStores | None = None,
         hooks: Iterable[Hook] = (),
+        middleware: Middleware | None = None,
         decoder: Decoder | None = None,
         **options: Unpack[HostOptions],
     ) -> None:
@@ -160,6 +166,7 @@ class EventHubsApp:
         _check_store(lease_store)
         self._lease_store = lease_store
         self._hooks = tuple(hooks)
+        self._middleware = _checked_middleware(middleware)
         self._decoder = PAYLOADS if decoder is None else _checked_decoder(decoder)
         self._options: dict[str, Any] = {**options}
         self._subscribers: list[_Subscriber] = []
@@ -167,6 +174,18 @@ class EventHubsApp:
         self._producer_options: dict[str, dict[str, Any]] = {}
         self._stopping: asyncio.Event | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._hosts: dict[tuple[str, str], EventProcessorHost] = {}
+        self._producers: dict[str, BufferedProducer] = {}
+
+    @property
+    def hosts(self) -> Mapping[tuple[str, str], EventProcessorHost]:
+        """The hosts of the present run, or of the last one, by hub and consumer group: for their `partitions`."""
+        return MappingProxyType(self._hosts)
+
+    @property
+    def producers(self) -> Mapping[str, BufferedProducer]:
+        """The producers of the present run, or of the last one, by hub: for their `stats` and `buffered_bytes`."""
+        return MappingProxyType(self._producers)
 
     # ------------------------------------------------------------------------------------------------------ decorators
 
@@ -188,8 +207,8 @@ class EventHubsApp:
 
         Without `key` the events of a partition are handled one after the other. What the function raises is handled as
         `failure_policy`, `handler_retry` and `on_retries_exhausted` say; events that were handled before it in the same
-        batch are not handled again for that reason, nor if the batch is cancelled after its `handler_timeout`, which is
-        that of all its events together.
+        batch are not handled again for that reason. `handler_timeout` is that of each event, with or without `key`;
+        without, the wait until all that a batch has published is stored has as much time again.
 
         Args:
             hub: The hub.
@@ -222,7 +241,7 @@ class EventHubsApp:
         def decorate(function: _F) -> _F:
             self._check_name(hub, group, name)
             handler = Handler(function, own_decoder)
-            route = Route(handler, self._publications.setdefault(function, []))
+            route = Route(handler, self._publications.setdefault(function, []), self._middleware)
             processor: Processor = (
                 KeyedProcessor(route.handle_keyed, key=key, **keyed)
                 if is_keyed
@@ -367,6 +386,8 @@ class EventHubsApp:
         if self._stopping is not None:
             raise ConfigurationError("app", "runs already")
         stopping = self._stopping = asyncio.Event()
+        self._hosts.clear()
+        self._producers.clear()
         watched = self._watch_signals() if handle_signals else []
         try:
             async with AsyncExitStack() as stack:
@@ -396,19 +417,19 @@ class EventHubsApp:
         """Open the producers, and try for as long as a host does if the service cannot be reached."""
         patience = HostSettings(hub="any", **self._host_options()).startup_timeout
         until = asyncio.get_running_loop().time() + patience
-        producers: dict[str, BufferedProducer] = {}
         connection = {each: value for each, value in self._options.items() if each in ClientOptions.__annotations__}
         for hub, options in self._producer_options.items():
             text, rest = self._connection(overrides, {**connection, **options})
-            producer = producers[hub] = BufferedProducer(text, hub, **rest)
+            producer = BufferedProducer(text, hub, **rest)
             stack.push_async_exit(producer)
             report = functools.partial(
                 _log.warning, "hub %s: its producer cannot be opened yet: %s; again in %.1f s", hub
             )
             await retrying(producer.open, UNLIMITED, random.Random(), until=until, stop=stopping, on_retry=report)
+            self._producers[hub] = producer
         for publications in self._publications.values():
             for each in publications:
-                each.producer = cast(EventPublisher, producers[each.hub])
+                each.producer = cast(EventPublisher, self._producers[each.hub])
 
     async def _open_hosts(self, stack: AsyncExitStack, overrides: _Overrides | None) -> list[EventProcessorHost]:
         by_host: dict[tuple[str, str], list[_Subscriber]] = {}
@@ -430,8 +451,7 @@ class EventHubsApp:
                 **options,
             )
             hosts.append(await stack.enter_async_context(host))
-            if overrides is not None:
-                overrides.hosts[hub, group] = host
+            self._hosts[hub, group] = host
             for each in subscribers:
                 if each is not own:
                     await host.subscribe(each.name, each.processor, **each.options)
@@ -523,7 +543,7 @@ class EventHubsApp:
                 async with AppHubs(
                     service.connection_string,
                     {spec.name: spec.partitions for spec in specs},
-                    overrides.hosts,
+                    self.hosts,
                     expected,
                     running=running,
                     changes=changes,
@@ -562,6 +582,12 @@ def _checked_decoder(decoder: object) -> Decoder:
     if isinstance(decoder, type) or not isinstance(decoder, Decoder):
         raise ConfigurationError("decoder", "must be an object with the method decoder_for, such as PayloadDecoder()")
     return decoder
+
+
+def _checked_middleware(given: Any) -> Middleware | None:
+    if given is None or inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
+        return cast("Middleware | None", given)
+    raise ConfigurationError("middleware", "must be a coroutine function: async def middleware(context, event, call)")
 
 
 def _check_store(given: object) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, get_type_hints
 
+from eventpump.consumer.handler import next_event
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.decoding import Decode, Decoder, encoded, guarded
@@ -14,6 +16,10 @@ from eventpump.eventhubs.events import EventData, ReceivedEvent
 
 Function: TypeAlias = Callable[..., Awaitable[Any]]
 """A coroutine function that takes a payload, an event or a context, and returns what is to be published."""
+
+Middleware: TypeAlias = Callable[[PartitionContext, ReceivedEvent, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""A coroutine function that is called in place of a subscriber's function, with the call to make; returns what that
+returns."""
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -127,17 +133,26 @@ class Route:
     Attributes:
         handler: Calls the function.
         publications: Where its return values go. None is not published.
+        middleware: What is called in place of the function, if anything.
     """
 
     handler: Handler
     publications: list[Publication] = field(default_factory=list)
+    middleware: Middleware | None = None
 
     async def handle(self, context: PartitionContext, event: ReceivedEvent) -> list[Awaitable[object]]:
         """Handle an event. Return what is to be awaited until all that it has published is stored."""
-        value = await self.handler(context, event)
+        if self.middleware is None:
+            value = await self.handler(context, event)
+        else:
+            value = await self.middleware(context, event, partial(self._call, context, event))
         if value is None:
             return []
         return [await each.send(event, value) for each in self.publications]
+
+    async def _call(self, context: PartitionContext, event: ReceivedEvent) -> Any:
+        # A coroutine function, so that an event that cannot be decoded is an error of what is awaited.
+        return await self.handler(context, event)
 
     async def handle_keyed(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Handle the next event of a key, until all that it has published is stored: for a `KeyedProcessor`."""
@@ -150,7 +165,8 @@ class RouteProcessor(EventProcessor):
     """Handles the events of a batch one after the other; of one ownership.
 
     Of a batch that is delivered again because an event of it failed, or because the call was cancelled after its time,
-    those before that event are not handled again.
+    those before that event are not handled again. `handler_timeout` is that of each event: its time begins with it, and
+    once more when all are handled, and what they have published is to be stored.
 
     Args:
         route: Handles each event.
@@ -167,6 +183,7 @@ class RouteProcessor(EventProcessor):
         try:
             for event in events:
                 if event not in handled:
+                    next_event()
                     handled[event] = await self._route.handle(context, event)
         except Exception:
             # What failed to be stored is handled again with the rest; the error of the function comes first.
@@ -182,6 +199,7 @@ class RouteProcessor(EventProcessor):
     async def _stored(self, events: Sequence[ReceivedEvent]) -> Exception | None:
         """Wait until what was published for events is stored. Return the first failure."""
         first: Exception | None = None
+        next_event()
         for event in events:
             receipts = self._handled.get(event)
             if not receipts:

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from eventpump.aio.tasks import gather, resolve
-from eventpump.clients import EventProcessorHost, EventProducer, PartitionReader
+from eventpump.clients.consumers import EventProcessorHost, PartitionReader
+from eventpump.clients.producers import EventProducer
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.eventhubs.decoding import Decoder, encoded

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eventpump.cli.streams import complain, say, whole_number
-from eventpump.clients import EventProcessorHost
+from eventpump.clients.consumers import EventProcessorHost
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext, ProcessorSource
 from eventpump.errors import ConfigurationError, EventPumpError, ProcessorFailedError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventpump.aio.signals import handling_signals
-from eventpump.cli.streams import CONNECTION_VARIABLE
+from eventpump.cli.main import CONNECTION_VARIABLE
 from eventpump.emulator.auth import DEFAULT_KEY
 from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.config import HubSpec, config_document, load_config, parse_hub

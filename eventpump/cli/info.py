@@ -20,7 +20,7 @@ from eventpump.cli.streams import (
     keep_quiet,
     say,
 )
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.errors import ConfigurationError, Recovery, ServiceError
 from eventpump.interfaces import CLOSE_TIMEOUT, HubProperties, PartitionProperties, Transport

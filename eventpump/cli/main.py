@@ -8,13 +8,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import argparse
 
 # Nothing of the library is imported at the top: until `main` runs, Ctrl-C would be answered with a traceback.
 
+CONNECTION_VARIABLE: Final = "EVENTPUMP_CONNECTION_STRING"
+"""The environment variable with the connection string."""
 FAILED = 2
 """The exit code for invalid input, or a service that refuses it."""
 HUBS = "The hubs here are"
@@ -23,15 +25,30 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command and its subcommands."""
+COMMANDS: Final = {
+    "bench-processor": "eventpump.cli.bench_processor",
+    "demo": "eventpump.demo.command",
+    "emulator": "eventpump.cli.emulator",
+    "info": "eventpump.cli.info",
+    "parked": "eventpump.cli.parked",
+    "send": "eventpump.cli.send",
+    "tail": "eventpump.cli.tail",
+}
+"""The module of each subcommand."""
+
+
+def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of the command and its subcommands.
+
+    Args:
+        arguments: Those of the command line. If they begin with a subcommand, or ask for the version, the modules of
+            other subcommands, whose imports take most of a second, are left out.
+    """
     import argparse
-    from importlib import metadata
+    from importlib import import_module, metadata
     from typing import NoReturn
 
-    from eventpump.cli import bench_processor, emulator, info, parked, send, tail
     from eventpump.compiled import build_info
-    from eventpump.demo import command as demo
 
     class OneLineParser(argparse.ArgumentParser):
         """A parser that prints errors in one line, without the usage."""
@@ -46,8 +63,9 @@ def parser() -> argparse.ArgumentParser:
     version = f"eventpump {metadata.version('eventpump')} ({build_info()})"
     made.add_argument("--version", action="version", version=version)
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
-    for command in (bench_processor, demo, emulator, info, parked, send, tail):
-        command.add_parser(subparsers)
+    first = next(iter(arguments), None)
+    for name in () if first == "--version" else (first,) if first in COMMANDS else COMMANDS:
+        import_module(COMMANDS[name]).add_parser(subparsers)
     return made
 
 
@@ -90,14 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; 2 with one line on stderr if the input is invalid, or with the usage if there is none.
     """
+    given = sys.argv[1:] if arguments is None else arguments
     with _quitting_on_interrupt():
-        made = parser()
+        made = parser(given)
         from eventpump.errors import EventPumpError
     try:
-        if not (sys.argv[1:] if arguments is None else arguments):
+        if not given:
             made.print_help(sys.stderr)
             return FAILED
-        args = made.parse_args(arguments)
+        args = made.parse_args(given)
         return int(args.run(args))
     except EventPumpError as error:
         print(f"eventpump: {_told(error)}", file=sys.stderr)

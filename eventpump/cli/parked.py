@@ -19,7 +19,9 @@ from eventpump.cli.streams import (
     say,
 )
 from eventpump.cli.tail import position
-from eventpump.clients import EventProducer, PartitionReader, make_transport
+from eventpump.clients.connection import make_transport
+from eventpump.clients.consumers import PartitionReader
+from eventpump.clients.producers import EventProducer
 from eventpump.errors import ConfigurationError, EventError, EventPumpError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent, copy_of
 from eventpump.eventhubs.parked import Parked, parked_facts

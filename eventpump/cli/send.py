@@ -29,7 +29,8 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
-from eventpump.clients import EventProducer, make_transport
+from eventpump.clients.connection import make_transport
+from eventpump.clients.producers import EventProducer
 from eventpump.core.router import ROUTERS
 from eventpump.errors import (
     ConfigurationError,

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar, get_args
 
 from eventpump.aio.signals import handling_signals
+from eventpump.cli.main import CONNECTION_VARIABLE
 from eventpump.cli.outages import FIRST_CONTACT
-from eventpump.clients import ConnectionOptions
+from eventpump.clients.connection import ConnectionOptions
 from eventpump.errors import ConfigurationError
 from eventpump.options.connection import TransportType
 
 T = TypeVar("T")
 
-CONNECTION_VARIABLE: Final = "EVENTPUMP_CONNECTION_STRING"
 FAILURE: Final = 1
 """The exit code if the work was started and not completed."""
 

@@ -28,7 +28,7 @@ from eventpump.cli.streams import (
     patience,
     whole_number,
 )
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import (
     ConfigurationError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -85,8 +85,7 @@ class Offer:
     def holder_ended(self, task: asyncio.Task[Any]) -> None:
         """End it if the task that took it has failed: its exception keeps the iterator alive, if that had a name.
 
-        A task that has returned has dropped the iterator, or has passed the batch on, as `asyncio.wait_for` does before
-        Python 3.12.
+        A task that has returned has dropped the iterator, or has passed the batch on.
         """
         if task.cancelled() or task.exception() is not None:
             self.end()
@@ -132,12 +131,18 @@ class BatchQueue:
         with suppress(ValueError):
             self._offers.remove(offer)
 
-    def take(self) -> Offer | None:
-        """Take the batch that waits longest, for the current task. Return None if none waits."""
+    def take(self, asked: asyncio.Task[Any] | None) -> Offer | None:
+        """Take the batch that waits longest. Return None if none waits.
+
+        Args:
+            asked: The task that asked for it, which processes it if it still runs. The current task may be another one,
+                made to wait for it, as by `asyncio.wait_for` before Python 3.12.
+        """
         while self._offers:
             offer = self._offers.popleft()
             if offer.is_waiting and offer.take():
-                task = self._holders[offer] = asyncio.current_task()
+                task = asyncio.current_task() if asked is None or asked.done() else asked
+                self._holders[offer] = task
                 if task is not None:
                     task.add_done_callback(offer.holder_ended)
                 return offer
@@ -363,7 +368,7 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
         self._give_back()
         return self
 
-    async def __anext__(self) -> ReceivedBatch:
+    def __anext__(self) -> Coroutine[Any, Any, ReceivedBatch]:
         """Acknowledge the batch in hand, and return the next one.
 
         Cancelling it is safe: no batch is lost.
@@ -372,6 +377,10 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
             StopAsyncIteration: The host has closed, or this object was closed.
             EventPumpError: As of `run`.
         """
+        # Not a coroutine function: what is returned may be run by another task than the one that will have the batch.
+        return self._next(asyncio.current_task())
+
+    async def _next(self, asked: asyncio.Task[Any] | None) -> ReceivedBatch:
         if self._is_waiting:
             raise ConfigurationError("batches", "is one loop; call host.batches() once for each task")
         if self._offer is not None:
@@ -382,7 +391,7 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
         try:
             while not self._is_closed:
                 running = self._start()
-                if (offer := self._queue.take()) is not None:
+                if (offer := self._queue.take(asked)) is not None:
                     self._offer = offer
                     return ReceivedBatch(offer)
                 if running.done():

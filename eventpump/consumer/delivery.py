@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Final
 
 from eventpump.consumer.batches import BatchDispatch, BatchSource
 from eventpump.consumer.dispatch import Dispatch, SerialDispatch
@@ -22,6 +23,9 @@ from eventpump.core.pump_state import PumpState
 from eventpump.core.starts import retained_from
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import DataLost
+
+_SUSPENDED: Final = PumpState.SUSPENDED
+"""Read for each batch: reading a member of an enumeration from its class is slow."""
 
 
 class Delivery:
@@ -63,10 +67,10 @@ class Delivery:
         settings = self._settings
         life, requests, limit = self._life, self._requests, settings.max_batch_size
         dispatch = self._dispatch = self._make_dispatch(partition)
-        is_empty = False
+        has_settled = False
         while life.reason is None:
             feed = partition.feed
-            if life.state is PumpState.SUSPENDED:
+            if life.state is _SUSPENDED:
                 # The link is stolen. The manager checks whether the lease is lost, too.
                 await self._tenure.ending.wait()
                 return
@@ -76,15 +80,18 @@ class Delivery:
             if feed.selection is not None and not await self._passes_missing(partition, dispatch):
                 partition = await self._restart(partition, dispatch)
                 continue
-            events = () if is_empty else partition.take(limit)
-            is_empty = False
+            # Where nothing has come since a batch was processed, a wait follows. It ends at once if the feed has ended.
+            is_waiting, has_settled = has_settled, False
+            events = () if is_waiting else partition.take(limit)
             if events:
                 partition.in_hand += len(events)
-                is_first = partition.in_hand == len(events)
-                if feed.selection is not None and is_first and self._requests.drains and has_place(events[0]):
-                    # All before it is processed, or need not be.
-                    self._requests.processed(events[0].sequence_number)
-                follows = feed.selection is not None or partition.continuity.follows(events)
+                if feed.selection is None:
+                    follows = partition.continuity.follows(events)
+                else:
+                    follows = True
+                    if requests.drains and partition.in_hand == len(events) and has_place(events[0]):
+                        # All before it is processed, or need not be.
+                        requests.processed(events[0].sequence_number)
                 if not follows and not await self._may_pass_gap(partition, dispatch, events):
                     partition = await self._restart(partition, dispatch)
                     continue
@@ -92,11 +99,11 @@ class Delivery:
                     before, partition = partition, await self._rewinding.obey(partition, dispatch)
                     if partition is not before:
                         break
-                is_empty = feed.processed()
-                if not is_empty:
+                has_settled = feed.processed()
+                if not has_settled:
                     # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
-            elif feed.error is not None:
+            elif not is_waiting and feed.error is not None:
                 if not await self._reading.can_restart(partition, feed.error):
                     await self._failing.end_with(
                         feed.error if self._reading.was_attached else partition.explained(feed.error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.failing import FailureHandling
@@ -16,6 +16,9 @@ from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
 
 _K = TypeVar("_K")
+
+_NARROW: Final = FailureStep.NARROW
+"""Read for each batch: reading a member of an enumeration from its class is slow."""
 
 
 class Dispatch(Protocol):
@@ -149,14 +152,16 @@ class SerialDispatch:
                     if self._requests.is_due and not self._life.is_ending:
                         return events
                     continue
-            if step is FailureStep.NARROW:
+            if step is _NARROW:
                 return events if self._requests.interrupts_batch() else await self._deliver_singly(partition, events)
             if self._failures.in_a_row:
                 self._failures.settled()
             if partition.doubts and events:
                 partition.doubts.pop(events[0], None)
             if not is_replay:
-                partition.processed(last, len(events))
+                # A batch that did not fail was processed just now.
+                ended = call.ended if step is None and belongs else None
+                partition.processed(last, len(events), now=ended)
                 if last is not None and self._requests.drains:
                     self._requests.processed(last.sequence_number + 1)
             return ()

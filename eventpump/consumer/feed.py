@@ -17,6 +17,7 @@ from eventpump.core.backoff import Backoff, is_used_up, least_delay
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
+from eventpump.core.sharing import FREE_AT
 from eventpump.core.silence import Look
 from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import (
@@ -41,7 +42,7 @@ LARGE = 4096
 """The size in bytes from which on a message is not kept for its place alone: its body is left out then."""
 
 
-class BufferFullError(LinkDetachedError):
+class FeedFullError(LinkDetachedError):
     """The link is opened again because events arrived that the host had no room for. No failure of the service."""
 
     def __init__(self, partition_id: str, max_bytes: int, refused: int) -> None:
@@ -117,6 +118,11 @@ class PartitionFeed(Generic[_T]):
         self.account: Account | None = None if budget is None else budget.open(self._grant)
         """What this feed holds of the budget."""
         self._is_refusing = False
+        self._free_events = int(settings.prefetch_events * FREE_AT)
+        self._free_bytes = int(settings.prefetch_bytes * FREE_AT)
+        self.is_filling = False
+        """Whether several cursors read, and the cache held more than `FREE_AT` of what it may hold, in events or in
+        bytes, when its credit was adjusted last."""
         self._link: ReceiveLink | None = None
         self._link_error: asyncio.Future[EventPumpError] | None = None
         self._is_stopped = False
@@ -215,13 +221,6 @@ class PartitionFeed(Generic[_T]):
             return most
         return max(1, min(most, self.account.room))
 
-    def is_filled(self, share: float) -> bool:
-        """Return whether the cache holds more than a share of what it may hold now, in events or in bytes."""
-        cache, settings, budget = self._cache, self._settings, self._budget
-        # Most of the time the room need not be asked for: this is called several times for each batch.
-        room = settings.prefetch_bytes if budget is None or budget.is_ample else self.room_in_bytes
-        return cache.count > settings.prefetch_events * share or cache.size > room * share
-
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
         self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
@@ -235,6 +234,7 @@ class PartitionFeed(Generic[_T]):
         cursor = FeedCursor(self, self._cache.cursor(at_end=at_end), self._cache)
         self._plain = (*self._plain, cursor)
         self._cursors = (*self._cursors, cursor)
+        self.adjust_credit()
         return cursor
 
     def stream(self, selection: Selection[_T], *, since: int | None = None, at_end: bool = False) -> FeedStream[_T]:
@@ -372,7 +372,7 @@ class PartitionFeed(Generic[_T]):
             assert self._budget is not None
             self._is_refusing = True
             self._credit.refused(refused)
-            self.reopen(BufferFullError(self._spec.partition_id, self._budget.max_bytes, refused))
+            self.reopen(FeedFullError(self._spec.partition_id, self._budget.max_bytes, refused))
         return batch[:count]
 
     def detached(self, error: EventPumpError) -> None:
@@ -419,7 +419,7 @@ class PartitionFeed(Generic[_T]):
 
     def _is_final(self, error: ServiceError) -> bool:
         """Return whether to give up. A hub that was deleted while a link was open may have been recreated."""
-        if isinstance(error, BufferFullError):
+        if isinstance(error, FeedFullError):
             return False
         if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
             return True
@@ -428,7 +428,7 @@ class PartitionFeed(Generic[_T]):
 
     def _delay_after(self, error: ServiceError) -> float:
         """Return the seconds until the link is opened again."""
-        if error.recovery is Recovery.RECONNECT or isinstance(error, BufferFullError):
+        if error.recovery is Recovery.RECONNECT or isinstance(error, FeedFullError):
             # The transport does the waiting; this only keeps many feeds from opening links in the same instant.
             return self._rng.uniform(0, self._retry.base_delay)
         return self._backoff.next(self._rng, at_least=least_delay(error))
@@ -503,6 +503,14 @@ class PartitionFeed(Generic[_T]):
 
     def _grant(self) -> None:
         link, account, cache = self._link, self.account, self._cache
+        if len(self._cursors) > 1:
+            # Not when a cursor has read: nothing changes by that until the last of them has.
+            free = self._free_bytes
+            if self._budget is not None and not self._budget.is_ample:
+                free = int(self.room_in_bytes * FREE_AT)
+            self.is_filling = cache.count > self._free_events or cache.size > free
+        else:
+            self.is_filling = False
         if link is None or self._is_stopped:
             return
         if account is None or self._budget is None or self._budget.is_ample:
@@ -606,6 +614,16 @@ class FeedCursor(Generic[_T]):
         if cache.in_hand != in_hand:
             # Of several cursors that have the same in hand only the last one to process it makes room.
             self._feed.processed()
+
+    def settle(self) -> bool:
+        """Record that what was taken is processed, if there is nothing to take. Return whether that is so."""
+        cache = self._cache
+        in_hand = cache.in_hand
+        if not self._cursor.settle():
+            return False
+        if cache.in_hand != in_hand:
+            self._feed.processed()
+        return True
 
     def wait(self, timeout: float | None) -> asyncio.Future[bool]:
         """Wait until there is something to take, the feed has ended, or `wake` is called. One caller at a time.

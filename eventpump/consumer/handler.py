@@ -14,7 +14,7 @@ from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
 
 _T = TypeVar("_T")
 
-_RUNNING_BATCH: ContextVar[object | None] = ContextVar("eventpump_running_batch", default=None)
+_RUNNING_BATCH: ContextVar[_RunningBatch | None] = ContextVar("eventpump_running_batch", default=None)
 """Identifies the call of `process_events` that the current code belongs to; tasks and threads it starts inherit it."""
 
 
@@ -45,6 +45,13 @@ class HandlerTimeout:
     on_handler_timeout: str = "report"
 
 
+def next_event() -> None:
+    """Begin the time of the running call of `process_events` anew: it has come to another event of its batch."""
+    batch = _RUNNING_BATCH.get()
+    if batch is not None:
+        batch.begins_anew()
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A call of a method of the processor, or one after the other in the same task.
@@ -54,6 +61,7 @@ class Call:
         task: The task that runs it.
         began: When it began, on the loop's clock.
         slow_at: When it is reported next as slow.
+        ended: When it returned last without an error, on the same clock.
         is_late: Whether it was cancelled because the pump ends.
         is_timed_out: Whether it was cancelled because of `handler_timeout`.
     """
@@ -62,8 +70,29 @@ class Call:
     task: asyncio.Task[object]
     began: float
     slow_at: float
+    ended: float = 0.0
     is_late: bool = False
     is_timed_out: bool = False
+
+
+class _RunningBatch:
+    """One call of `process_events`."""
+
+    __slots__ = ("_call", "_runner")
+
+    def __init__(self, runner: HandlerRunner, call: Call) -> None:
+        self._runner: HandlerRunner | None = runner
+        self._call = call
+
+    def begins_anew(self) -> None:
+        """Begin its time anew, if it runs."""
+        if self._runner is not None:
+            self._runner.renew(self._call)
+
+    def ended(self) -> None:
+        """Refer to nothing any more: what the handler has started may keep its context for as long as the process."""
+        self._runner = None
+        del self._call
 
 
 class HandlerRunner:
@@ -101,8 +130,10 @@ class HandlerRunner:
         self._now = self._loop.time
         # In their order, which the order in which they are cancelled follows.
         self._calls: dict[Call, None] = {}
-        self._batch: object | None = None
+        self._batch: _RunningBatch | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
+        # One for all calls of `_run`, of several tasks, too: of the work it has nothing once that has begun.
+        self._watched = Watched[None](None, self._now, blocked_after, self._blocked, stepped)
         self._deadlines: list[asyncio.TimerHandle] = []
         self._blocked_again_after = 0.0
         self._is_abandoned = False
@@ -180,26 +211,29 @@ class HandlerRunner:
     ) -> None:
         self.began(call)
         raised: BaseException | None = None
-        outer = None
+        batch: _RunningBatch | None = None
         if is_batch:
-            # A new object for each try: what an earlier try left running is not part of this one.
-            self._batch = object()
-            outer = _RUNNING_BATCH.set(self._batch)
+            # A new object for each try: what an earlier try left running is not part of this one. It stays there, as it
+            # is compared with that of the running batch.
+            batch = self._batch = _RunningBatch(self, call)
+            _RUNNING_BATCH.set(batch)
         try:
             work = method(*args)
-            if not isinstance(work, CoroutineType | Awaitable):
+            if type(work) is not CoroutineType and not isinstance(work, Awaitable):
                 raise TypeError(
                     f"{call.operation} gave a {type(work).__name__} to await: it must be a coroutine function"
                 )
-            await Watched(work, self._now, self._blocked_after, self._blocked, self._stepped)
+            watched = self._watched
+            await watched.again(work)
+            call.ended = watched.ended
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
             raise
         except BaseException as error:
             raised = error
         finally:
-            if outer is not None:
-                _RUNNING_BATCH.reset(outer)
+            if batch is not None:
+                batch.ended()
                 self._batch = None
         del self._calls[call]
         if call.is_late or call.task.cancelling():
@@ -228,6 +262,12 @@ class HandlerRunner:
         task = asyncio.current_task()
         assert task is not None
         return Call(operation, task, 0.0, 0.0)
+
+    def renew(self, call: Call) -> None:
+        """Begin the time of the running call of `process_events` anew."""
+        if not call.is_timed_out:
+            call.began = self._now()
+            call.slow_at = call.began + self._timeout
 
     def began(self, call: Call) -> None:
         """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow."""
@@ -321,7 +361,8 @@ class HandlerRunner:
                     call.is_timed_out = True
                     call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")
         if self._calls:
-            self._set_slow_timer(min(call.slow_at for call in self._calls))
+            # One that begins later does not touch the timer, and is slow one time-out from now at the earliest.
+            self._set_slow_timer(min(now + self._timeout, *(call.slow_at for call in self._calls)))
 
     def _blocked(self, duration: float) -> None:
         now = self._loop.time()

@@ -37,7 +37,8 @@ class KeyedProcessor(EventProcessor):
         handler: A coroutine function that is called with the `PartitionContext` and the next events of one key: at
             least one, in order, and at most `max_batch_per_key`. All that is said of `process_events` applies to it.
         key: Returns the key of an event, which must be hashable; None if the event is independent of all others. If it
-            raises, that is a failure of the event. Default: the event's partition key.
+            raises, that is a failure of the event, and all later events of the partition wait until a retry finds the
+            key, or the event is skipped or parked. Default: the event's partition key.
         concurrency: The most calls of the handler at a time, per partition. There is no bound for all partitions of a
             host together; for one, use an `asyncio.Semaphore` in the handler. Default: 32.
         max_batch_per_key: The most events that the handler is called with. Default: 1.

@@ -9,7 +9,7 @@ from functools import partial
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.dispatch import still_belongs
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner, as_exception
+from eventpump.consumer.handler import HandlerRunner
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
@@ -18,7 +18,6 @@ from eventpump.consumer.tenure import Tenure
 from eventpump.consumer.workers import Entry, KeyedWorkers
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue
-from eventpump.core.turns import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
 
 
@@ -60,14 +59,14 @@ class KeyedDispatch:
         self._recorded = 0
         self._seen = 0
         self._dropped = asyncio.Event()
-        self._unkeyed: dict[Entry, Exception] = {}
-        self._doubts: dict[Entry, BaseException | None] = {}
+        self._doubts: dict[ReceivedEvent, BaseException | None] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._held_back: asyncio.Future[None] | None = None
         self._is_held = False
         self._heeds_requests = True
         self._workers = KeyedWorkers(
             processor.settings.concurrency,
+            key=processor.key,
             runner=runner,
             tasks=tenure.tasks,
             handle=partial(processor.first_call, context),
@@ -76,6 +75,7 @@ class KeyedDispatch:
             waits=self._progressed,
             ended=self._worker_ended,
             failed=self._worker_failed,
+            stepped=self._turns.stepped,
         )
 
     @property
@@ -99,21 +99,14 @@ class KeyedDispatch:
 
     def _accept(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], first: int) -> int:
         """Accept the events from an index on for which there is room. Return the index of the next one."""
-        began = self._loop.time()
-        queue, key_of = self._queue, self._processor.key
+        queue = self._queue
         chunk = events[first : first + queue.room]
         sizes = queue.fitting([len(event.raw) for event in chunk])
         number = first + len(sizes)
-        for entry, error in queue.accept(events[first:number], sizes, key_of):
-            # An event whose key is not known is processed beside all others: its call fails with this error.
-            self._unkeyed[entry] = as_exception("key", error)
-            self._workers.unready.add(entry)
         if partition.doubts and number > first and events[first] in partition.doubts:
-            # It came alone, and is the last one of the queue.
-            entry = queue.newest
-            self._doubts[entry] = partition.doubts.pop(events[first])
-            self._workers.unready.add(entry)
-            queue.alone.add(entry)
+            self._doubts[events[first]] = partition.doubts.pop(events[first])
+            queue.doubtful.add(events[first])
+        queue.accept(events[first:number], sizes)
         self._seen = queue.events
         if number > first:
             last = next(filter(has_place, reversed(events[first:number])), None)
@@ -121,9 +114,6 @@ class KeyedDispatch:
                 self._context.last_delivered = last
                 if not partition.replayed.is_running:
                     partition.tracker.events_delivered(last)
-        took = self._loop.time() - began
-        if took > NOTED_STEP:
-            self._turns.stepped(took)
         return number
 
     async def settle(self, *, heeds_requests: bool) -> bool:
@@ -155,8 +145,6 @@ class KeyedDispatch:
         self.record()
         self._queue = KeyedQueue(self._bounds)
         self._recorded = self._seen = 0
-        self._workers.unready.clear()
-        self._unkeyed.clear()
         self._doubts.clear()
         if not self._tenure.life.is_ending:
             self._dropped = asyncio.Event()
@@ -164,7 +152,7 @@ class KeyedDispatch:
     def record(self) -> None:
         """Let the tracker know the watermark."""
         partition, watermark = self._partition, self._queue.watermark
-        watermark.advance()
+        self._queue.advance()
         count = watermark.count - self._recorded
         if not count or partition is None:
             return
@@ -258,12 +246,12 @@ class KeyedDispatch:
         """Apply the failure policy to the events of a call that raised, or that cannot be called yet.
 
         Returns:
-            Whether they are finished.
+            Whether they are finished, or the key of the one whose key was not known is now.
         """
         return await self._finish(self._failing.new_failures(), batch, error)
 
     async def _finish(self, failures: ProcessorFailures, batch: Sequence[Entry], error: Exception | None) -> bool:
-        """Deliver events until they are processed or passed over. Return whether they are.
+        """Deliver events until they are processed or passed over, or a missing key is known. Return whether they are.
 
         Args:
             failures: Their failures.
@@ -271,6 +259,7 @@ class KeyedDispatch:
             error: What they have just failed with; None if they are to be delivered first.
         """
         events, dropped = tuple([entry.event for entry in batch]), self._dropped
+        is_unkeyed = self._queue.unkeyed is batch[0]
         while True:
             if error is None:
                 if not await self._may_go_on(dropped, 0.0):
@@ -278,7 +267,7 @@ class KeyedDispatch:
                 error = await self._deliver_again(batch, events)
                 if error is None:
                     break
-            operation = "filter" if batch[0] in self._doubts else "process_events"
+            operation = "filter" if events[0] in self._doubts else "process_events"
             step, delay = await self._failing.failed(failures, operation, error, events)
             match step:
                 case FailureStep.RETRY:
@@ -293,18 +282,12 @@ class KeyedDispatch:
                 case _:
                     return False
             error = None
+        if is_unkeyed and self._queue.unkeyed is not batch[0]:
+            return True
         for entry in batch:
             self._queue.finish(entry)
-        self._settled(batch[0])
+        self._doubts.pop(events[0], None)
         return True
-
-    def _settled(self, entry: Entry) -> None:
-        """Forget why an event could not be given to the handler: it is finished."""
-        if entry in self._workers.unready:
-            self._workers.unready.remove(entry)
-            self._unkeyed.pop(entry, None)
-            self._doubts.pop(entry, None)
-            self._queue.alone.discard(entry)
 
     async def _finish_singly(self, failures: ProcessorFailures, batch: Sequence[Entry]) -> bool:
         """Deliver the events of a batch that failed one by one; as `_finish`."""
@@ -319,16 +302,19 @@ class KeyedDispatch:
         return True
 
     async def _deliver_again(self, batch: Sequence[Entry], events: tuple[ReceivedEvent, ...]) -> Exception | None:
-        """Call the processor, once it is known that the event belongs to the stream. Return what was raised."""
-        entry, partition = batch[0], self._partition
+        """Call the processor, once it is known that the event belongs to the stream. Return what was raised.
+
+        An event whose key is not known is given its place in the line of its key instead.
+        """
+        (event, *_), partition = events, self._partition
         assert partition is not None
         try:
-            if entry in self._doubts:
-                belongs = await still_belongs(self._runner, partition, self._doubts, entry, entry.event)
+            if event in self._doubts:
+                belongs = await still_belongs(self._runner, partition, self._doubts, event, event)
                 if not belongs:
                     return None
-            if (error := self._unkeyed.get(entry)) is not None:
-                return error
+            if batch[0] is self._queue.unkeyed:
+                return self._workers.key_again(self._queue, event)
             await self._runner.run("process_events", self._processor.process_events, self._context, events)
         except Exception as raised:
             return raised

@@ -69,7 +69,6 @@ class KeyedReading:
         self._rng = rng
         self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(bounds_of(processor.settings))
         self._waiting: deque[ReceivedEvent] = deque()
-        self._unkeyed: dict[Entry, Exception] = {}
         self._seen = 0
         self._is_read = False
         self._ending = asyncio.Event()
@@ -88,6 +87,7 @@ class KeyedReading:
         )
         self._workers = KeyedWorkers(
             processor.settings.concurrency,
+            key=processor.key,
             runner=self._runner,
             tasks=self._tasks,
             handle=partial(processor.first_call, context),
@@ -96,6 +96,7 @@ class KeyedReading:
             waits=self._progressed,
             ended=self._news.set,
             failed=self._fail,
+            stepped=lambda _: None,
         )
 
     @property
@@ -103,15 +104,14 @@ class KeyedReading:
         """Where a reader would begin that gets every event that is not processed; None if all that was read is."""
         if not self._queue.events and not self._waiting:
             return None
-        self._queue.watermark.advance()
+        self._queue.advance()
         last = self._queue.watermark.position
         return self._begins_at if last is None else EventPosition.at_offset(last.offset)
 
     @property
     def unprocessed(self) -> list[bytes]:
         """The messages that were read and are not processed, in order."""
-        in_hand = [entry.event for entry in self._queue.watermark.entries if not entry.is_finished]
-        return [event.raw for event in (*in_hand, *self._waiting)]
+        return [event.raw for event in (*self._queue.unfinished, *self._waiting)]
 
     async def run(self) -> None:
         """Process what is read, to its end. Cancelled, or if an event cannot be processed, running calls end first.
@@ -186,9 +186,7 @@ class KeyedReading:
         chunk = list(islice(waiting, queue.room))
         sizes = queue.fitting([len(event.raw) for event in chunk])
         accepted = chunk[: len(sizes)]
-        for entry, error in queue.accept(accepted, sizes, self._processor.key):
-            self._unkeyed[entry] = as_exception("key", error)
-            self._workers.unready.add(entry)
+        queue.accept(accepted, sizes)
         for _ in accepted:
             waiting.popleft()
         self._seen = queue.events
@@ -199,11 +197,17 @@ class KeyedReading:
     # ------------------------------------------------------------------------------------------ called by the workers
 
     async def _recover(self, batch: list[Entry], error: Exception | None) -> bool:
-        """Give events that failed to the handler again, as often as is allowed. Return whether they are processed."""
-        retry, events = self._retry, tuple([entry.event for entry in batch])
-        unkeyed = self._unkeyed.get(batch[0])
+        """Give events that failed to the handler again, as often as is allowed; or find the key of one again.
+
+        Returns:
+            Whether they are processed, or the key is known.
+        """
+        retry, events, queue = self._retry, tuple([entry.event for entry in batch]), self._queue
+        is_unkeyed = queue.unkeyed is batch[0]
+        if is_unkeyed:
+            error = self._workers.key_again(queue, events[0])
         backoff = None if retry is None else Backoff.of(retry)
-        while (error := unkeyed or error) is not None:
+        while error is not None:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
                 return False
@@ -219,14 +223,17 @@ class KeyedReading:
             await self._workers.rest(self._queue, wait_for_event(self._ending, delay))
             if self._ending.is_set():
                 return False
-            if unkeyed is None:
-                error = None
-                try:
-                    await self._runner.run("process_events", self._processor.process_events, self._context, events)
-                except Exception as raised:
-                    error = raised
-        for entry in batch:
-            self._queue.finish(entry)
+            if is_unkeyed:
+                error = self._workers.key_again(queue, events[0])
+                continue
+            error = None
+            try:
+                await self._runner.run("process_events", self._processor.process_events, self._context, events)
+            except Exception as raised:
+                error = raised
+        if not is_unkeyed:
+            for entry in batch:
+                queue.finish(entry)
         return True
 
     async def _call_process_error(self, error: Exception) -> None:

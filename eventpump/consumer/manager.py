@@ -547,7 +547,8 @@ class PartitionManager:
     def _judge_start(self) -> None:
         """End the host because of the refusals at its start, or report them, once that is decided."""
         now, start = self._clock.monotonic(), self._start_of_host
-        if any(pump.was_attached for pump in self._all_pumps()):
+        # Not a list of all: this is called when any of them ends.
+        if any(pump.was_attached for partition in self._partitions.values() for pump in partition.pumps.values()):
             start.linked()
         error = start.verdict(now)
         if isinstance(error, EventPumpError) and not self._end.is_stopping:

@@ -79,7 +79,7 @@ class MemberFeed:
         self._feed: PartitionFeed[ReceivedEvent] | None = None
         self._cursor: FeedCursor[ReceivedEvent] | None = None
         self._skip_below: int | None = None
-        self._taken: list[ReceivedEvent] = []
+        self._taken: ReceivedEvent | None = None
         self._first_unread: ReceivedEvent | None = None
         self._doubt: BaseException | None = None
         self.selection = selection
@@ -168,8 +168,9 @@ class MemberFeed:
             if events:
                 # Only the last one: the others are kept as long as the processor needs them, and no longer.
                 self._taken = _last_of(events) or self._taken
-            if self._shared.is_shared:
-                self._shared.observe()
+            shared = self._shared
+            if shared.is_shared and (shared.is_watching or (self._feed is not None and self._feed.is_filling)):
+                shared.observe()
         if self.has_own_link:
             self._shared.rejoin(self)
         return events
@@ -181,10 +182,7 @@ class MemberFeed:
             Whether that is known: `take` need not be called before `wait`.
         """
         cursor = self._cursor
-        if cursor is None or cursor.available or self.selection is not None or self.has_own_link:
-            return False
-        cursor.processed()
-        return True
+        return cursor is not None and self.selection is None and not self.has_own_link and cursor.settle()
 
     def _skip(
         self, cursor: FeedCursor[ReceivedEvent], events: Sequence[ReceivedEvent], limit: int, below: int
@@ -246,8 +244,8 @@ class MemberFeed:
         if self.selection is None:
             return None
         if (stream := self._stream) is not None and (newest := stream.passed) is not None:
-            self._taken = [newest]
-        return self._taken[-1] if self._taken else None
+            self._taken = newest
+        return self._taken
 
     def count_passed(self, *, is_to_end: bool) -> int | None:
         """Return how many events of the partition a stream has come past since the last call; None if it is none.
@@ -340,10 +338,7 @@ class MemberFeed:
         with suppress(EventError):
             if (ahead := self._next_taken) is not None:
                 return ahead.sequence_number
-        for event in reversed(self._taken):
-            with suppress(EventError):
-                return event.sequence_number + 1
-        return self._number
+        return self._number if self._taken is None else self._taken.sequence_number + 1
 
     @property
     def _stream(self) -> StreamCursor[ReceivedEvent] | None:
@@ -379,10 +374,7 @@ class MemberFeed:
         with suppress(EventError):
             if (ahead := self._next_taken) is not None:
                 return EventPosition.at_offset(ahead.offset, inclusive=True)
-        for event in reversed(self._taken):
-            with suppress(EventError):
-                return EventPosition.at_offset(event.offset)
-        return self._position
+        return self._position if self._taken is None else EventPosition.at_offset(self._taken.offset)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -525,12 +517,12 @@ def _reaches(events: Sequence[ReceivedEvent], number: int) -> bool:
     return False
 
 
-def _last_of(events: Sequence[ReceivedEvent]) -> list[ReceivedEvent]:
+def _last_of(events: Sequence[ReceivedEvent]) -> ReceivedEvent | None:
     """Return the last event whose place can be read, if there is one."""
     for event in reversed(events):
         try:
             event.sequence_number  # noqa: B018 - whether it can be read is the question
         except EventError:
             continue
-        return [event]
-    return []
+        return event
+    return None

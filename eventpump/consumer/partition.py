@@ -141,13 +141,16 @@ class OpenPartition:
             self.doubts[events[0]] = doubt
         return events
 
-    def processed(self, last: Positioned | None, count: int, *, is_newest_taken: bool = True) -> None:
+    def processed(
+        self, last: Positioned | None, count: int, *, is_newest_taken: bool = True, now: float | None = None
+    ) -> None:
         """Record that events in hand were processed, or passed over, and write the checkpoint that is due.
 
         Args:
             last: The last of them whose place can be read.
             count: How many they are.
             is_newest_taken: Whether these are all that were taken; otherwise later ones are in hand.
+            now: When that was, on the loop's clock; None for now.
         """
         self.in_hand -= count
         if last is not None:
@@ -157,8 +160,10 @@ class OpenPartition:
                 # It is counted up to the newest event taken: of a stream, what lies between two events counts, too.
                 before = self.tracker.handled
                 passed = count if before is None else max(count, last.sequence_number - before.sequence_number)
-            self.tracker.events_handled(last, count if passed is None else passed, asyncio.get_running_loop().time())
-            self.save_due_checkpoint()
+            now = asyncio.get_running_loop().time() if now is None else now
+            is_due = self.tracker.events_handled(last, count if passed is None else passed, now)
+            if is_due or self._due_timer is None:
+                self.save_due_checkpoint()
 
     def note_passed(self, *, is_drained: bool = False) -> None:
         """Of a stream, record that what does not belong to it needs no processing, up to what it has to process next.

@@ -15,7 +15,7 @@ from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.places import PlaceLook, look_for
 from eventpump.core.rewind import PlaceSearch
-from eventpump.core.sharing import FREE_AT, Placement, ShareLedger
+from eventpump.core.sharing import Placement, ShareLedger
 from eventpump.core.streams import Selection
 from eventpump.errors import (
     ConsumerDisconnectedError,
@@ -73,6 +73,8 @@ class SharedPartition:
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
         """Whether several subscriptions read."""
+        self.is_watching = False
+        """Whether `observe` is to be called whenever a member has read, even if the shared feed is not filling."""
         self.link = 0
         """The number of the link that is shared now, or was shared last: how many were opened before it."""
 
@@ -152,7 +154,7 @@ class SharedPartition:
         else:
             calls.rewound(member.number)
             self._begin_opening()
-        self.is_shared = len(self._members) + len(self._own) > 1
+        self._readers_changed()
         return member
 
     async def find_place(
@@ -184,12 +186,12 @@ class SharedPartition:
         if self._members.get(member.name) is member:
             del self._members[member.name]
             self._ledger.leave(member.name)
-            self.is_shared = len(self._members) + len(self._own) > 1
+            self._readers_changed()
             self.observe()
         elif self._own.get(member.name) is member:
             del self._own[member.name]
             self._unpin(member)
-            self.is_shared = len(self._members) + len(self._own) > 1
+            self._readers_changed()
 
     async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
         """Detach a feed that is not read any more.
@@ -211,10 +213,11 @@ class SharedPartition:
             room_in_bytes = self._settings.prefetch_bytes if feed is None else feed.room_in_bytes
             if member.pinned > self._room or member.pinned_bytes > room_in_bytes // 4:
                 self._unpin(member)
-        held_back = feed is not None and len(self._members) > 1 and feed.is_filled(FREE_AT)
+        held_back = feed is not None and len(self._members) > 1 and feed.is_filling
         if not held_back and not self._is_held_back:
             return
         self._is_held_back = held_back
+        self._readers_changed()
         settings = self._settings
         room = settings.prefetch_events, settings.prefetch_bytes if feed is None else feed.room_in_bytes
         now = asyncio.get_running_loop().time()
@@ -242,6 +245,10 @@ class SharedPartition:
 
     # --------------------------------------------------------------------------------------------------- the link
 
+    def _readers_changed(self) -> None:
+        self.is_shared = len(self._members) + len(self._own) > 1
+        self.is_watching = self._is_held_back or bool(self._own)
+
     def _is_far_behind(self, member: MemberFeed, first: int | None) -> bool:
         """Return whether a member is to have a link of its own, as it needs more than fits into the cache.
 
@@ -258,6 +265,7 @@ class SharedPartition:
         del self._members[member.name]
         self._ledger.leave(member.name)
         self._own[member.name] = member
+        self._readers_changed()
         member.detach()
         feed = self._feeds.make(
             member.position,
@@ -305,7 +313,7 @@ class SharedPartition:
         member.share()
         del self._own[member.name]
         self._members[member.name] = member
-        self.is_shared = len(self._members) + len(self._own) > 1
+        self._readers_changed()
         if own is not None:
             self._tasks.spawn(self.close_feed(own, CLOSE_TIMEOUT), "eventpump closing of a link of its own")
         if is_pinned:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
@@ -23,6 +23,9 @@ from eventpump.options.consumer import HostSettings
 from eventpump.reports import Reporter, UnexpectedFailure
 
 _T = TypeVar("_T")
+
+_SUSPENDED: Final = PumpState.SUSPENDED
+"""Read for each batch: reading a member of an enumeration from its class is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Tenure:
     def may_deliver(self) -> bool:
         """Return whether a batch may be delivered now."""
         life = self.life
-        return life.reason is None and life.state is not PumpState.SUSPENDED and self.is_lease_valid()
+        return life.reason is None and life.state is not _SUSPENDED and self.is_lease_valid()
 
     def goes_on(self) -> bool:
         """Return whether the pump neither ends nor has lost its link to another reader."""

@@ -10,8 +10,9 @@ from contextvars import copy_context
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
-from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.consumer.handler import Call, HandlerRunner, PumpEndedError, as_exception
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
+from eventpump.core.turns import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
 
 CALLS_PER_STEP = 100
@@ -26,26 +27,30 @@ Entry = KeyedEntry[ReceivedEvent]
 class KeyedWorkers:
     """Tasks that call a handler for the events that a queue has ready. They exist only while there are any.
 
-    A handler that does not wait is called by one worker for event after event. When it waits, further workers are
-    started, as many as keys are ready and `concurrency` allows.
+    A handler that does not wait is called by one worker for event after event, and these are not sorted by their keys.
+    When it waits, further workers are started, as many as keys are ready and `concurrency` allows.
 
     Args:
         concurrency: The most calls at a time.
+        key: Returns the key of an event; None if it is independent of all others.
         runner: Measures the calls, and cancels them at their deadlines.
         tasks: Owns the workers.
         handle: Called with the events of one key, in order; returns what to await.
         may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
-        recover: Called with the entries of a call that raised, and its error; and with one of `unready`, and None.
-            Finishes them, or returns False: then they are not finished, and their key has no further turn.
+        recover: Called with the entries of a call that raised, and its error; and with one of the queue's `unready`,
+            and None. Finishes them, or finds the key of `unkeyed` (`key_again`); or returns False: then they are not
+            finished, and their key has no further turn.
         waits: Called soon after a worker has begun to wait.
         ended: Called when a worker has ended.
         failed: Called with an error that ends a worker and that is not the handler's.
+        stepped: Called with the seconds of a step of `key` that is not short.
     """
 
     def __init__(
         self,
         concurrency: int,
         *,
+        key: Callable[[ReceivedEvent], object],
         runner: HandlerRunner,
         tasks: TaskSet,
         handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
@@ -54,8 +59,10 @@ class KeyedWorkers:
         waits: Callable[[], None],
         ended: Callable[[], None],
         failed: Callable[[Exception], None],
+        stepped: Callable[[float], None],
     ) -> None:
         self._concurrency = concurrency
+        self._key_of = key
         self._runner = runner
         self._tasks = tasks
         self._handle = handle
@@ -64,6 +71,7 @@ class KeyedWorkers:
         self._on_wait = waits
         self._on_end = ended
         self._failed = failed
+        self._stepped = stepped
         self._loop = asyncio.get_running_loop()
         # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
         self._context = copy_context()
@@ -75,13 +83,41 @@ class KeyedWorkers:
         self._claims: deque[asyncio.Future[None]] = deque()
         self.active = 0
         """How many workers there are."""
-        self.unready: set[Entry] = set()
-        """Entries for which `recover` is called, and not the handler. Each is taken alone."""
 
     def look(self, queue: KeyedQueue[ReceivedEvent]) -> None:
-        """Start a worker if the queue has something ready and no worker is about to take it."""
-        if queue.ready and not self._about_to_take and self._free > 0 and self._may_start():
+        """Start a worker if the queue has something to be taken and no worker is about to take it."""
+        if not queue.ready and queue.can_sort and not queue.is_in_order:
+            self._sort(queue)
+        has_next = queue.ready or queue.is_in_order
+        if has_next and not self._about_to_take and self._free > 0 and self._may_start():
             self._start(queue)
+
+    def key_again(self, queue: KeyedQueue[ReceivedEvent], event: ReceivedEvent) -> Exception | None:
+        """Find the key of the event that is `unkeyed`: then it has its place in the line of its key.
+
+        Returns:
+            What the key raised, for the first time when the event was sorted; None if the key is known.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: As raised.
+        """
+        error, queue.key_error = queue.key_error, None
+        if error is not None:
+            return as_exception("key", error)
+        try:
+            queue.resolve(self._key_of(event))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:
+            return as_exception("key", raised)
+        return None
+
+    def _sort(self, queue: KeyedQueue[ReceivedEvent]) -> None:
+        began = self._loop.time()
+        queue.sort(self._key_of)
+        took = self._loop.time() - began
+        if took > NOTED_STEP:
+            self._stepped(took)
 
     @property
     def _free(self) -> int:
@@ -161,6 +197,11 @@ class KeyedWorkers:
     def _waits(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
         if not worker.is_yielding:
             self._is_waiting = True
+        if worker.call is not None:
+            # From now on others look at what is in hand.
+            worker.call.slow_at = worker.call.began + self._runner.timeout
+            worker.call = None
+            worker.entry = queue.enter(worker.key)
         if not self._is_turning:
             # Once per turn of the loop, for all workers that begin to wait in it.
             self._is_turning = True
@@ -174,27 +215,33 @@ class KeyedWorkers:
         self._on_wait()
         if not is_waiting:
             return  # those that only let others have a turn go on
+        self._sort(queue)
         more = min(len(queue.ready), self._free) - self._about_to_take
         if more > 0 and self._may_start():
             for _ in range(more):
                 self._start(queue)
 
     async def _work(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker) -> None:
-        runner, handle, now, unready = self._runner, self._handle, self._loop.time, self.unready
+        runner, handle, now, unready = self._runner, self._handle, self._loop.time, queue.unready
         call = runner.call("process_events")
         ready, claims, takes_one = queue.ready, self._claims, queue.takes_one
-        task, timeout, calls = call.task, runner.timeout, 0
+        task, timeout = call.task, runner.timeout
         runner.began(call)
         try:
-            while ready and not claims:
+            while not claims:
+                if not ready:
+                    if queue.can_sort and not queue.is_in_order:
+                        self._sort(queue)
+                    if not ready and not queue.is_in_order:
+                        return
                 began = now()
                 if began >= self._clear_until:
                     if not self._may_start():
                         return
                     self._clear_until = began + CLEAR_FOR
-                if calls == CALLS_PER_STEP:
+                if worker.calls >= CALLS_PER_STEP:
                     # A handler that never waits must not block the event loop.
-                    calls = 0
+                    worker.calls = 0
                     runner.ended(call)
                     worker.is_yielding, self._about_to_take = True, self._about_to_take + 1
                     try:
@@ -203,31 +250,39 @@ class KeyedWorkers:
                         worker.is_yielding, self._about_to_take = False, self._about_to_take - 1
                     runner.began(call)
                     continue
-                calls += 1
-                batch = [ready.popleft()] if takes_one else queue.take()
-                if unready and batch[0] in unready:
-                    runner.ended(call)
-                    if not await self._recover(batch, None):
-                        return
-                    queue.release(batch[-1])
-                    runner.began(call)
-                    continue
-                # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
-                call.began = began
-                call.slow_at = began + timeout
                 raised: BaseException | None = None
-                try:
-                    if len(batch) == 1:
-                        await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
-                    else:
-                        await handle(tuple([entry.event for entry in batch]))
-                except GeneratorExit as error:
-                    if worker.steps is None or worker.steps.is_closing:
-                        raise
-                    raised = RuntimeError("the code raised GeneratorExit")
-                    raised.__cause__ = error
-                except BaseException as error:
-                    raised = error
+                if not ready:
+                    raised = await self._in_order(queue, worker, call)
+                    if worker.entry is None:
+                        continue
+                    batch = [worker.entry]
+                    worker.entry = None
+                else:
+                    worker.calls += 1
+                    batch = [ready.popleft()] if takes_one else queue.take()
+                    if unready and batch[0] in unready:
+                        runner.ended(call)
+                        if not await self._recover(batch, None):
+                            return
+                        if batch[0].is_finished:  # else it waits in the line of its key, which is known now
+                            queue.release(batch[0])
+                        runner.began(call)
+                        continue
+                    # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
+                    call.began = began
+                    call.slow_at = began + timeout
+                    try:
+                        if len(batch) == 1:
+                            await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
+                        else:
+                            await handle(tuple([entry.event for entry in batch]))
+                    except GeneratorExit as error:
+                        if worker.steps is None or worker.steps.is_closing:
+                            raise
+                        raised = RuntimeError("the code raised GeneratorExit")
+                        raised.__cause__ = error
+                    except BaseException as error:
+                        raised = error
                 if raised is None and not call.is_timed_out and not task.cancelling():
                     if len(batch) == 1:
                         queue.finish_alone(batch[0])
@@ -252,6 +307,54 @@ class KeyedWorkers:
         finally:
             runner.ended(call)
 
+    async def _in_order(self, queue: KeyedQueue[ReceivedEvent], worker: _Worker, call: Call) -> BaseException | None:
+        """Call the handler with one fresh event after the other, until it waits, or something else is to be done.
+
+        Nothing is kept of an event for which the handler neither waits nor raises.
+
+        Returns:
+            What the handler raised for `worker.entry`: the event for which it did not just return.
+        """
+        handle, key_of, now, claims, fresh = self._handle, self._key_of, self._loop.time, self._claims, queue.fresh
+        is_cancelled = call.task.cancelling
+        raised: BaseException | None = None
+        calls = worker.calls
+        worker.call = call
+        while calls < CALLS_PER_STEP and queue.done < len(fresh) and not claims:
+            # The number of the event may change meanwhile, not its place: it is the first that is not finished.
+            event = fresh[queue.done]
+            began = now()
+            if began >= self._clear_until and calls > worker.calls:
+                break  # before the first call that was asked just now
+            try:
+                key = worker.key = key_of(event)
+                hash(key)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                queue.enter_unkeyed(error)
+                break
+            calls += 1
+            call.began = began
+            try:
+                await handle((event,))
+            except GeneratorExit as error:
+                if worker.steps is None or worker.steps.is_closing:
+                    raise
+                raised = RuntimeError("the code raised GeneratorExit")
+                raised.__cause__ = error
+            except BaseException as error:
+                raised = error
+            if raised is None and worker.entry is None and not is_cancelled():
+                queue.done += 1
+                continue
+            if worker.entry is None:
+                worker.entry = queue.enter(key)
+            break
+        worker.call = None
+        worker.calls = calls
+        return raised
+
     async def _failed_call(self, batch: list[Entry], error: BaseException) -> bool:
         if not isinstance(error, Exception):
             raise error
@@ -259,11 +362,22 @@ class KeyedWorkers:
 
 
 class _Worker:
-    """One worker."""
+    """One worker.
 
-    __slots__ = ("has_begun", "is_yielding", "steps")
+    Attributes:
+        calls: How many calls it has made since it last waited for others to have a turn.
+        call: What it calls with a fresh event, of which nothing is kept so far.
+        key: The key of that event.
+        entry: The entry of that event, if the handler waited or raised.
+    """
+
+    __slots__ = ("call", "calls", "entry", "has_begun", "is_yielding", "key", "steps")
 
     def __init__(self) -> None:
+        self.calls = 0
+        self.call: Call | None = None
+        self.key: object = None
+        self.entry: Entry | None = None
         self.is_yielding = False
         self.has_begun = False
         self.steps: Watched[None] | None = None

@@ -66,15 +66,19 @@ class EventCache(Generic[_T]):
 
     __slots__ = (
         "_ahead",
-        "_behind",
         "_chunks",
         "_cursors",
+        "_found",
+        "_found_from",
+        "_found_until",
         "_hands",
         "_index",
         "_number",
         "_start",
+        "_unread_by",
         "_wrap",
         "count",
+        "end",
         "in_hand",
         "size",
     )
@@ -86,11 +90,17 @@ class EventCache(Generic[_T]):
         self._number = number
         self._index: StreamIndex[_T] | None = None
         self._ahead: deque[Match[_T]] = deque()
-        self._behind = 0
         self._chunks: deque[_Chunk[_T]] = deque()
         self._cursors: list[Cursor[_T]] = []
         self._start = 0
+        # How many cursors have not read the message at `start`. The last of them to do so makes room.
+        self._unread_by = 0
+        # What was read last, and from where to before where: cursors that keep pace read the same.
+        self._found: tuple[_T, ...] = ()
+        self._found_from = self._found_until = -1
         self._hands: dict[_Hand, None] = {}
+        self.end = 0
+        """The position after the newest message."""
         self.count = 0
         """Messages held."""
         self.size = 0
@@ -102,11 +112,6 @@ class EventCache(Generic[_T]):
     def start(self) -> int:
         """The position from which on all messages are held, or `end` where there is none."""
         return self._start
-
-    @property
-    def end(self) -> int:
-        """The position after the newest message."""
-        return self._start + self.count - self._behind
 
     @property
     def oldest(self) -> bytes | None:
@@ -127,6 +132,7 @@ class EventCache(Generic[_T]):
             return ()
         if self._index is not None:
             return self._append_routed(self._index, batch, size)
+        self.end += count
         self.count += count
         self.size += size
         last = self._chunks[-1] if self._chunks else None
@@ -147,6 +153,7 @@ class EventCache(Generic[_T]):
         items = tuple(self._wrap(list(batch)))
         # It calls the user's functions, which may close cursors: nothing is changed before.
         matches, woken = index.route(items, batch, self.end)
+        self.end += count
         self.count += count
         self.size += size
         self._ahead.extend(matches)
@@ -210,7 +217,6 @@ class EventCache(Generic[_T]):
                 cursor.alone_size -= match.size
                 self.count -= 1
                 self.size -= match.size
-                self._behind -= 1
                 if match.hands:
                     self.in_hand += match.size
             return
@@ -240,7 +246,6 @@ class EventCache(Generic[_T]):
             cursor.alone_size -= size
             self.count -= count
             self.size -= size
-            self._behind -= count
             self.in_hand += size
         return size, shared
 
@@ -286,23 +291,39 @@ class EventCache(Generic[_T]):
             self._passed(head.raw, head.size)
         for cursor in self._cursors:
             cursor.position = self._start
+        self._unread_by = len(self._cursors)
 
     def _read(self, cursor: Cursor[_T], limit: int) -> Sequence[_T]:
         hand, first = cursor.hand, cursor.position
         if hand in self._hands:
             self._release(hand)
-        there = self._start + self.count - self._behind - first
-        if not there:
+        until = self.end
+        if until - first > limit:
+            until = first + limit
+        if until <= first:
             return ()
-        hand.first, hand.until = first, first + (limit if limit < there else there)
+        hand.first, hand.until = first, until
         self._hands[hand] = None
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
-            cursor.position = hand.until
+            cursor.position = until
             return self._take(limit)
+        if first == self._found_from and until == self._found_until:
+            found = self._found
+        else:
+            found = self._found = self._find(first, limit)
+            self._found_from, self._found_until = first, until
+        cursor.position = until
+        if first == self._start:
+            self._unread_by -= 1
+            if not self._unread_by:
+                self._purge()
+        return found
+
+    def _find(self, first: int, limit: int) -> tuple[_T, ...]:
+        """Return up to `limit` items from a position on, at which there is one."""
         found: tuple[_T, ...] = ()
         skip = first - self._start
-        is_last = not skip
         for chunk in self._chunks:
             if skip >= len(chunk.raw):
                 skip -= len(chunk.raw)
@@ -316,9 +337,6 @@ class EventCache(Generic[_T]):
             skip = 0
             if len(found) == limit:
                 break
-        cursor.position = hand.until
-        if is_last:
-            self._purge()
         return found
 
     def _take(self, limit: int) -> list[_T]:
@@ -344,10 +362,6 @@ class EventCache(Generic[_T]):
     def _purge(self) -> None:
         """Free what every cursor has passed."""
         start, cursors, chunks = self._start, self._cursors, self._chunks
-        for cursor in reversed(cursors):
-            # Of cursors that take turns in their order the last one is behind for longest.
-            if cursor.position == start:
-                return
         unread = start if self._index is None else self.end
         passed = min((cursor.position for cursor in cursors), default=unread) - start
         while passed > 0:
@@ -362,6 +376,8 @@ class EventCache(Generic[_T]):
                 if head.items is not None:
                     head.items = head.items[count:]
             passed -= count
+        start = self._start
+        self._unread_by = sum([cursor.position == start for cursor in cursors])
 
     def _cut(self, head: _Chunk[_T], count: int) -> list[bytes]:
         """Remove that many messages from the front of the first chunk, but not their items, and return them."""
@@ -383,6 +399,8 @@ class EventCache(Generic[_T]):
         self._start += len(raw)
         self.count -= len(raw)
         self.size -= size
+        if self._start >= self._found_until:
+            self._found = ()  # it is kept by those that have it, and not here
         ahead = self._ahead
         if not ahead:
             if self._hands:
@@ -394,7 +412,6 @@ class EventCache(Generic[_T]):
             if readers := match.readers:
                 self.count += 1
                 self.size += match.size
-                self._behind += 1
                 if len(readers) == 1:
                     readers[0].alone += 1
                     readers[0].alone_size += match.size
@@ -502,14 +519,12 @@ class Cursor(Generic[_T]):
     @property
     def available(self) -> int:
         """How many messages there are to read."""
-        cache = self._cache
-        # Not `cache.end`: this is asked several times for each batch.
-        return 0 if self._is_closed else cache._start + cache.count - cache._behind - self.position  # noqa: SLF001 - the two are one object
+        return 0 if self._is_closed else self._cache.end - self.position
 
     @property
     def held(self) -> tuple[int, int]:
         """Messages, and their bytes, that the cache would free if this cursor were closed."""
-        return (0, 0) if self._is_closed else self._cache._held_by(self)  # noqa: SLF001 - as above
+        return (0, 0) if self._is_closed else self._cache._held_by(self)  # noqa: SLF001 - the two are one object
 
     def read(self, limit: int) -> Sequence[_T]:
         """Read the next items, at most `limit`; empty where there is none. What was read before is processed."""
@@ -531,6 +546,15 @@ class Cursor(Generic[_T]):
         if self.hand not in self._cache._hands:  # noqa: SLF001 - as above
             return False
         self._cache._release(self.hand)  # noqa: SLF001 - as above
+        return True
+
+    def settle(self) -> bool:
+        """Record that what was read is processed, if there is nothing to read. Return whether that is so."""
+        cache = self._cache
+        if self.position < cache.end and not self._is_closed:
+            return False
+        if self.hand in cache._hands:  # noqa: SLF001 - as above
+            cache._release(self.hand)  # noqa: SLF001 - as above
         return True
 
     def close(self) -> None:

@@ -130,11 +130,14 @@ class CheckpointTracker:
         released."""
         self._running = None
 
-    def events_handled(self, last: Positioned, count: int, now: float) -> None:
+    def events_handled(self, last: Positioned, count: int, now: float) -> bool:
         """Record a processed batch, and request its checkpoint if the policy requires it.
 
         Args:
             now: The time in seconds, on the same clock as for `due`.
+
+        Returns:
+            Whether there is a checkpoint to write.
         """
         self._handled, self._running = last, None
         delivered = self._delivered
@@ -144,10 +147,12 @@ class CheckpointTracker:
         if not self._unsaved:
             self._unsaved_since = now
         self._unsaved += count
-        if self._policy.every_events is not None and self._unsaved >= self._policy.every_events:
+        policy = self._policy
+        if policy.every_events is not None and self._unsaved >= policy.every_events:
             self._want_handled()
-        else:
+        elif policy.every_seconds is not None:
             self.due(now)
+        return self._wanted is not None
 
     def events_passed(self, last: Positioned, count: int, now: float) -> None:
         """Record that all events up to one are processed, or need no processing as they belong to another stream.

@@ -154,17 +154,14 @@ class ReplayedRanges:
     Attributes:
         since: The first link that was opened after the last seek to an earlier place.
         below: Events of links before that, with a sequence number below this one, were delivered before a seek.
+        is_running: Whether a replay runs.
     """
 
     since: int = 0
     below: int = 0
+    is_running: bool = field(default=False, init=False)
     _running: int | None = None
     _ended: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a replay runs."""
-        return self._running is not None
 
     def is_before_seek(self, link: int, number: int) -> bool:
         """Return whether the event with a sequence number, received over a link, was delivered before a seek back."""
@@ -172,13 +169,13 @@ class ReplayedRanges:
 
     def begin(self, link: int) -> None:
         """Record that a replay begins, whose first link has a number."""
-        self._running = link
+        self._running, self.is_running = link, True
 
     def end(self, next_number: int) -> None:
         """Record that the replay has ended, and that delivery goes on with a sequence number."""
         assert self._running is not None
         self._ended.append((self._running, next_number))
-        self._running = None
+        self._running, self.is_running = None, False
 
     def has(self, link: int, number: int) -> bool:
         """Return whether the event with a sequence number, received over a link, was received for a replay."""

@@ -574,6 +574,13 @@ class StreamCursor(Generic[_T]):
         self._cache.processed(size, shared)
         return True
 
+    def settle(self) -> bool:
+        """Record that what was read is processed, if there is nothing to read. Return whether that is so."""
+        if self.unread and not self._is_closed:
+            return False
+        self.processed()
+        return True
+
     def take_missing(self) -> list[tuple[int, int]]:
         """Take the gaps that are next: the first and last number that is missing, each."""
         missing: list[tuple[int, int]] = []

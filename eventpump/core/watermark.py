@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar, cast
 
 from eventpump.core.checkpoint import Positioned
@@ -62,6 +63,16 @@ class Watermark(Generic[_E]):
         self.position: Positioned | None = None
         """The position of the last of them whose position can be read."""
 
+    def passed(self, events: Sequence[_E]) -> None:
+        """Pass events that were finished in order, without an entry. There must be no entries.
+
+        Args:
+            events: The events that follow the last one passed.
+        """
+        assert not self.entries
+        self.count += len(events)
+        self._reached(events)
+
     def advance(self) -> None:
         """Pass what is finished."""
         finished, entries = self.finished, self.entries
@@ -75,14 +86,17 @@ class Watermark(Generic[_E]):
                 passed.append(entry.position)
                 entry.position = None
         self.count += count - len(entries)
-        for position in reversed(passed):
-            if _is_readable(position):
-                self.position = position
-                break  # otherwise the position of a later event covers it
+        self._reached(passed)
         for entry in finished:
             if (event := entry.position) is not None:
                 entry.position = Place(event.offset, event.sequence_number) if _is_readable(event) else None
         finished.clear()
+
+    def _reached(self, passed: Sequence[_E | Place]) -> None:
+        for position in reversed(passed):
+            if _is_readable(position):
+                self.position = position
+                break  # otherwise the position of a later event covers it
 
 
 def _is_readable(position: Positioned) -> bool:

@@ -69,10 +69,16 @@ class ExpectedBars:
         self.last_time = _EPOCH
         """Of the latest trade."""
 
-    def add(self, bodies: Iterable[bytes]) -> None:
-        """Add published trades, in any order."""
+    def add(self, bodies: Iterable[bytes]) -> Counter[str]:
+        """Add published trades, in any order.
+
+        Returns:
+            How many trades each symbol has of these.
+        """
+        symbols: Counter[str] = Counter()
         for body in bodies:
             trade = json.loads(body)
+            symbols[trade["symbol"]] += 1
             time = datetime.fromisoformat(trade["time"])
             self.last_time = max(self.last_time, time)
             since = (time - _EPOCH) // _MILLISECOND
@@ -102,6 +108,7 @@ class ExpectedBars:
                 trades=bar.trades + 1,
                 turnover=bar.turnover + one.turnover,
             )
+        return symbols
 
     @property
     def bars(self) -> Mapping[BarKey, Bar]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _REFRESH = 0.25
+_SIZES = {"events": (200_000, 100_000), "seconds": (24.0, 20.0)}
+"""By option: its default without and with `--spark`, which starts Spark twice beside it, and shall end in a minute."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,14 +39,18 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add = parser.add_argument
     add("--spark", action="store_true", help="aggregate the stream on Spark (needs: eventpump[spark,java])")
-    add("--events", type=int, default=200_000, metavar="N", help="events to publish (default: %(default)s)")
+    add("--events", type=int, metavar="N", help=f"events to publish ({_defaults('events')})")
     add("--partitions", type=int, default=8, metavar="N", help="partitions of each hub (default: %(default)s)")
-    add("--seconds", type=float, default=24.0, metavar="S", help="time to publish them in (default: %(default)s)")
+    add("--seconds", type=float, metavar="S", help=f"time to publish them in ({_defaults('seconds')})")
     add("--seed", type=int, default=7, help="seed of the simulated market (default: %(default)s)")
     add("--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP")
     add("--transport", choices=get_args(TransportName), default="native", help="the AMQP implementation of the hosts")
     add("--plain", action="store_true", help="print lines instead of the live table")
     parser.set_defaults(run=run)
+
+
+def _defaults(option: str) -> str:
+    return "default: {:g}; with --spark: {:g}".format(*_SIZES[option])
 
 
 class Play(Protocol):
@@ -84,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         EventPumpError: It could not be run.
     """
+    for name, sizes in _SIZES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, sizes[args.spark])
     for name, low, high in (("events", 100, 50_000_000), ("partitions", 1, 32), ("seconds", 1, 3600)):
         if not low <= getattr(args, name) <= high:
             raise ConfigurationError(f"--{name}", f"must lie between {low} and {high}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.clients import ClientOptions
+from eventpump.clients.connection import ClientOptions
 from eventpump.errors import EventPumpError
 
 STOP_TIMEOUT = 20.0

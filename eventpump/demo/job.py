@@ -20,7 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from eventpump.errors import EventPumpError
-from eventpump.spark import LagListener, QueryLag, foreach_batch_producer, register
+from eventpump.spark import LagListener, QueryLag, foreach_batch_producer
+from eventpump.spark.data_source import EventPumpDataSource
 from eventpump.spark.local import local_session
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ def say(**facts: Any) -> None:
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
     """Run the query until it is requested to end."""
     connection_string = os.environ["EVENTPUMP_CONNECTION_STRING"]
-    register(spark)
+    # `eventpump.spark.register` does nothing if Spark has found the format by itself. But the Python workers of what
+    # it has found are not those of the sink: two more would have to start, which costs 4 s of CPU time.
+    spark.dataSource.register(EventPumpDataSource)
     reporter = Reporter()
     spark.streams.addListener(reporter)
     spark.streams.addListener(LagListener(reporter.lag))
@@ -144,6 +147,9 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
         sink_id=args.target,
         ledger=args.state / "ledger",
         order_by=("start", "symbol"),
+        # Small messages: a partition's bars are several, and only one of them is on its way at a time.
+        max_batch_events=2,
+        custom_endpoint_address=args.endpoint,
     )
 
     def publish_and_say(frame: DataFrame, batch_id: int) -> None:
@@ -174,6 +180,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="eventpump.demo.job", description="The Spark job of the demo.")
     parser.add_argument("--source", required=True, help="the hub of trades")
     parser.add_argument("--target", required=True, help="the hub of bars")
+    parser.add_argument("--endpoint", required=True, help="where to connect to publish bars: host and port")
     parser.add_argument("--state", type=Path, required=True, help="the directory of checkpoint and ledger")
     parser.add_argument("--directory", type=Path, required=True, help="the directory of this run's Spark")
     parser.add_argument("--window", type=int, required=True, help="milliseconds")

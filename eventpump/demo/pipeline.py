@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +26,8 @@ from eventpump.demo.market import Trade
 from eventpump.demo.view import Board, Column, Row, View
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.options.connection_string import ConnectionString
+from eventpump.testing.proxy import FaultProxy
 
 BARS = "bars"
 """The hub of bars."""
@@ -35,8 +37,11 @@ _MARKET_PACE = 0.2
 """Milliseconds of the market's time from one trade to the next, about."""
 _WINDOWS = 40
 _PATIENCE = 240.0
-_AROUND = 90.0
-"""Seconds that the demo takes besides publishing, at least: Spark starts twice."""
+_AROUND = 40.0
+"""Seconds that the demo takes besides publishing, about: Spark starts twice, the first time meanwhile."""
+_DISTANCE = 0.05
+"""Seconds from Spark to the hub of bars and back, each, when Spark is to be killed. A partition's next message follows
+the answer to the one before, so what is stored of a batch is seen before the rest of it is sent."""
 _STATES = {"starting": "yellow", "running": "green", "killed": "bold red", "ended": "dim"}
 
 
@@ -116,7 +121,11 @@ class SparkJob:
     def complaint(self) -> str:
         """The cause of its failure, in one line."""
         if self.failure:
-            return self.failure.strip().splitlines()[0]
+            first, *others = self.failure.strip().splitlines()
+            if "Traceback (most recent call last):" not in first:
+                return first
+            # An exception of the function that publishes: its text is the first line below the traceback.
+            return next((line for line in others if not line[:1].isspace() and line), first)
         lines = self.log.read_text(errors="replace").strip().splitlines()[-1:] + list(self.noise)[-1:]
         return "; ".join(lines) or f"exit code {self.process.returncode}"
 
@@ -144,16 +153,19 @@ class PipelineScene:
         self.latest: deque[tuple[str, Bar]] = deque(maxlen=6)
         """Partition and bar."""
 
-    def add(self, bodies: Sequence[bytes]) -> None:
-        """Count published trades, by the partitions of their symbols."""
-        self.published += len(bodies)
-        for body in bodies:
-            symbol = json.loads(body)["symbol"]
+    def add(self, symbols: Mapping[str, int]) -> None:
+        """Count published trades, by the partitions of their symbols.
+
+        Args:
+            symbols: How many trades each has.
+        """
+        for symbol, count in symbols.items():
             partition_id = self._partition_of.get(symbol)
             if partition_id is None:
                 partition_id = str(partition_for_key(symbol, len(self._partitions)))
                 self._partition_of[symbol] = partition_id
-            self.ends[partition_id] += 1
+            self.ends[partition_id] += count
+            self.published += count
         now = time.monotonic()
         for partition_id, end in self.ends.items():
             growth = self._growth[partition_id]
@@ -272,6 +284,8 @@ class Pipeline:
         self._args = args
         self._folder = folder
         self._service = LocalService()
+        self._way: FaultProxy | None = None
+        """From Spark to the hub of bars."""
         self._window = max(20, round(args.events * _MARKET_PACE / _WINDOWS))
         # All partitions are published in step, so that no trade is later than this.
         self._delay = 4 * self._window
@@ -291,8 +305,7 @@ class Pipeline:
     @property
     def announcement(self) -> str:
         """How long it takes."""
-        least = max(1, round((self._args.seconds + _AROUND) / 60))
-        return f"this takes {least} to {least + 1} minutes; Ctrl-C ends it"
+        return f"this takes about {self._args.seconds + _AROUND:.0f} s, longer on a busy machine; Ctrl-C ends it"
 
     async def play(self, view: View) -> BarsVerdict:
         """Run the demo.
@@ -306,19 +319,21 @@ class Pipeline:
         partitions = self._args.partitions
         await self._service.start({TRADES: partitions, BARS: partitions})
         view.happened(f"a local service with two hubs of {partitions} partitions is up")
-        view.happened("Spark starts, which takes half a minute")
+        port = ConnectionString.parse(self._service.connection_string).port
+        assert port is not None
+        self._way = FaultProxy(port)
+        await self._way.start()
+        view.happened("Spark starts; trades are published meanwhile")
         tasks = [asyncio.create_task(self._watch(str(each)), name=f"bars {each}") for each in range(partitions)]
         try:
             await self._start_job()
-            await self._until("Spark runs", lambda: self._job.is_started)
-            view.happened("Spark runs: trades become a bar per symbol and window")
             revival = asyncio.create_task(self._revive(view), name="revival")
             tasks.append(revival)
             async with EventProducer(self._service.connection_string, TRADES) as producer:
                 async for sent in publish(producer, self._args.seed, self._args.events, self._args.seconds):
-                    self._expected.add(sent)
-                    self.scene.add(sent)
-                    self._is_kill_due = self._is_kill_due or self.scene.published >= self._args.events * _KILL_AT
+                    self.scene.add(self._expected.add(sent))
+                    if self.scene.published >= self._args.events * _KILL_AT:
+                        self._kill_soon()
                 view.happened("everything is published; a late trade closes the windows")
                 await send(producer, [self._closing_trade()])
                 ends = {
@@ -347,6 +362,8 @@ class Pipeline:
                 if job.reader is not None:
                     await job.reader
         finally:
+            if self._way is not None:
+                await self._way.aclose()
             await self._service.stop()
 
     def kill(self) -> None:
@@ -359,6 +376,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------- the job
 
     async def _start_job(self) -> None:
+        assert self._way is not None
         number = len(self.scene.jobs) + 1
         directory = self._folder / f"run-{number}"
         directory.mkdir()
@@ -367,7 +385,7 @@ class Pipeline:
             process = await asyncio.create_subprocess_exec(
                 *python(
                     "eventpump.demo.job",
-                    *("--source", TRADES, "--target", BARS),
+                    *("--source", TRADES, "--target", BARS, "--endpoint", self._way.address),
                     *("--state", str(self._folder), "--directory", str(directory)),
                     *("--window", str(self._window), "--delay", str(self._delay)),
                 ),
@@ -390,13 +408,15 @@ class Pipeline:
         self._tell()
 
     async def _revive(self, view: View) -> None:
-        """Restart the job after it was killed."""
+        """Follow the job until it was killed, and restart it."""
         killed = self._job
+        await self._until("Spark runs", lambda: killed.is_started)
+        view.happened("Spark runs: trades become a bar per symbol and window")
         await self._until("Spark is killed", lambda: killed.is_killed)
         await self._until("the killed Spark has ended", lambda: killed.is_over)
         self._cut.killed_spark_ended(self.scene.stored)
         before, _ = self._cut.bars() or (0, 0)
-        view.happened(f"Spark was killed (SIGKILL) in batch {self._cut.number}: {before:,} of its bars stored")
+        view.happened(f"Spark was killed (SIGKILL) within batch {self._cut.number}: {before:,} of its bars stored")
         await self._start_job()
         await self._until("Spark runs again", lambda: self._job.is_started)
         view.happened("Spark runs again, from its checkpoint and ledger")
@@ -445,11 +465,26 @@ class Pipeline:
         if self._killed_at is None:
             if self._is_kill_due and self._job.begun is not None:
                 self._killed_at = now
-                self._cut.killed(self._job.begun)
-                self._job.kill()
+                self._kill()
         elif self._recovery is None and not self._job.is_killed:
             self._recovery = now - self._killed_at
         self._tell()
+
+    def _kill_soon(self) -> None:
+        """Have Spark be killed when the next bars are stored."""
+        if not self._is_kill_due:
+            assert self._way is not None
+            self._is_kill_due = True
+            self._way.delay(_DISTANCE)
+
+    def _kill(self) -> None:
+        """Kill Spark within the batch that it is publishing. What it has on its way to the hub does not arrive."""
+        assert self._way is not None
+        assert self._job.begun is not None
+        self._cut.killed(self._job.begun)
+        self._way.cut()
+        self._job.kill()
+        self._way.restore()
 
     def _tell(self) -> None:
         """Wake all tasks that wait for a condition."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.clients import ClientOptions
+from eventpump.clients.connection import ClientOptions
 from eventpump.demo.exchange import TRADES, publish
 from eventpump.demo.fleet import Fleet
 from eventpump.demo.record import Record, digest, read_records

@@ -15,6 +15,7 @@ from eventpump.errors import ConfigurationError
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +175,23 @@ class LiveView:
         self._console.print(table)
         self._console.print(verdict.judgement(), style="bold green" if verdict.holds else "bold red")
 
+    def _head(self, title: str) -> Text:
+        from rich.text import Text
+
+        head = Text.assemble((title, "bold"), f"   {time.monotonic() - self._began:.0f} s")
+        for (name, value), style in zip(self._scene.head(), ("cyan", "green", "magenta", "yellow"), strict=False):
+            head.append(f"   {name} ")
+            head.append(value, f"bold {style}")
+        return head
+
     def _draw(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
         width, height = self._console.width, self._console.height - 1
-        title = self._scene.title if width >= FULL_WIDTH else self._scene.title.removeprefix("eventpump ")
-        head = Text.assemble((title, "bold"), f"   {time.monotonic() - self._began:.0f} s")
-        for (name, value), style in zip(self._scene.head(), ("cyan", "green", "magenta", "yellow"), strict=False):
-            head.append(f"   {name} ")
-            head.append(value, f"bold {style}")
+        head = self._head(self._scene.title)
+        if head.cell_len > width:
+            head = self._head(self._scene.title.removeprefix("eventpump "))
         log = [Text.from_markup(line) for line in self._log]
         heights = [len(self._console.render_lines(line)) for line in log]
         room = height - len(self._console.render_lines(head))
@@ -201,8 +209,6 @@ class LiveView:
         return Group(*shown, *log[first:])
 
 
-FULL_WIDTH = 80
-"""Characters of a terminal that has room for whole titles."""
 STORY = 4
 """How many of the last things that happened are shown at least: they are what the demo is about."""
 _BETWEEN = 2

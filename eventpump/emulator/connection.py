@@ -233,7 +233,7 @@ class ServiceConnection:
             self._protocol.abort()
 
     def close(self, error: AmqpError) -> None:
-        """Close the connection with an error."""
+        """Close the connection with an error. One that is closed already waits no longer for the client."""
         if self._is_open:
             self._let_go()
             self.engine.close(error)
@@ -243,6 +243,8 @@ class ServiceConnection:
                 self._deadline = self._loop.call_later(CLOSE_GRACE, self._finish)
             else:
                 self._finish()
+        elif self.engine.state is not ConnectionState.CLOSE_SENT:
+            self._finish()
 
     def _finish(self) -> None:
         if self._protocol is not None:

@@ -308,7 +308,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
         The run, and the events; their annotations are removed if they are only the run's.
 
     Raises:
-        DecodeError: One of them is not an AMQP message, or they have too many annotations.
+        AmqpDecodeError: One of them is not an AMQP message, or they have too many annotations.
     """
     left = bounds.ANNOTATION_ITEMS
     first, left = _annotations_of(events[0], left)

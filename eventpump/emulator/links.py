@@ -7,7 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
@@ -278,7 +278,7 @@ class ProducerEnd(ReceivingEnd):
                 events, batch_key = decode_batch(payload), key
             else:
                 events, batch_key = [payload], None
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
             return
         if key is not None and len(key) > MAX_KEY_LENGTH and service.refuses_long_keys:
@@ -317,7 +317,7 @@ class ProducerEnd(ReceivingEnd):
     ) -> None:
         try:
             refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
         else:
             if refusal is not None:

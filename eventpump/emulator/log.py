@@ -138,7 +138,7 @@ class PartitionLog:
             producer: The state of its idempotent producer after it.
 
         Raises:
-            DecodeError: An event is not an AMQP message; no number was assigned.
+            AmqpDecodeError: An event is not an AMQP message; no number was assigned.
         """
         time_ms = max(now_ms, self._clock_ms)
         stamped = stamp(events, self._next_number, self._next_offset, time_ms, batch_key)

@@ -6,7 +6,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from eventpump.amqp.codec import DecodeError, count_items
+from eventpump.amqp.codec import AmqpDecodeError, count_items
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
@@ -41,13 +41,13 @@ def _request_of(payload: bytes) -> Message:
     """Decode a request.
 
     Raises:
-        DecodeError: It is not a message, or has a message id that an answer cannot repeat (3.2.4).
+        AmqpDecodeError: It is not a message, or has a message id that an answer cannot repeat (3.2.4).
     """
     count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
     request = Message.decode(payload)
     name = message_id(request)
     if isinstance(name, int) and name < 0:
-        raise DecodeError("a message id must be a ulong, a UUID, binary or a string")
+        raise AmqpDecodeError("a message id must be a ulong, a UUID, binary or a string")
     return request
 
 
@@ -104,7 +104,7 @@ class RequestEnd(ReceivingEnd):
         """Settle the request, execute it, and answer."""
         try:
             request = _request_of(item.payload)
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             self._settle(item, AmqpError("amqp:decode-error", error.description))
             return
         self._settle(item, None)
@@ -118,7 +118,7 @@ class RequestEnd(ReceivingEnd):
         """Answer with the status of an error."""
         try:
             request = _request_of(item.payload)
-        except DecodeError:
+        except AmqpDecodeError:
             self._settle(item, error)
             return
         self._settle(item, None)

@@ -23,7 +23,7 @@ from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
-from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.stream import BufferedReads, ConnectionProtocol
 
 if TYPE_CHECKING:
     from eventpump.net.websocket import WebSocketServer
@@ -163,10 +163,13 @@ class Emulator:
         def make() -> ConnectionProtocol:
             return _ServedProtocol(ServiceConnection(service))
 
+        def make_tls() -> BufferedReads:
+            return BufferedReads(make())
+
         try:
             with self._listening("port", port):
                 server = await asyncio.get_running_loop().create_server(
-                    make, self._host, port, ssl=self._tls, backlog=1024
+                    make if self._tls is None else make_tls, self._host, port, ssl=self._tls, backlog=1024
                 )
             if ws_port is not None:
                 from eventpump.net.websocket import WebSocketServer  # aiohttp takes long to import

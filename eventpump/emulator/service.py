@@ -204,7 +204,7 @@ class Service:
             The reason why the partition's ledger does not accept them, or None.
 
         Raises:
-            DecodeError: One of them is not an AMQP message; nothing is stored.
+            AmqpDecodeError: One of them is not an AMQP message; nothing is stored.
         """
         producer: ProducerState | None = None
         if run is not None:

@@ -68,7 +68,7 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
         batch_key: The envelope's partition key, for events that carry none themselves.
 
     Raises:
-        DecodeError: One of them is no AMQP message, or their annotations are too many; nothing was numbered then.
+        AmqpDecodeError: One of them is no AMQP message, or their annotations are too many; nothing was numbered then.
     """
     left = bounds.ANNOTATION_ITEMS
     out: list[bytes] = []
@@ -129,7 +129,7 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
     Delivery annotations are for this hop only and go no further.
 
     Raises:
-        DecodeError: The sections are broken, or one of them is there twice.
+        AmqpDecodeError: The sections are broken, or one of them is there twice.
     """
     sections = check_sections(prefix)
     # Readers decode them, so they are: one broken value there would leave an event without offset.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import encodings
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from encodings.aliases import aliases
 from typing import Any, Final, Literal
 
 from eventpump.amqp.types import Timestamp
@@ -19,6 +21,22 @@ from eventpump.texts import excerpt
 _STRUCTURED: Final = "application/cloudevents"
 _JSON_FORMAT: Final = "application/cloudevents+json"
 _PREFIXES: Final = ("cloudEvents_", "cloudEvents:")
+_PARAMETER: Final = re.compile(
+    r';\s*+(?:([^\s=;"]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+)))?(?:[^;"]|"(?:[^"\\]|\\.)*+")*+', re.DOTALL
+)
+"""A parameter of a media type: its name, and its value, quoted or not. What is neither is skipped."""
+_CHARSET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_CHARSETS: Final = frozenset(
+    (
+        *("ascii", "utf_8", "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le"),
+        *("latin_1", *(f"iso8859_{part}" for part in (*range(2, 12), *range(13, 17))), "koi8_r", "koi8_u", "tis_620"),
+        *(f"cp{page}" for page in (437, 850, 852, 855, 866, 874, 932, 949, 950, *range(1250, 1259))),
+        *("big5", "big5hkscs", "gb2312", "gbk", "gb18030", "shift_jis", "shift_jis_2004", "shift_jisx0213"),
+        *("euc_jp", "euc_jis_2004", "euc_jisx0213", "euc_kr", "iso2022_jp", "iso2022_jp_1", "iso2022_jp_2"),
+        *("iso2022_jp_3", "iso2022_jp_ext", "iso2022_kr"),
+    )
+)
+"""Python's names of the charsets that text can have. Other codecs are no charsets, or slow on bad input (punycode)."""
 _NAME: Final = re.compile(r"[a-z0-9]+")
 _NAMED: Final = ("id", "source", "type", "datacontenttype", "dataschema", "subject", "time", "specversion")
 _INTEGER: Final = range(-(1 << 31), 1 << 31)
@@ -45,7 +63,8 @@ class CloudEvent:
         type: The kind of event.
         data: What happened: bytes; what has a form in JSON, if `datacontenttype` is that of JSON or None; or text, if
             it is not. Default: None, no data.
-        datacontenttype: The media type of the data; None stands for JSON, unless the data is bytes. Default: None.
+        datacontenttype: The media type of the data; None stands for JSON, unless the data is bytes. Its `charset` is
+            that of text in binary mode, UTF-8 without one; JSON is in UTF-8. Default: None.
         dataschema: The URI of the schema of the data. Default: None.
         subject: What of the source it is about. Default: None.
         time: When it happened, with a time zone. Default: None.
@@ -96,7 +115,9 @@ class CloudEvent:
                 raise _InvalidError(f"the extension {name} must be a number of 32 bits; give larger ones as text")
             if isinstance(value, datetime) and value.tzinfo is None:
                 raise _InvalidError(f"the extension {name} must have a time zone")
-        _body(self.data, self.datacontenttype)
+        media = self.datacontenttype
+        if not isinstance(self.data, str) or media is None or _is_json(media):
+            _body(self.data, media)  # other text has a form in each mode, unless its charset lacks one in binary mode
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -117,17 +138,25 @@ class CloudEvent:
                 Default: "binary".
 
         Raises:
-            EventError: There is no such mode.
+            EventError: There is no such mode, or an attribute or the data has no form in it: for example, the charset
+                of the data's type has not all characters of the text.
         """
-        if mode == "structured":
-            whole = {name: _canonical(value) for name, value in self.attributes.items()}
-            if isinstance(self.data, bytes):
-                whole["data_base64"] = base64.b64encode(self.data).decode()
-            elif self.data is not None:
-                whole["data"] = self.data
-            return EventData(_dumped(whole), content_type=f"{_JSON_FORMAT}; charset=utf-8")
-        if mode != "binary":
+        if mode not in ("binary", "structured"):
             raise EventError('the mode must be "binary" or "structured"')
+        try:
+            return self._structured() if mode == "structured" else self._binary()
+        except _InvalidError as problem:
+            raise EventError(str(problem)) from None
+
+    def _structured(self) -> EventData:
+        whole = {name: _canonical(value) for name, value in self.attributes.items()}
+        if isinstance(self.data, bytes):
+            whole["data_base64"] = base64.b64encode(self.data).decode()
+        elif self.data is not None:
+            whole["data"] = self.data
+        return EventData(_dumped(whole), content_type=f"{_JSON_FORMAT}; charset=utf-8")
+
+    def _binary(self) -> EventData:
         body, content_type = _body(self.data, self.datacontenttype)
         properties = {
             # A time as text, because an AMQP timestamp is cut to milliseconds.
@@ -210,7 +239,7 @@ def _from_binary(event: ReceivedEvent) -> CloudEvent:
     elif content_type is not None and _is_json(content_type):
         data = event.body_as_json()
     elif content_type is not None and content_type.lower().startswith("text/"):
-        data = event.body_as_str()
+        data = event.body_as_str(_charset(content_type))
     return _made(attributes, data)
 
 
@@ -257,7 +286,10 @@ def _moment(value: Any) -> datetime:
 def _canonical(value: Any) -> Any:
     """Return an attribute as it is in JSON."""
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        try:
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        except OverflowError:
+            raise _InvalidError("a time must be in the years 1 to 9999 in UTC too") from None
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
@@ -270,7 +302,12 @@ def _body(data: Any, content_type: str | None) -> tuple[bytes, str | None]:
     if content_type is None or _is_json(content_type):
         return _dumped(data).encode(), content_type or "application/json"
     if isinstance(data, str):
-        return data.encode(), content_type
+        try:
+            return data.encode(_charset(content_type)), content_type
+        except UnicodeError as error:
+            raise _InvalidError(
+                f"the data cannot be written as {excerpt(content_type, 80)}: {error.args[-1]}"
+            ) from None
     raise _InvalidError(
         f"data of the type {excerpt(content_type, 80)} must be bytes or text, not {type(data).__name__}"
     )
@@ -283,6 +320,30 @@ def _dumped(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise _InvalidError(f"data has no form in JSON: {error}") from None
     return text
+
+
+def _charset(content_type: str) -> str:
+    """Return the encoding of text of a media type.
+
+    Raises:
+        _InvalidError: There is none of that name.
+    """
+    place = content_type.find(";")
+    while 0 <= place < len(content_type):
+        found = _PARAMETER.match(content_type, place)
+        if found is None:  # a quoted string that does not end
+            raise _InvalidError("its type has no clear charset: a quoted parameter does not end; read `event.body`")
+        if found[1] is not None and found[1].lower() == "charset":
+            name = found[3] if found[2] is None else re.sub(r"\\(.)", r"\1", found[2], flags=re.DOTALL)
+            if _CHARSET_NAME.fullmatch(name):
+                # Not by `codecs.lookup`, which remembers every name that it does not know.
+                normal = encodings.normalize_encoding(name).lower()
+                known = aliases.get(normal, normal.replace("windows_", "cp"))
+                if known in _CHARSETS:
+                    return known
+            raise _InvalidError(f"the charset {excerpt(name, 40)!r} of its type is not known; read `event.body`")
+        place = found.end()
+    return "utf-8"
 
 
 def _is_json(content_type: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from eventpump.amqp.codec import DecodeError as AmqpDecodeError
+from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.message import Data, Message
 from eventpump.errors import ConfigurationError, DecodeError, EventError
 from eventpump.eventhubs.events import EventData, ReceivedEvent, copy_of, no_event

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from eventpump.amqp.codec import MAX_ITEMS, DecodeError, count_items, decode
+from eventpump.amqp.codec import MAX_ITEMS, AmqpDecodeError, count_items, decode
 from eventpump.amqp.message import Header, Message
 from eventpump.amqp.sections import (
     DATA,
@@ -82,7 +82,7 @@ def decode_batch(payload: bytes) -> list[bytes]:
     """Take an envelope apart into its encoded events, which are not looked into, nor are its own other sections.
 
     Raises:
-        DecodeError: The message is not an envelope, or contains no event.
+        AmqpDecodeError: The message is not an envelope, or contains no event.
     """
     events: list[bytes] = []
     append = events.append
@@ -101,13 +101,13 @@ def decode_batch(payload: bytes) -> list[bytes]:
                 # A data section in a longer form than anybody writes.
                 append(decode(payload, start, pos)[0])
             elif not (HEADER <= code < DATA and not events) and code != FOOTER:
-                raise DecodeError("a batch has a body of another kind than data sections")
+                raise AmqpDecodeError("a batch has a body of another kind than data sections")
             continue
         if pos > end:
-            raise DecodeError("an event of a batch runs past its end")
+            raise AmqpDecodeError("an event of a batch runs past its end")
         append(payload[start:pos])
     if not events:
-        raise DecodeError("a batch holds no event")
+        raise AmqpDecodeError("a batch holds no event")
     return events
 
 
@@ -118,7 +118,7 @@ def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
         max_items: How many values its annotations may hold.
 
     Raises:
-        DecodeError: The bytes before the body are no sections, or the annotations hold more values.
+        AmqpDecodeError: The bytes before the body are no sections, or the annotations hold more values.
     """
     pos, end = 0, len(payload)
     while pos < end:
@@ -129,7 +129,7 @@ def partition_key_of(payload: bytes, max_items: int = MAX_ITEMS) -> str | None:
             count_items(payload, pos, after, max_items)
             annotations, _ = decode(payload, value, after)
             if not isinstance(annotations, dict):
-                raise DecodeError("the message annotations are no map")
+                raise AmqpDecodeError("the message annotations are no map")
             key = annotations.get(PARTITION_KEY)
             return key if isinstance(key, str) else None
         pos = after

@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
 from typing import Any, Final
+from uuid import UUID
 
-from eventpump.amqp.codec import DecodeError
-from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.codec import AmqpDecodeError
+from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties, listed
 from eventpump.amqp.sections import (
+    APPLICATION_PROPERTIES,
+    PROPERTIES,
     EventFields,
+    data_head,
     encode_data,
     prefix_end,
     salvage_annotations,
     scan_event,
     scan_key,
+    section,
 )
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.compiled import based_on_core, core
@@ -426,8 +431,8 @@ class EventData:
         Raises:
             EventError: A property or the body has a type or value that AMQP cannot encode.
         """
-        if partition_key is None and (data := self.data) is not None:
-            return encode_data(data)
+        if partition_key is None and self._payload is not None:
+            return self.encode_head() + self._payload
         message = Message(body=self.section)
         if self._properties:
             message.application_properties = self._properties
@@ -438,6 +443,24 @@ class EventData:
             message.header = Header(durable=True)
             message.message_annotations = {PARTITION_KEY: partition_key}
         return _encode(message)
+
+    def encode_head(self) -> bytes:
+        """Encode what stands before the bytes of the body: the properties, and how a data section begins.
+
+        Raises:
+            EventError: A property has a type or value that AMQP cannot encode, or the body is not bytes.
+        """
+        head = data_head(len(self.body))
+        if self._properties is None and self.standard is None:
+            return head
+        standard = None if self.standard is None else _properties(self.standard)
+        try:
+            before = b"" if standard is None else section(PROPERTIES, listed(standard))
+            if self._properties:
+                before += section(APPLICATION_PROPERTIES, self._properties)
+        except (ValueError, TypeError) as error:
+            raise _unencodable(error) from error
+        return before + head
 
     def __getstate__(self) -> object:
         return _state(self, {name: getattr(self, name) for name in _DATA_SLOTS}, _DATA_SLOTS)
@@ -486,7 +509,11 @@ def _encode(message: Message) -> bytes:
     try:
         return message.encode()
     except (ValueError, TypeError) as error:
-        raise EventError(f"a property or the body cannot be encoded in AMQP: {error}") from error
+        raise _unencodable(error) from error
+
+
+def _unencodable(error: Exception) -> EventError:
+    return EventError(f"a property or the body cannot be encoded in AMQP: {error}")
 
 
 def _properties(standard: Mapping[str, Any]) -> Properties:
@@ -507,6 +534,7 @@ def _is_long(number: int) -> bool:
 
 _SLOTS = ("_body", "_enqueued", "_key", "_message", "_offset", "_origin", "_raw", "_sequence_number")
 if core is not None:
+    core.encode_properties(UUID, datetime, STANDARD_PROPERTIES)
     core.read_events(
         _moment, _FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key, _UNREAD
     )
@@ -590,7 +618,7 @@ class ReceivedEvent:
     def _scan(self) -> None:
         try:
             sequence, offset, enqueued, body = scan_event(self._raw, _FIELDS)
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             # Its position in the partition is read nevertheless, so that a reader can continue after it.
             sequence, offset, enqueued = salvage_annotations(self._raw, _FIELDS)
             body = None
@@ -620,7 +648,7 @@ class ReceivedEvent:
         if self._message is None:
             try:
                 self._message = Message.decode(self._raw)
-            except DecodeError as error:
+            except AmqpDecodeError as error:
                 raise EventError(f"the event cannot be decoded: {error}") from error
         return self._message
 
@@ -831,6 +859,6 @@ def without_body(raw: bytes) -> bytes:
         short = raw[: prefix_end(raw)] + encode_data(b"")
         if ReceivedEvent(short).offset:
             return short
-    except (DecodeError, EventError):
+    except (AmqpDecodeError, EventError):
         pass
     return raw

@@ -50,14 +50,19 @@ _pack_epoch = struct.Struct(">h").pack
 _pack_number = struct.Struct(">i").pack
 
 
-def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = False) -> tuple[bytes, bytes]:
+def pieces_of(
+    event: EventData, *, idempotent: bool = False, stamped: bool = False, before: bytes = b""
+) -> tuple[bytes, bytes]:
     """Encode an event for a batch, in the two pieces in which it stands there.
 
-    A body that is bytes and no more is a piece as it is: it is first copied when its batch is sealed.
+    The bytes of a body are a piece as they are, and first copied when the batch is sealed; but in an event with
+    properties that has room for numbers.
 
     Args:
         idempotent: Whether to leave room for numbers.
         stamped: Whether to leave room for a stamp too (`eventhubs/stamps.py`).
+        before: What precedes the event's own sections: header and annotations that state its key (`envelope_head`).
+            Default: nothing.
 
     Returns:
         What stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
@@ -66,11 +71,16 @@ def pieces_of(event: EventData, *, idempotent: bool = False, stamped: bool = Fal
         EventError: A property or the body has no AMQP form, or the event carries numbers already.
     """
     if stamped:
-        return pieces(with_room(event.encode()), idempotent=idempotent)
-    data = event.data if type(event) is EventData else None  # another kind may encode itself otherwise
-    if data is not None:
-        return (_NUMBERED_DATA_HEADS if idempotent else DATA_HEADS)[len(data)], data
-    return pieces(event.encode(), idempotent=idempotent)
+        return pieces(before + with_room(event.encode()), idempotent=idempotent)
+    if type(event) is EventData:  # another kind may encode itself otherwise
+        data = event.data
+        if data is not None and not before:
+            return (_NUMBERED_DATA_HEADS if idempotent else DATA_HEADS)[len(data)], data
+        if not idempotent and event.body_type == "data":
+            body = event.body
+            head = before + event.encode_head()
+            return EVENT_HEADS[len(head) + len(body)] + head, body
+    return pieces(before + event.encode(), idempotent=idempotent)
 
 
 def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
@@ -82,10 +92,23 @@ def pieces(encoded: bytes, *, idempotent: bool = False) -> tuple[bytes, bytes]:
     if not idempotent:
         return EVENT_HEADS[len(encoded)], encoded
     if encoded[2] > MESSAGE_ANNOTATIONS:
-        return EVENT_HEADS[ROOM + len(encoded)] + _SECTION, encoded
+        return _NUMBERED_HEADS[len(encoded)], encoded
     end = prefix_end(encoded)
     annotated = _with_room(encoded[:end])
     return EVENT_HEADS[len(annotated) + len(encoded) - end] + annotated, encoded[end:]
+
+
+class _NumberedHeads(dict[int, bytes]):
+    """As `EVENT_HEADS`, with room for numbers, for events without annotations."""
+
+    def __missing__(self, size: int) -> bytes:
+        head = EVENT_HEADS[ROOM + size] + _SECTION
+        if size < REMEMBERED:
+            self[size] = head
+        return head
+
+
+_NUMBERED_HEADS: Final = _NumberedHeads()
 
 
 class _NumberedDataHeads(dict[int, bytes]):
@@ -110,6 +133,7 @@ class SealedBatch:
         stamped: Whether each has room for a stamp too.
         partition_key: The key the whole message is routed by. A batch for a partition has none, whatever keys its
             events have.
+        size: Of an idempotent batch, the size of its pieces together, where it is known.
 
     Attributes:
         count: How many events it has.
@@ -128,6 +152,7 @@ class SealedBatch:
         partition_key: str | None = None,
         idempotent: bool = False,
         stamped: bool = False,
+        size: int | None = None,
     ) -> None:
         if not pieces:
             raise ValueError("a batch has at least one event")
@@ -140,7 +165,7 @@ class SealedBatch:
         self._numbers: tuple[int, int, int] | None = None
         self._is_stamped = stamped
         self.count = len(pieces) // 2
-        self.size = sum(map(len, pieces)) if idempotent else len(self._message)
+        self.size = len(self._message) if not idempotent else sum(map(len, pieces)) if size is None else size
 
     @classmethod
     def seal(cls, events: Iterable[bytes], *, partition_key: str | None = None, idempotent: bool = False) -> Self:
@@ -223,13 +248,6 @@ def number_events(pieces: Sequence[bytes], stamp: bytes, first: int) -> bytes:
     return b"".join(parts)
 
 
-number_events_in_python, pieces_of_in_python = number_events, pieces_of
-"""The references, in both builds."""
-if core is not None:
-    core.seal_events(EventData, pieces_of, number_events, DATA_HEADS, _NUMBERED_DATA_HEADS, _FIRST_KEY, _ID_AT, NUMBERS)
-    number_events, pieces_of = core.number_events, core.pieces_of
-
-
 @lru_cache(maxsize=4096)
 def _with_room(head: bytes) -> bytes:
     """Rewrite what stands before an event's properties and body so that it ends with the room for its numbers.
@@ -246,3 +264,11 @@ def _with_room(head: bytes) -> bytes:
             value.value.update(_annotations(MAX_PRODUCER_ID, MAX_OWNER_LEVEL, NUMBERS - 1))
             return kept + section(MESSAGE_ANNOTATIONS, value.value)
     return kept + _SECTION
+
+
+number_events_in_python, pieces_of_in_python = number_events, pieces_of
+"""The references, in both builds."""
+if core is not None:
+    core.seal_events(EventData, pieces_of, number_events, _FIRST_KEY, _ID_AT, NUMBERS)
+    core.begin_events(DATA_HEADS, _NUMBERED_DATA_HEADS, EVENT_HEADS, _NUMBERED_HEADS, envelope_head, _with_room)
+    number_events, pieces_of = core.number_events, core.pieces_of

@@ -50,7 +50,7 @@ def with_room(event: bytes) -> bytes:
     """Add the property `STAMP` to an encoded event, before its other properties, in place of one it has.
 
     Raises:
-        DecodeError: The bytes are not an encoded event.
+        AmqpDecodeError: The bytes are not an encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):

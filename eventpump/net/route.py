@@ -14,11 +14,11 @@ from typing import TypeVar
 from eventpump.amqp.connection import Connection
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.addresses import connect
-from eventpump.net.stream import ConnectionHandler, ConnectionProtocol, reason_of
+from eventpump.net.stream import BufferedReads, ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
 from eventpump.options.connection import ProxySettings
 
-_P = TypeVar("_P", bound=asyncio.Protocol)
+_P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 _log = logging.getLogger("eventpump.net")
 
@@ -77,7 +77,11 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
             route,
             max_message=websocket.FRAMES_PER_MESSAGE * connection.config.max_frame_size,
         )
-    return await open_stream(lambda: ConnectionProtocol(connection, handler), route)
+    protocol = ConnectionProtocol(connection, handler)
+    if route.tls is None:
+        return await open_stream(lambda: protocol, route)
+    await open_stream(lambda: BufferedReads(protocol), route)
+    return protocol
 
 
 async def open_stream(make: Callable[[], _P], route: Route) -> _P:

@@ -6,15 +6,29 @@ import asyncio
 import os
 import socket
 import ssl
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Protocol, cast
 
-from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, SaslRequested
+from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, Role, SaslRequested
 from eventpump.net.trace import trace_frames
 from eventpump.texts import excerpt
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds a closing connection may take to hand its last bytes to a peer that does not read."""
+"""Seconds that a connection may take to end, until a peer that does not read its last bytes is cut off."""
+LINGER = 1.0
+"""Seconds for which a server that closes because of what a client sent reads on, and drops, what is still coming."""
 _WRITE_BUFFER = 512 * 1024
+_CHUNK = 64 * 1024
+"""Bytes that are joined and written at once, about. Larger objects would be given back to the system after each write,
+and their pages be fetched again for the next one, which costs more than to copy them."""
+_FEW = 64
+"""Pieces that are divided into chunks at most: more of them are small, and to measure each costs more than it saves."""
+_READ_BUFFER = 64 * 1024
+"""Bytes of the buffer for reads over TLS, at first."""
+_RECORD = 16 * 1024
+"""The most bytes of a TLS record (RFC 8446, 5.1)."""
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either, as answers would pile up without bound."""
 _TURN = 2048
@@ -35,6 +49,20 @@ def reason_of(error: BaseException) -> str:
         text = (error.strerror if has_words else os.strerror(error.errno or 0)) or str(error)
         return excerpt(text) or type(error).__name__
     return excerpt(str(error)) or type(error).__name__
+
+
+def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    """Divide pieces into chunks of `_CHUNK` bytes, and less than a piece more."""
+    chunk: list[bytes | memoryview] = []
+    size = 0
+    for piece in pieces:
+        chunk.append(piece)
+        size += len(piece)
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 class ConnectionHandler(Protocol):
@@ -62,12 +90,14 @@ class ConnectionProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
+        self._unwritten: deque[Sequence[bytes | memoryview]] = deque()
+        self._unwritten_size = 0
         self._is_flush_due = False
         self._is_finishing = False
         self._is_reading = True
         self._is_glutted = False
         self._is_turn_due = False
-        self._received_at = self._sent_at = self._loop.time()
+        self._received_at = self._sent_at = self._ends_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
         trace_frames(connection)
@@ -80,20 +110,46 @@ class ConnectionProtocol(asyncio.Protocol):
         return self._is_paused
 
     @property
+    def unsent(self) -> int:
+        """How many bytes wait for a peer that is slow to read."""
+        waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return waiting + self._unwritten_size
+
+    @property
     def is_closing(self) -> bool:
         """Whether the stream is closed or closing."""
         return self._transport is None or self._transport.is_closing()
 
     def flush(self) -> None:
-        """Write what the engine has queued."""
+        """Write what the engine has queued; what a peer that is slow to read does not take, once it reads again."""
         self._is_flush_due = False
-        if self._transport is None or not self.connection.output:
+        transport, output = self._transport, self.connection.output
+        if transport is None or not output:
             return
-        data = self.connection.data_to_send()
-        if self._transport.is_closing():
+        if transport.is_closing():
+            output.clear()
             return
         self._sent_at = self._loop.time()
-        self._transport.write(data)
+        if len(output) <= _FEW and (size := sum(map(len, output))) > _CHUNK:
+            self._unwritten += _chunks(output)
+            self._unwritten_size += size
+            output.clear()
+            self._write_on(transport)
+            return
+        data = self.connection.data_to_send()
+        if self._unwritten:
+            self._unwritten.append((data,))
+            self._unwritten_size += len(data)
+        else:
+            transport.write(data)
+
+    def _write_on(self, transport: asyncio.Transport) -> None:
+        """Write what waits until the peer is slow to read."""
+        unwritten = self._unwritten
+        while unwritten and not self._is_paused and not transport.is_closing():
+            data = b"".join(unwritten.popleft())
+            self._unwritten_size -= len(data)
+            transport.write(data)
 
     def flush_soon(self) -> None:
         """Write what the engine has queued once this turn of the loop is over, with all that others queue in it."""
@@ -139,7 +195,7 @@ class ConnectionProtocol(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._is_finishing or transport.is_closing():
             return
-        if self._is_paused and transport.get_write_buffer_size() > _READ_STOP:
+        if self._is_paused and self.unsent > _READ_STOP:
             self._is_glutted = True
         is_behind = self.connection.is_behind
         # While the SASL answer is due a turn could do nothing: the answer is followed by a call of `take`.
@@ -169,15 +225,21 @@ class ConnectionProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_paused = self._is_glutted = False
+        transport = self._transport
+        if transport is not None:
+            self._write_on(transport)
         if not self._is_reading:
             self._pace()
-        self._handler.on_writable()
-        self.flush()
+        if not self._is_paused:
+            self._handler.on_writable()
+            self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._transport = None
+        self._unwritten.clear()
+        self._unwritten_size = 0
         events = self.connection.receive_eof() if exc is None else self.connection.receive_eof(reason_of(exc))
         if events:
             self._handler.on_events(events)
@@ -188,12 +250,12 @@ class ConnectionProtocol(asyncio.Protocol):
 
     # ---------------------------------------------------------------------------------------- inside
 
-    def _report(self, events: list[Event]) -> None:
+    def _report(self, events: list[Event], *, is_silent: bool = False) -> None:
         while events:
             self._handler.on_events(events)
             for event in events:
                 if isinstance(event, Closed):
-                    self.finish()
+                    self.finish(lingers=event.is_local and not is_silent and self.connection.role is Role.SERVER)
                     return
                 if isinstance(event, Opened):
                     # Only now is the heartbeat interval of the peer known.
@@ -203,16 +265,51 @@ class ConnectionProtocol(asyncio.Protocol):
             # A client that did not wait for the SASL outcome has sent more already.
             events = self.connection.receive(b"", _TURN)
 
-    def finish(self) -> None:
-        """Send the last bytes, then close the stream. A peer that does not read has `CLOSE_TIMEOUT` seconds."""
+    def finish(self, *, lingers: bool = False) -> None:
+        """Send the last bytes, then close the stream. A peer that does not read has `CLOSE_TIMEOUT` seconds in all.
+
+        A call without `lingers` ends the wait of an earlier call with it.
+
+        Args:
+            lingers: Read on, and drop it, until the peer ends the stream, for at most `LINGER` seconds. A stream that
+                is closed before all was read is reset (RFC 1122, 4.2.2.13), and a reset can overtake the last bytes: a
+                client that is still sending would not get the close, and not its reason. TLS and WebSocket streams do
+                not wait here: they end with a handshake, and read on during it.
+        """
         self.flush()
-        if self._transport is None or self._is_finishing:
+        transport = self._transport
+        if transport is None:
+            return
+        if self._is_finishing:
+            if not lingers and not transport.is_closing():
+                self._close()
             return
         self._is_finishing = True
+        self._ends_at = self._loop.time() + CLOSE_TIMEOUT
+        if self._unwritten and not transport.is_closing():
+            # The stream sends these after what it has, then closes.
+            transport.write(b"".join(chain.from_iterable(self._unwritten)))
+            self._unwritten.clear()
+            self._unwritten_size = 0
+        if not lingers or transport.is_closing() or not transport.can_write_eof():
+            self._close()
+            return
+        self._end_by(self._loop.time() + LINGER, self._close)
+        # This side is not ended meanwhile: that fails for a peer that is gone, and later, out of reach, if there is
+        # output left. A client that gets the close ends the stream itself.
+        transport.set_protocol(_DroppedReads(self))
+        if not self._is_reading:
+            transport.resume_reading()
+
+    def _close(self) -> None:
+        assert self._transport is not None
+        self._end_by(self._ends_at, self.abort)
         self._transport.close()
+
+    def _end_by(self, moment: float, call: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(CLOSE_TIMEOUT, self.abort)
+        self._timer = self._loop.call_at(moment, call)
 
     def _keep_deadlines(self) -> None:
         """Do what is due, and wake up again when the next may be. One timer, not moved by traffic."""
@@ -226,7 +323,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if connection.idle_timeout is not None:
             dead_at = self._received_at + connection.idle_timeout
             if now >= dead_at:
-                self._report(connection.time_out())
+                self._report(connection.time_out(), is_silent=True)
                 return
             wake = min(wake, dead_at)
         if connection.heartbeat_interval is not None:
@@ -237,3 +334,48 @@ class ConnectionProtocol(asyncio.Protocol):
                 due = now + connection.heartbeat_interval
             wake = min(wake, due)
         self._timer = self._loop.call_at(wake, self._keep_deadlines)
+
+
+class _DroppedReads(asyncio.Protocol):
+    """Drops what is read; the end of the stream is its protocol's.
+
+    Args:
+        protocol: Gets all else that happens to the stream.
+    """
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+        self.connection_lost = protocol.connection_lost  # type: ignore[method-assign]
+
+
+class BufferedReads(asyncio.BufferedProtocol):
+    """Reads for another protocol, into one buffer that is kept. For streams over TLS.
+
+    Without it, asyncio and uvloop decrypt each record of 16 KiB into an object of 256 KiB of its own, whose pages may
+    go back to the system each time. Over plain TCP a read is one object already, and this would only copy it. What the
+    protocol gets is its own: it may keep it.
+
+    Args:
+        protocol: Gets the bytes, and all else that happens to the stream.
+    """
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._buffer = memoryview(bytearray(_READ_BUFFER))
+        self._receive = protocol.data_received
+        # Without a call in between.
+        self.connection_made = protocol.connection_made  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+        self.connection_lost = protocol.connection_lost  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # At the end of a stream it is asked once: so the buffer must take all that has come, and that is `sizehint`
+        # bytes that are not decrypted, and up to one record that is.
+        if sizehint + _RECORD > len(self._buffer):
+            self._buffer = memoryview(bytearray(sizehint + _RECORD))
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._receive(bytes(self._buffer[:nbytes]))

@@ -175,6 +175,9 @@ class WebSocketTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def can_write_eof(self) -> bool:
+        return False  # a WebSocket has no end of one side
+
     def pause_reading(self) -> None:
         self._may_read.clear()
 

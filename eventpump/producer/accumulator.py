@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from eventpump.compiled import based_on_core
 from eventpump.producer.packing import BatchPacker
 
 E = TypeVar("E")
+
+_MOST: Final = 2**60
+"""More than any process holds, in bytes or events: the compiled core counts in 64 bits, options have no upper bound."""
 
 
 class Part(NamedTuple):
@@ -151,7 +155,7 @@ class BatchAccumulator(Generic[E]):
         if max_events < 1 or max_bytes < 1 or max_wait_time < 0:
             raise ValueError("a batch needs room for an event, and a wait of 0 or more")
         self._max_events = max_events
-        self._max_bytes = max_bytes
+        self._max_bytes = min(max_bytes, _MOST)
         self._max_wait_time = max_wait_time
         self._idempotent = idempotent
         self._stamped = stamped
@@ -231,6 +235,7 @@ class BatchAccumulator(Generic[E]):
             del self._waiting[lane]
 
 
+@based_on_core("PlainRoom")
 class BufferRoom:
     """The room for events that were accepted and whose outcome is open, in events and bytes, overall and per partition.
 
@@ -268,6 +273,7 @@ class BufferRoom:
         max_partition_events: int | None = None,
         max_partition_bytes: int | None = None,
     ) -> None:
+        max_events, max_bytes = min(max_events, _MOST), min(max_bytes, _MOST)
         most_events = max_events if max_partition_events is None else min(max_events, max_partition_events)
         most_bytes = max_bytes if max_partition_bytes is None else min(max_bytes, max_partition_bytes)
         count = len(partition_ids)

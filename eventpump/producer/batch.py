@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from eventpump.compiled import based_on_core, core
 from eventpump.errors import EventError
+from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
@@ -121,6 +122,8 @@ class EventBatch:
         sent = event if self._encode is None else self._encode(event)
         if self.partition_key is None:
             head, rest = pieces_of(sent, idempotent=self.is_idempotent, stamped=self.is_stamped)
+        elif type(sent) is EventData and not self.is_stamped:
+            head, rest = pieces_of(sent, idempotent=self.is_idempotent, before=envelope_head(self.partition_key))
         else:
             encoded = sent.encode(self.partition_key)
             head, rest = pieces(with_room(encoded) if self.is_stamped else encoded, idempotent=self.is_idempotent)

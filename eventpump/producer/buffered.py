@@ -1,8 +1,8 @@
 """Sending single events in batches: an event joins the batch of its partition, and its receipt has its outcome.
 
 An event is *accepted* once room for it is reserved. From then on it ends in exactly one of success or error, reported
-by its receipt and by `on_success` or `on_error`. How batches are filled and sent: `producer/outbox.py`. A receipt is
-two slots: its batch, which records the outcome, and an index.
+by its receipt and by `on_success` or `on_error`. Accepting without a wait: `producer/intake.py`. How batches are filled
+and sent: `producer/outbox.py`.
 """
 
 from __future__ import annotations
@@ -10,29 +10,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Self, cast, overload
+from typing import Self, cast, overload
 
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
-from eventpump.errors import (
-    BufferFullError,
-    ClosedError,
-    ConfigurationError,
-    EventError,
-    EventPumpError,
-)
-from eventpump.eventhubs.envelope import envelope_head
-from eventpump.eventhubs.events import EventData, no_event
-from eventpump.eventhubs.hashing import check_key_length, partition_for_key
-from eventpump.eventhubs.numbering import NUMBERS
-from eventpump.eventhubs.sealing import pieces, pieces_of
-from eventpump.eventhubs.stamps import with_room
+from eventpump.errors import BufferFullError, ClosedError, ConfigurationError, EventPumpError
+from eventpump.eventhubs.events import EventData
+from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.net import stream
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
+from eventpump.producer.accumulator import BufferRoom, Lane
+from eventpump.producer.intake import DeliveryReceipt, Intake, SendResult, clock_of
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
 from eventpump.producer.stats import ProducerStats, SendCounters
@@ -44,63 +35,6 @@ OnError = Callable[[Sequence[EventData], str, Exception], None]
 _NAME = "buffered producer"
 
 _log = logging.getLogger("eventpump.producer")
-
-
-class SendResult(NamedTuple):
-    """Where an event was stored.
-
-    Args:
-        partition_id: The partition.
-        published_sequence_number: Its number at an idempotent producer; None at a plain one.
-    """
-
-    partition_id: str
-    published_sequence_number: int | None
-
-
-class DeliveryReceipt:
-    """The outcome of an accepted event. It may be awaited any number of times, also by several tasks, or ignored.
-
-    Awaiting returns a :class:`SendResult`, or raises what the event failed with. Cancelled, or ended by a time-out,
-    only that one wait ends: the event is sent all the same.
-    """
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: Batch[EventData], index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    def __await__(self) -> Generator[Any, None, SendResult]:
-        batch, index = self._batch, self._index
-        part = batch.part(index)
-        if part is None:
-            # A future of this wait alone: cancelling a task cancels the future it waits for.
-            waiter: asyncio.Future[Part] = asyncio.get_running_loop().create_future()
-            batch.waiters[waiter] = index
-            try:
-                part = yield from waiter
-            finally:
-                batch.waiters.pop(waiter, None)
-        if part.error is not None:
-            raise part.error.with_traceback(None)
-        number = None if part.first is None else (part.first + index - part.start) % NUMBERS
-        return SendResult(self.partition_id, number)
-
-    @property
-    def partition_id(self) -> str:
-        """The partition that the event goes to."""
-        assert self._batch.partition_id is not None
-        return self._batch.partition_id
-
-    def done(self) -> bool:
-        """Return whether the outcome is known."""
-        return self._batch.part(self._index) is not None
-
-    def __repr__(self) -> str:
-        part = self._batch.part(self._index)
-        state = "pending" if part is None else "published" if part.error is None else "failed"
-        return f"DeliveryReceipt(partition {self.partition_id}, {state})"
 
 
 class HubBufferedProducer:
@@ -141,19 +75,15 @@ class HubBufferedProducer:
         on_error: OnError | None = None,
     ) -> None:
         self._settings = settings = settings or BufferSettings()
-        self._is_idempotent = producer.is_idempotent
-        self._is_stamping = producer.is_stamping  # looked at for every event
-        if self._is_idempotent and settings.max_in_flight > 1:
+        if producer.is_idempotent and settings.max_in_flight > 1:
             raise ConfigurationError("max_in_flight", "is 1 for an idempotent producer")
         for name, callback in {"on_success": on_success, "on_error": on_error}.items():
             if inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(name, "is a plain function; let it start a task for what takes time")
         check_router(router)
         self._producer = producer
-        self._router = router or HashRouter(partition_for_key)
         self._on_success = on_success
         self._on_error = on_error
-        self._hook = producer.encode
         self._outbox: Outbox[EventData] = Outbox(
             producer,
             _NAME,
@@ -167,8 +97,15 @@ class HubBufferedProducer:
         self._on_batch_ended: Callable[[str], object] | None = getattr(router, "batch_ended", None)
         if self._on_batch_ended is not None:
             self._outbox.on_due = self._batch_ended
-        self._partition_ids: tuple[str, ...] = ()
-        self._lanes = self._outbox.lanes
+        self._intake = Intake(
+            router or HashRouter(partition_for_key),
+            self._outbox,
+            encode=producer.encode,
+            max_events=settings.max_batch_events,
+            idempotent=producer.is_idempotent,
+            stamping=producer.is_stamping,
+        )
+        self._accept = self._intake.accept
         self._room: BufferRoom
         self._queue: RoomQueue
         self._time: Callable[[], float]
@@ -237,10 +174,10 @@ class HubBufferedProducer:
             )
         except ValueError as error:
             raise ConfigurationError("max_events", str(error)) from None
-        self._time = asyncio.get_running_loop().time
-        self._partition_ids = partition_ids
+        self._time = clock_of(asyncio.get_running_loop())
         self._outbox.add_lanes(partition_ids)
-        self._queue = RoomQueue(_NAME, self._room, self._lanes, self._outbox.send_now)
+        self._queue = RoomQueue(_NAME, self._room, self._outbox.lanes, self._outbox.send_now)
+        self._intake.begin(partition_ids, self._room, self._queue, self._time)
         self._is_open = True
 
     # ------------------------------------------------------------------------------------------ accepting
@@ -261,7 +198,6 @@ class HubBufferedProducer:
         *,
         partition_id: str | None = None,
         partition_key: str | None = None,
-        _encoded: tuple[bytes, bytes] | None = None,  # of a list, whose events are encoded before the first is accepted
     ) -> DeliveryReceipt | list[DeliveryReceipt]:
         """Accept an event, or several, once there is room.
 
@@ -285,27 +221,43 @@ class HubBufferedProducer:
             ConfigurationError: The key is too long, or there is no such partition.
             ServiceError: Not open yet, and it cannot be.
         """
-        if not isinstance(event, EventData):
-            return await self._send_each(event, partition_id, partition_key)
-        if not self._is_open:
-            await self._in_turn(self.open())
-        now = self._time()
-        if self._yielding or now >= self._outbox.yield_at:
-            # Sends that come meanwhile do so too, and thus stay behind this one.
-            await self._in_turn(self._outbox.let_run())
-            now = self._time()
-        if self._is_closed:
-            raise ClosedError(_NAME)
-        head, rest = self._encode(event, partition_key) if _encoded is None else _encoded
-        size = len(head) + len(rest)
-        lane = self._route(event, partition_id, partition_key)
-        if lane.waiting or lane.admitted or not self._room.reserve(lane.partition_id, size):
+        if (receipt := self._accept(event, partition_id, partition_key)) is not None:  # type: ignore[arg-type]  # it looks
+            return receipt
+        if isinstance(event, EventData):
+            return await self._send_in_turn(event, partition_id, partition_key)
+        return await self._send_each(event, partition_id, partition_key)
+
+    async def _send_in_turn(
+        self,
+        event: EventData,
+        partition_id: str | None,
+        partition_key: str | None,
+        encoded: tuple[bytes, bytes] | None = None,
+    ) -> DeliveryReceipt:
+        """Accept an event that could not be accepted at once; see `send`."""
+        refused = self._intake.take_refused()  # nothing else has run since
+        if refused is not None:
+            head, rest, lane = refused
+            size = len(head) + len(rest)
+            has_room = False
+        else:
+            if not self._is_open:
+                await self._in_turn(self.open())
+            if self._yielding or self._time() >= self._outbox.yield_at:
+                # Sends that come meanwhile do so too, and thus stay behind this one.
+                await self._in_turn(self._outbox.let_run())
+            if self._is_closed:
+                raise ClosedError(_NAME)
+            head, rest = encoded or self._intake.encode(event, partition_key)
+            size = len(head) + len(rest)
+            lane = self._intake.route(event, partition_id, partition_key)
+            has_room = self._queue.reserve(lane, size)
+        if not has_room:
             if partition_id is None and partition_key is None:
                 lane = await self._queue.acquire_any(partial(self._route_elsewhere, event), size)
             else:
                 await self._queue.acquire(lane, size)
-            now = self._time()
-        batch = self._outbox.add(lane, event, head, rest, now)
+        batch = self._outbox.add(lane, event, head, rest, self._time())
         if self._queue.wanting:
             self._outbox.send_now()
         return DeliveryReceipt(batch, len(batch.events) - 1)
@@ -317,12 +269,14 @@ class HubBufferedProducer:
         each = events_of(events)
         self._require_open()
         if partition_id is not None and self._is_open:
-            self._route(EventData(b""), partition_id, partition_key)  # what it refuses, it refuses before the first one
-        encoded = [(one, self._encode(one, partition_key)) for one in each]
+            self._intake.route(
+                EventData(b""), partition_id, partition_key
+            )  # what it refuses, it refuses before the first one
+        encoded = [(one, self._intake.encode(one, partition_key)) for one in each]
         receipts: list[DeliveryReceipt] = []
-        send: Any = self.send
         for event, pair in encoded:
-            receipts.append(await send(event, partition_id=partition_id, partition_key=partition_key, _encoded=pair))
+            receipt = self._accept(event, partition_id, partition_key, pair)
+            receipts.append(receipt or await self._send_in_turn(event, partition_id, partition_key, pair))
         return receipts
 
     def send_nowait(
@@ -337,9 +291,9 @@ class HubBufferedProducer:
         self._require_open()
         if not self._is_open:
             raise ConfigurationError(_NAME, "is not open: enter it with `async with`, or await `open()`")
-        head, rest = self._encode(event, partition_key)
+        head, rest = self._intake.encode(event, partition_key)
         size = len(head) + len(rest)
-        lane = self._route(event, partition_id, partition_key)
+        lane = self._intake.route(event, partition_id, partition_key)
         if not self._queue.reserve(lane, size):
             other = None
             if partition_id is None and partition_key is None:
@@ -456,36 +410,9 @@ class HubBufferedProducer:
         """
         return await self._producer.get_partition_publishing_properties(partition_id)
 
-    def _encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
-        """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes."""
-        if not isinstance(event, EventData):
-            raise no_event(event)
-        if self._is_idempotent and event.published_sequence_number is not None:
-            raise EventError("the event is published already, with a number")
-        if self._hook is not None:
-            event = self._hook(event)
-        if partition_key is None:
-            return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping)
-        # A key's annotation stands before all that an event encodes.
-        encoded = with_room(event.encode()) if self._is_stamping else event.encode()
-        return pieces(_keyed_head(partition_key) + encoded, idempotent=self._is_idempotent)
-
-    def _route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> Lane[EventData]:
-        if partition_id is None:
-            lane = self._lanes.get(self._router.route(event, partition_key, self._partition_ids))
-            if lane is None:
-                raise ConfigurationError("router", "chose a partition that the hub does not have")
-            return lane
-        if partition_key is not None:
-            raise ConfigurationError("partition_key", "cannot be given along with partition_id")
-        lane = self._lanes.get(partition_id)
-        if lane is None:
-            raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
-        return lane
-
     def _route_elsewhere(self, event: EventData) -> Lane[EventData]:
         """Choose a partition again for an event without key, because the buffer of the one chosen is full."""
-        lane = self._route(event, None, None)
+        lane = self._intake.route(event, None, None)
         self._batch_ended(lane.partition_id)
         return lane
 
@@ -503,10 +430,12 @@ class HubBufferedProducer:
     async def _in_turn(self, work: Awaitable[None]) -> None:
         """Wait for work, and have sends that come meanwhile stay behind this one."""
         self._yielding += 1
+        self._intake.blocked += 1
         try:
             await work
         finally:
             self._yielding -= 1
+            self._intake.blocked -= 1
 
     def _ended(self, ended: Ended[EventData]) -> None:
         """Release the room of events whose outcome is known, and call the user's callbacks."""
@@ -559,6 +488,7 @@ class HubBufferedProducer:
             await self._has_ended.wait()
             return
         self._is_closed = self._outbox.is_closed = True
+        self._intake.blocked += 1
         self._outbox.settle_tries = 0 if deadline is None else inf
         end = None if deadline is None else asyncio.get_running_loop().time() + deadline
         if self._is_open:
@@ -631,12 +561,3 @@ class HubBufferedProducer:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-@lru_cache(maxsize=16384)
-def _keyed_head(partition_key: str) -> bytes:
-    """Encode what stands before an event that has a key. Remembered, because keys come again."""
-    if not isinstance(partition_key, str):
-        raise EventError("a partition key is text")
-    check_key_length(partition_key)
-    return envelope_head(partition_key)

@@ -386,7 +386,9 @@ class Outbox(Generic[E]):
 
     def _settle(self, lane: Lane[E], batch: Batch[E], part: Part) -> None:
         """Report the outcome of events."""
-        events, count = batch.events[part.start : part.end], part.end - part.start
+        count = part.end - part.start
+        # The list itself where it is all of them: the batch forgets it.
+        events = batch.events if count == len(batch.events) else batch.events[part.start : part.end]
         size = batch.size if count == batch.count else batch.size_of(part.start, part.end)
         is_awaited = False
         for waiter in batch.settle(part):

@@ -111,7 +111,8 @@ class BatchPacker:
         Raises:
             ValueError: There are no events in it.
         """
-        return self._sealed(tuple(self._pieces))
+        # Plain, they are joined at once.
+        return self._sealed(tuple(self._pieces) if self._idempotent else self._pieces, self.size)
 
     def take(self) -> SealedBatch:
         """Return the message being packed, and begin the next one.
@@ -119,10 +120,12 @@ class BatchPacker:
         Raises:
             ValueError: There are no events in it.
         """
-        sealed = self._sealed(self._pieces)
+        sealed = self._sealed(self._pieces, self.size)
         self._pieces = []
         self.size = len(envelope_head(self.partition_key))
         return sealed
 
-    def _sealed(self, pieces: list[bytes] | tuple[bytes, ...]) -> SealedBatch:
-        return SealedBatch(pieces, partition_key=self.partition_key, idempotent=self._idempotent, stamped=self._stamped)
+    def _sealed(self, pieces: list[bytes] | tuple[bytes, ...], size: int | None = None) -> SealedBatch:
+        return SealedBatch(
+            pieces, partition_key=self.partition_key, idempotent=self._idempotent, stamped=self._stamped, size=size
+        )

@@ -305,6 +305,11 @@ class HubProducer:
             await self._target(events.partition_id).send_batch(events)
             return
         self._check_target(partition_id, partition_key)
+        if isinstance(events, EventData) and self._router is None and not (split or self._is_idempotent):
+            batch = self._new_batch(_NO_LIMIT, partition_id, partition_key)
+            batch.try_add(events)
+            await self._target(partition_id).send_batch(batch)
+            return
         each = [events] if isinstance(events, EventData) else events_of(events)
         if not each:
             return

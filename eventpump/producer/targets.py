@@ -7,7 +7,6 @@ something to keep: a link, or what is known of an idempotent publisher.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import operator
 import random
@@ -297,34 +296,51 @@ class PlainTarget:
     def __init__(self, context: TargetContext, partition_id: str | None, *, max_in_flight: int | None) -> None:
         self._context = context
         self._partition_id = partition_id
-        self._turns: contextlib.AbstractAsyncContextManager[object] = (
-            contextlib.nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
-        )
+        self._turns = None if max_in_flight is None else asyncio.Semaphore(max_in_flight)
         self._opening = asyncio.Lock()
+        self._openers = 0
+        """How many sends wait for the link, which later ones must not overtake."""
         self._link: SendLink | None = None
 
     async def limit(self) -> int:
         """See :class:`Target`."""
         return (await self._with_retries(_itself)).max_message_size
 
-    async def send(self, sealed: SealedBatch) -> None:
+    def send(self, sealed: SealedBatch) -> Coroutine[Any, Any, None]:
         """See :class:`Target`."""
+        return self._send(sealed) if self._turns is None else self._send_in_turn(sealed, self._turns)
 
-        async def transfer(link: SendLink) -> None:
-            await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
+    async def _send_in_turn(self, sealed: SealedBatch, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            await self._send(sealed)
 
+    async def _send(self, sealed: SealedBatch) -> None:
         counters = self._context.counters
-        async with self._turns:
-            try:
-                await self._with_retries(transfer, sealed)
-            except BaseException:
-                counters.failed(sealed.count, sealed.size)
-                raise
-            counters.sent(sealed.count, sealed.size)
+        failed: ServiceError | asyncio.CancelledError | None = None
+        try:
+            # What retries need is made after a failure: most sends have none.
+            link = self._ready() if self._context.retry.try_timeout is None else None
+            if link is not None:
+                try:
+                    await link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT)
+                except (ServiceError, asyncio.CancelledError) as failure:
+                    failed = failure
+            if link is None or failed is not None:
+                await self._with_retries(
+                    lambda link: link.send(sealed.message, message_format=BATCH_MESSAGE_FORMAT),
+                    sealed,
+                    None if link is None or failed is None else (link, failed),
+                )
+        except BaseException:
+            counters.failed(sealed.count, sealed.size)
+            raise
+        finally:
+            failed = None  # its traceback holds this frame
+        counters.sent(sealed.count, sealed.size)
 
-    async def send_batch(self, batch: EventBatch) -> None:
+    def send_batch(self, batch: EventBatch) -> Coroutine[Any, Any, None]:
         """See :class:`Target`."""
-        await self.send(batch.seal())
+        return self.send(batch.seal())
 
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
         """See :class:`Target`."""
@@ -350,20 +366,29 @@ class PlainTarget:
     def doubt(self) -> None:
         """None, as for :meth:`settle`."""
 
-    async def _with_retries(self, use: Callable[[SendLink], Awaitable[_T]], sealed: SealedBatch | None = None) -> _T:
+    async def _with_retries(
+        self,
+        use: Callable[[SendLink], Awaitable[_T]],
+        sealed: SealedBatch | None = None,
+        first: tuple[SendLink, ServiceError | asyncio.CancelledError] | None = None,
+    ) -> _T:
         """Call `use` with the target's link, again under the retry policy if that can help.
 
         Args:
             use: Called with the link.
             sealed: The message that it sends, if it does.
+            first: The link and the error of the first attempt, if that was made already.
         """
         link: SendLink | None = None
 
         async def attempt() -> _T:
-            nonlocal link
+            nonlocal link, first
             link = None
             try:
-                link = await self._attached()
+                if first is not None:
+                    (link, failure), first = first, None
+                    raise failure
+                link = self._ready() or await self._attached()
                 return await use(link)
             except (ServiceError, asyncio.CancelledError) as failure:
                 error = _as_failure(failure)
@@ -372,8 +397,7 @@ class PlainTarget:
                 raise error from error.__cause__
 
         context = self._context
-        what = "sending" if self._partition_id is None else f"sending to partition {self._partition_id}"
-        log = retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id)
+        log: Callable[[Exception, float], None] | None = None
 
         def on_expired() -> None:
             # As after the time-out of a single step: a link that does not answer is no use for the next attempt.
@@ -381,8 +405,12 @@ class PlainTarget:
                 self._drop(link)
 
         def on_retry(error: Exception, delay: float) -> None:
+            nonlocal log
             if sealed is not None:
                 context.counters.retried(sealed.count, sealed.size)
+            if log is None:
+                what = "sending" if self._partition_id is None else f"sending to partition {self._partition_id}"
+                log = retry_logger(_log, what, hub=context.hub, partition_id=self._partition_id)
             log(error, delay)
 
         return await retrying(
@@ -395,22 +423,38 @@ class PlainTarget:
             on_retry=on_retry,
         )
 
+    def _ready(self) -> SendLink | None:
+        """Return the link if it can be used at once; None if it must be attached, or if others wait for it."""
+        link = self._link
+        if self._openers or link is None or not link.is_attached:
+            return None
+        self._context.require_open()
+        return link
+
     async def _attached(self) -> SendLink:
-        async with self._opening:
-            self._context.require_open()
-            link = self._link
-            if link is not None and not link.is_attached:
-                # It has ended, whatever the reason: its error belongs to those who used it then.
+        self._openers += 1
+        try:
+            async with self._opening:
+                return await self._open()
+        finally:
+            self._openers -= 1
+
+    async def _open(self) -> SendLink:
+        """Attach the link, unless one is attached. Called with the lock held."""
+        self._context.require_open()
+        link = self._link
+        if link is not None and not link.is_attached:
+            # It has ended, whatever the reason: its error belongs to those who used it then.
+            self._drop(link)
+            link = None
+        if link is None:
+            spec = SendLinkSpec(self._context.hub, self._partition_id)
+            link = self._link = await self._context.transport.open_send_link(spec)
+            self._context.kept.add(self)
+            if self._context.closed.is_set():  # since: a transport of others would keep the link
                 self._drop(link)
-                link = None
-            if link is None:
-                spec = SendLinkSpec(self._context.hub, self._partition_id)
-                link = self._link = await self._context.transport.open_send_link(spec)
-                self._context.kept.add(self)
-                if self._context.closed.is_set():  # since: a transport of others would keep the link
-                    self._drop(link)
-                    self._context.require_open()
-            return link
+                self._context.require_open()
+        return link
 
     def _drop(self, link: SendLink) -> None:
         """Close a link that failed, unless another send has replaced it already.

@@ -109,12 +109,14 @@ def connection_properties() -> dict[str, str]:
         version = metadata.version("eventpump")
     except metadata.PackageNotFoundError:  # run from a checkout or an archive
         version = "0"
+    # `platform.platform()` would start a process, `uname -p`, and the event loop would wait for it.
+    system = "-".join(filter(None, (platform.system(), platform.release(), platform.machine())))
     return {
         "product": "eventpump",
         "version": version,
         "framework": f"Python {platform.python_version()}",
         "platform": platform.system(),
-        "user-agent": f"eventpump/{version} Python/{platform.python_version()} ({platform.platform()})"[:512],
+        "user-agent": f"eventpump/{version} Python/{platform.python_version()} ({system})"[:512],
     }
 
 
@@ -160,7 +162,8 @@ class BaseConnection(ABC):
 
     @abstractmethod
     def queued(self, size: int) -> None:
-        """Send what is queued, a message of so many bytes among it, soon; at once where it is much."""
+        """Send what is queued, a message of so many bytes among it, soon; at once where it is much, or the only one in
+        flight."""
 
     @abstractmethod
     def hold_back(self, link: ClientSendLink) -> None:
@@ -197,7 +200,7 @@ class BaseConnection(ABC):
         return Asked(self._loop.time(), self._heard)
 
     def unanswered(self, asked: Asked) -> bool:
-        """Called when no answer came in time.
+        """Called when no answer came in time, or the caller stopped waiting for it.
 
         A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
         even if something before it still sends heartbeats: the connection is dropped.

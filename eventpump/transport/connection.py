@@ -158,9 +158,13 @@ class ClientConnection(BaseConnection):
             self._protocol.flush_soon()
 
     def queued(self, size: int) -> None:
-        """Send what the engine has queued, a message of so many bytes among it, soon; at once where it is much."""
+        """Send what the engine has queued, a message of so many bytes among it: soon, for others to share the write.
+
+        At once where it is much, and where no other message is in flight: the only one is seldom followed by another.
+        """
         self._unwritten += size
-        if self._unwritten < _FLUSH_AT or self._protocol is None:
+        is_alone = sum([len(each.unsettled) for each in self._sessions]) <= 1
+        if self._protocol is None or (self._unwritten < _FLUSH_AT and not is_alone):
             self.flush_soon()
             return
         self._unwritten = 0
@@ -213,12 +217,12 @@ class ClientConnection(BaseConnection):
                 case Messages(link):
                     if link.context is not None:
                         link.context.on_messages(event.payloads, event.delivery_ids)
+                case Outcomes(link, outcomes) if link.context is not None:
+                    link.context.on_outcomes(outcomes)
                 case CreditChanged(link) if link.context is not None:
                     link.context.on_credit()
                 case FlowAnswered(link) if link.context is not None:
                     link.context.on_answered()
-                case Outcomes(link, outcomes) if link.context is not None:
-                    link.context.on_outcomes(outcomes)
                 case LinkAttached(link):
                     self.was_of_use = True
                     if link.is_remote_initiated:

@@ -90,6 +90,11 @@ class ClientLink:
             raise ServiceTimeoutError(
                 f"no answer to the attach within {timeout} s", entity=self.entity, recovery=recovery
             ) from None
+        except asyncio.CancelledError:
+            self.detach_now()
+            # The caller may have a shorter time-out, with which none of ours ever expires.
+            self.connection.unanswered(asked)
+            raise
         except BaseException:
             self.detach_now()
             raise
@@ -252,6 +257,10 @@ class ClientReceiveLink(ClientLink):
         self._sink.detached(error)
 
 
+class _ExpiredError(Exception):
+    """The time that a message has is over."""
+
+
 class ClientSendLink(ClientLink):
     """A send link: `eventpump.interfaces.SendLink`.
 
@@ -278,6 +287,9 @@ class ClientSendLink(ClientLink):
         self._on_lost_link = on_lost
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
+        # One timer for all messages: they have the same time each, so that the first that is due is the oldest.
+        self._due: dict[asyncio.Future[None], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def attach(self, spec: LinkSpec) -> None:
         """Attach.
@@ -300,22 +312,46 @@ class ClientSendLink(ClientLink):
             raise self.error
         if self._is_closing:
             raise self._closed_here()
-        timeout = self.connection.settings.operation_timeout
-        asked = self.connection.asked()
+        connection, queue = self.connection, self._queue
+        asked = connection.asked()
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[outcome] = (message, message_format, on_sent)
-        self._pump()
+        queue[outcome] = (message, message_format, on_sent)
+        self._due[outcome] = due = asked.at + connection.settings.operation_timeout
+        if self._timer is None:
+            self._set_timer(due)
         try:
-            async with asyncio.timeout(timeout):
-                await outcome
-        except TimeoutError:
-            what = "no credit" if outcome in self._queue else "no outcome"
-            recovery = Recovery.RECONNECT if self.connection.unanswered(asked) else Recovery.RELINK
+            self._pump()
+            await outcome
+        except _ExpiredError as expired:
+            recovery = Recovery.RECONNECT if connection.unanswered(asked) else Recovery.RELINK
             raise ServiceTimeoutError(
-                f"{what} for the message within {timeout} s", entity=self.entity, recovery=recovery
+                f"{expired} for the message within {connection.settings.operation_timeout} s",
+                entity=self.entity,
+                recovery=recovery,
             ) from None
+        except asyncio.CancelledError:
+            if outcome not in queue:
+                connection.unanswered(asked)  # as of an attach
+            raise
         finally:
-            self._queue.pop(outcome, None)
+            queue.pop(outcome, None)
+            del self._due[outcome]
+
+    def _set_timer(self, due: float) -> None:
+        # It is not cancelled when the outcome arrives, and then finds nothing due: to set one for each message costs as
+        # much as the engine.
+        self._timer = asyncio.get_running_loop().call_at(due, self._expire, due)
+
+    def _expire(self, due: float) -> None:
+        """End the waits whose time is over, and wait for the next."""
+        self._timer = None
+        now = max(due, asyncio.get_running_loop().time())
+        for outcome, at in self._due.items():
+            if at > now:
+                self._set_timer(at)
+                return
+            is_unsent = self._queue.pop(outcome, None) is not None
+            reject(outcome, _ExpiredError("no credit" if is_unsent else "no outcome"))
 
     def _pump(self) -> None:
         """Send what credit and the stream allow. A cancelled send stays in `_unsettled` until its outcome arrives."""
@@ -384,6 +420,9 @@ class ClientSendLink(ClientLink):
             self._on_lost_link(error)
 
     def _on_end(self, error: EventPumpError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for waiting in (*self._queue, *self._unsettled.values()):
             reject(waiting, error)
         self._queue.clear()

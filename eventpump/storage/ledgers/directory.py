@@ -103,6 +103,8 @@ class DirectoryLedger:
 def _make(path: Path) -> None:
     if path.is_dir():
         return
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is not a directory; a ledger is one, created if necessary")
     _make(path.parent)
     path.mkdir(exist_ok=True)
     _synchronise(path.parent)

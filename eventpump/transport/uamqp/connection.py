@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from eventpump.amqp.performatives import AmqpError
 from eventpump.errors import ConnectionLostError, QuotaExceededError, Recovery, ServiceError
@@ -280,12 +280,13 @@ class UamqpConnection(BaseConnection):
 class _Knock(asyncio.Protocol):
     """A stream that is opened to see whether it can be."""
 
-    _stream: asyncio.BaseTransport | None = None
+    def __init__(self) -> None:
+        self._stream: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._stream = transport
+        self._stream = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio's
 
     def leave(self) -> None:
         """Close it."""
-        assert isinstance(self._stream, asyncio.Transport)
+        assert self._stream is not None
         self._stream.abort()

@@ -1,0 +1,276 @@
+"""Accepting an event at once, as a buffered producer does when nothing has to wait; and the receipt of the event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import base_events
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from eventpump.compiled import based_on_core, core
+from eventpump.core.router import HashRouter, PartitionRouter
+from eventpump.errors import ConfigurationError, EventError
+from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.events import EventData, no_event
+from eventpump.eventhubs.hashing import check_key_length
+from eventpump.eventhubs.numbering import NUMBERS
+from eventpump.eventhubs.sealing import pieces_of
+from eventpump.producer.accumulator import Batch, BufferRoom, Lane, Part
+from eventpump.producer.outbox import Outbox, RoomQueue
+
+
+class SendResult(NamedTuple):
+    """Where an event was stored.
+
+    Args:
+        partition_id: The partition.
+        published_sequence_number: Its number at an idempotent producer; None at a plain one.
+    """
+
+    partition_id: str
+    published_sequence_number: int | None
+
+
+@based_on_core("PlainReceipt")
+class DeliveryReceipt:
+    """The outcome of an accepted event. It may be awaited any number of times, also by several tasks, or ignored.
+
+    Awaiting returns a :class:`SendResult`, or raises what the event failed with. Cancelled, or ended by a time-out,
+    only that one wait ends: the event is sent all the same.
+
+    A copy is the receipt itself, because an event has one outcome. A receipt cannot be pickled; what it returns can.
+    """
+
+    __slots__ = ("_batch", "_index")
+
+    def __init__(self, batch: Batch[EventData], index: int) -> None:
+        self._batch = batch
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, SendResult]:
+        batch, index = self._batch, self._index
+        part = batch.part(index)
+        if part is None:
+            # A future of this wait alone: cancelling a task cancels the future it waits for.
+            waiter: asyncio.Future[Part] = asyncio.get_running_loop().create_future()
+            batch.waiters[waiter] = index
+            try:
+                part = yield from waiter
+            finally:
+                batch.waiters.pop(waiter, None)
+        if part.error is not None:
+            raise part.error.with_traceback(None)
+        number = None if part.first is None else (part.first + index - part.start) % NUMBERS
+        return SendResult(self.partition_id, number)
+
+    @property
+    def partition_id(self) -> str:
+        """The partition that the event goes to."""
+        assert self._batch.partition_id is not None
+        return self._batch.partition_id
+
+    def done(self) -> bool:
+        """Return whether the outcome is known."""
+        return self._batch.part(self._index) is not None
+
+    def __copy__(self) -> DeliveryReceipt:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeliveryReceipt:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a DeliveryReceipt cannot be pickled: only the producer that gave it learns the outcome; "
+            "await the receipt, and pickle the SendResult"
+        )
+
+    def __repr__(self) -> str:
+        part = self._batch.part(self._index)
+        state = "pending" if part is None else "published" if part.error is None else "failed"
+        return f"DeliveryReceipt(partition {self.partition_id}, {state})"
+
+
+_new = DeliveryReceipt.__new__
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Return the clock of a loop, which is read for every event.
+
+    Where the loop has asyncio's own method, that is what the method calls: half the cost.
+    """
+    clock = loop.time
+    is_own = getattr(clock, "__func__", None) is base_events.BaseEventLoop.time
+    return time.monotonic if is_own else clock
+
+
+@based_on_core("PlainIntake")
+class Intake:
+    """Accepts an event in one call, where nothing has to wait: encodes it, chooses its lane, reserves room, adds it.
+
+    Until `begin` it accepts nothing.
+
+    Args:
+        encode: Makes the event to send of a user's event; None for none.
+        router: Chooses the partition of an event that names none.
+
+    Attributes:
+        blocked: For how many reasons every event has to wait its turn: not begun, closed, calls that let the loop run.
+        refused: The event for which there was no room: its two pieces and the lane that was chosen for it.
+    """
+
+    __slots__ = (
+        "_add",
+        "_encode",
+        "_is_idempotent",
+        "_is_stamping",
+        "_lanes",
+        "_most",
+        "_outbox",
+        "_partition_ids",
+        "_queue",
+        "_room",
+        "_router",
+        "_time",
+        "blocked",
+        "refused",
+    )
+
+    def __init__(
+        self,
+        router: PartitionRouter,
+        outbox: Outbox[EventData],
+        *,
+        encode: Callable[[EventData], EventData] | None,
+        max_events: int,
+        idempotent: bool,
+        stamping: bool,
+    ) -> None:
+        self.blocked = 1
+        self.refused: tuple[bytes, bytes, Lane[EventData]] | None = None
+        self._router = router
+        self._outbox = outbox
+        self._encode = encode
+        self._is_idempotent = idempotent
+        self._is_stamping = stamping
+        self._add = outbox.add
+        self._lanes: dict[Any, Lane[EventData]] = outbox.lanes
+        self._most = max_events
+        self._partition_ids: tuple[str, ...] = ()
+        self._room: BufferRoom
+        self._queue: RoomQueue
+        self._time: Callable[[], float]
+
+    def begin(
+        self, partition_ids: tuple[str, ...], room: BufferRoom, queue: RoomQueue, clock: Callable[[], float]
+    ) -> None:
+        """Accept events from now on."""
+        self._partition_ids = partition_ids
+        self._room = room
+        self._queue = queue
+        self._time = clock
+        self.blocked -= 1
+
+    def accept(
+        self,
+        event: EventData,
+        partition_id: str | None,
+        partition_key: str | None,
+        encoded: tuple[bytes, bytes] | None = None,
+    ) -> DeliveryReceipt | None:
+        """Accept an event at once.
+
+        Args:
+            encoded: The event's pieces, where it is encoded already.
+
+        Returns:
+            Its receipt. None where it has to wait, or is no event: then nothing was done; or there is no room, and
+            `refused` has what was done for it.
+
+        Raises:
+            EventError: It cannot be encoded.
+            ConfigurationError: The key is too long, or there is no such partition.
+        """
+        if self.blocked or self._queue.wanting or not isinstance(event, EventData):
+            return None
+        now = self._time()
+        if now >= self._outbox.yield_at:
+            return None
+        if encoded is not None:
+            head, rest = encoded
+        elif partition_key is None and self._encode is None and not self._is_idempotent:
+            head, rest = pieces_of(event, stamped=self._is_stamping)
+        else:
+            head, rest = self.encode(event, partition_key)
+        if partition_id is None:
+            lane = self._lanes.get(self._router.route(event, partition_key, self._partition_ids))
+            if lane is None:
+                raise _no_lane()
+        else:
+            lane = self.route(event, partition_id, partition_key)
+        if not self._room.reserve(lane.partition_id, len(head) + len(rest)):
+            self.refused = head, rest, lane
+            return None
+        batch = self._add(lane, event, head, rest, now)
+        receipt = _new(DeliveryReceipt)
+        receipt._batch = batch  # noqa: SLF001 - without a call of `__init__`, which costs as much again
+        receipt._index = len(batch.events) - 1  # noqa: SLF001 - likewise
+        return receipt
+
+    def encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
+        """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes.
+
+        Raises:
+            EventError: It cannot be encoded, or is published already.
+            ConfigurationError: The key is too long.
+        """
+        if not isinstance(event, EventData):
+            raise no_event(event)
+        if self._is_idempotent and event.published_sequence_number is not None:
+            raise EventError("the event is published already, with a number")
+        if self._encode is not None:
+            event = self._encode(event)
+        before = b"" if partition_key is None else _keyed_head(partition_key)
+        return pieces_of(event, idempotent=self._is_idempotent, stamped=self._is_stamping, before=before)
+
+    def route(self, event: EventData, partition_id: str | None, partition_key: str | None) -> Lane[EventData]:
+        """Choose the lane of an event.
+
+        Raises:
+            ConfigurationError: There is no such partition, or both partition and key are given.
+        """
+        if partition_id is None:
+            lane = self._lanes.get(self._router.route(event, partition_key, self._partition_ids))
+            if lane is None:
+                raise _no_lane()
+            return lane
+        if partition_key is not None:
+            raise ConfigurationError("partition_key", "cannot be given along with partition_id")
+        lane = self._lanes.get(partition_id)
+        if lane is None:
+            raise ConfigurationError("partition_id", f"the hub has no partition {partition_id!r}")
+        return lane
+
+    def take_refused(self) -> tuple[bytes, bytes, Lane[EventData]] | None:
+        """Return what `accept` had done for the event that it refused last; None where it refused none."""
+        refused, self.refused = self.refused, None
+        return refused
+
+
+def _no_lane() -> ConfigurationError:
+    return ConfigurationError("router", "chose a partition that the hub does not have")
+
+
+@lru_cache(maxsize=16384)
+def _keyed_head(partition_key: str) -> bytes:
+    """Encode what stands before an event that has a key. Remembered, because keys come again."""
+    if not isinstance(partition_key, str):
+        raise EventError("a partition key is text")
+    check_key_length(partition_key)
+    return envelope_head(partition_key)
+
+
+if core is not None:
+    core.accept_events(HashRouter, DeliveryReceipt, _keyed_head)
