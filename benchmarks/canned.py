@@ -51,7 +51,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.flow import UINT
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
-from eventpump.amqp.performatives import Accepted, AmqpError
+from eventpump.amqp.performatives import AmqpError
 from eventpump.amqp.types import Int, Short, UInt
 from eventpump.emulator.bounds import with_token
 from eventpump.emulator.connection import service_config
@@ -68,7 +68,7 @@ from eventpump.eventhubs.names import (
     PRODUCER_SEQUENCE_NUMBER,
 )
 from eventpump.eventhubs.requests import reply_to
-from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.stream import BufferedReads, ConnectionProtocol
 
 HUB = "bench"
 RUN_BYTES = 256 * 1024
@@ -80,6 +80,9 @@ PRODUCER_CREDIT = 300
 _LAST_OFFSET = 10 ** len(str(FIRST_OFFSET))
 _LONG = struct.Struct(">q")
 _IDENTITY = struct.Struct(">I2sI")
+_ACCEPTED = struct.Struct(">IHH8sIcI6s")
+_RECEIVER = b"\x00\x53\x15\xc0\x12\x06\x41\x70"
+_WITH_ACCEPTED = b"\x41\x00\x53\x24\x45\x42"
 _TAIL = b"\x43\x41\x42\x40\x40\x42\x42\x42"
 """The rest of a transfer's fields: format 0, settled, no more frames, and five defaults (AMQP 1.0, 2.7.5)."""
 
@@ -157,6 +160,11 @@ def transfer_head(channel: int, handle: int) -> bytes:
     encoded = encode(UInt(handle))
     size = len(encoded) + 1 + _IDENTITY.size + len(_TAIL)
     return b"\x02\x00" + channel.to_bytes(2, "big") + b"\x00\x53\x14\xc0" + bytes((size + 1, 11)) + encoded + b"\x70"
+
+
+def accepted(channel: int, first: int, last: int) -> bytes:
+    """Return the frame of a disposition that accepts deliveries `first` to `last` (2.7.6)."""
+    return _ACCEPTED.pack(_ACCEPTED.size, 0x0200, channel, _RECEIVER, first, b"\x70", last, _WITH_ACCEPTED)
 
 
 @cache
@@ -337,7 +345,7 @@ class CannedConnection:
                 canned.bytes += len(payload)
             lowest = PRODUCER_CREDIT // 2
         for first, last in _runs(delivery_ids):
-            link.settle(first, last, Accepted())
+            self.engine.output.append(accepted(link.session.channel, first, last))
         if link.credit <= lowest:
             link.set_credit(2 * lowest)
 
@@ -463,7 +471,12 @@ async def serve(kind: str, partitions: int, events: int, cert: str | None = None
         tls.load_cert_chain(cert, key)
     size = sum(map(canned.poured, canned.partitions))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Served(CannedConnection(canned)), "127.0.0.1", 0, ssl=tls, backlog=1024)
+
+    def make() -> asyncio.BaseProtocol:
+        served = _Served(CannedConnection(canned))
+        return served if tls is None else BufferedReads(served)
+
+    server = await loop.create_server(make, "127.0.0.1", 0, ssl=tls, backlog=1024)
 
     async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Who reads may stop early.

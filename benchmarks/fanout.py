@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, TIMEOUT, Figures, Log, Run, compare, rounds_of, run_rounds, shown
 from benchmarks.peers import is_plain, others, receivers, try_all
-from benchmarks.processes import CannedService, build, run_side
+from benchmarks.processes import CannedService, run_side
 from benchmarks.report import Row
 
 CONSUMERS = (1, 2, 4, 8)
@@ -96,7 +96,6 @@ def _beside_one(pairs: Sequence[Figures], reading: str) -> Row:
         peer_value=ALLOWED,
         unit="times one",
         goal=1.0,
-        build=build(),
         ratios=tuple(ALLOWED / each for each in times),
         note=(
             f"medians of {len(pairs)} pairs: {costs[most]:.2f} µs CPU/event beside {costs[one]:.2f}, without the "

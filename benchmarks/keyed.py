@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.comparing import Log
-from benchmarks.processes import build, run_side
+from benchmarks.processes import run_side
 from benchmarks.report import Row
 
 ALLOWED = 3.0
@@ -28,7 +28,6 @@ def keyed(quick: bool, log: Log) -> list[Row]:
                 unit="µs CPU/event",
                 subject_busy=1.0,
                 limit=None if waits else ALLOWED,
-                build=build(),
                 note=f"plain {run['plain']:.2f}, keyed {run['keyed']:.2f}; the least difference was {run['best']:.2f}",
             )
         )

@@ -1,4 +1,4 @@
-"""The pictures: for each benchmark the bars of its headline rows and of their peers, as SVG."""
+"""The pictures: of each benchmark the bars of its headline rows and of their peers, or curves, as SVG."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.report import Report, Row, environment, number
 
@@ -23,7 +25,7 @@ MEASURED = {
     "latency": "Sending one event and hearing that it is stored, over TLS",
     "idle": "What a client costs while no events come",
     "memory": "Resident memory of the client's process",
-    "scale": "A host of many partitions, beside a fixed cost and one per partition",
+    "scale": "What hosts of many partitions cost",
     "keyed": "What a keyed processor costs per event over a plain one",
     "transports": "The transports of both clients",
     "stages": "CPU time per event of each stage of receiving, without a socket",
@@ -42,11 +44,16 @@ class Theme:
     muted: str
     subject: str
     peer: str
+    curves: tuple[str, ...]
 
 
 THEMES: Mapping[str, Theme] = {
-    "light": Theme(text="#1f2328", muted="#59636e", subject="#0969da", peer="#afb8c1"),
-    "dark": Theme(text="#e6edf3", muted="#9198a1", subject="#4493f8", peer="#59616b"),
+    "light": Theme(
+        text="#1f2328", muted="#59636e", subject="#0969da", peer="#afb8c1", curves=("#0969da", "#bc4c00", "#1a7f37")
+    ),
+    "dark": Theme(
+        text="#e6edf3", muted="#9198a1", subject="#4493f8", peer="#59616b", curves=("#4493f8", "#f0883e", "#3fb950")
+    ),
 }
 
 _STYLE: dict[Any, Any] = {  # newer versions spell out all keys in the type, older ones have none
@@ -67,6 +74,10 @@ _STEP = 0.3
 _GAP = 0.2
 _CAPTION_LINE = 0.17
 
+_COLUMNS = 2
+_PANEL = 2.1
+"""Of curves: how many panels stand side by side, and the height of one, in inches."""
+
 _ROOM = 1.5
 """The width of the axis in terms of the longest bar: the rest is for what stands at its end."""
 
@@ -74,14 +85,14 @@ _ROOM = 1.5
 def plot(report: Report, directory: Path) -> list[Path]:
     """Draw the headline rows of every benchmark that has any, for a light and for a dark page.
 
-    Rows that are void or have no peer are left out. The same report makes the same bytes.
+    Rows that are void, or are bars and have no peer, are left out. The same report makes the same bytes.
 
     Returns:
         The files, `BENCHMARK-light.svg` and `BENCHMARK-dark.svg`.
     """
     drawn: dict[str, list[Row]] = {}
     for row in report.rows:
-        if row.is_headline and row.peer_value is not None and not row.is_void:
+        if row.is_headline and (row.peer_value is not None or row.at is not None) and not row.is_void:
             drawn.setdefault(row.benchmark, []).append(row)
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -89,10 +100,86 @@ def plot(report: Report, directory: Path) -> list[Path]:
         for name, theme in THEMES.items():
             path = directory / f"{benchmark}-{name}.svg"
             with mpl.rc_context(_STYLE):
-                figure = draw(report, benchmark, rows, theme)
+                is_curves = all(row.at is not None for row in rows)
+                figure = (draw_curves if is_curves else draw)(report, benchmark, rows, theme)
                 figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
             paths.append(path)
     return paths
+
+
+def draw_curves(report: Report, benchmark: str, rows: Sequence[Row], theme: Theme) -> Figure:
+    """Draw what is measured over a number: a panel for each quantity, in which each curve has a colour.
+
+    Points are measured; the thin line is the law, where there is one. Both axes are logarithmic, so that what grows in
+    proportion rises by the same angle everywhere.
+    """
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(row.panel, []).append(row)
+    colours = dict(zip(dict.fromkeys(row.curve for row in rows), theme.curves, strict=False))
+    caption = _caption(report, rows)
+    lines = -(-len(panels) // _COLUMNS)
+    height = _TITLE + 0.25 + lines * _PANEL + _CAPTION_LINE * len(caption) + 2 * _MARGIN
+    figure = Figure(figsize=(_WIDTH, height))
+    _write(figure, height, _MARGIN, benchmark, 13, theme.text, "bold")
+    about = ", ".join([*([MEASURED[benchmark]] if benchmark in MEASURED else []), "lower is better; lines: the law"])
+    _write(figure, height, _MARGIN + 0.27, about, 9, theme.muted)
+    left = _MARGIN
+    for curve, colour in colours.items():
+        over = next(row for row in rows if row.curve == curve).over
+        label = f"\u25cf {curve}, over {over}"
+        figure.text(left / _WIDTH, 1 - (_MARGIN + 0.5) / height, label, size=9, color=colour, va="top", weight="bold")
+        left += 0.085 * len(label) + 0.3
+    width = (_WIDTH - 2 * _MARGIN) / _COLUMNS
+    for number_of_panel, (panel, points) in enumerate(panels.items()):
+        line, column = divmod(number_of_panel, _COLUMNS)
+        x, top = _MARGIN + column * width + 0.5, _TITLE + 0.25 + _MARGIN + line * _PANEL + 0.3
+        size = ((width - 0.65) / _WIDTH, (_PANEL - 0.7) / height)
+        axes = figure.add_axes((x / _WIDTH, 1 - top / height - size[1], *size))
+        axes.set_title(f"{panel}, {points[0].unit}", size=9, color=theme.text, weight="bold", loc="left")
+        _draw_curves_of(axes, points, colours, theme)
+    end = _TITLE + 0.25 + _MARGIN + lines * _PANEL
+    for number_of_line, text in enumerate(caption):
+        _write(figure, height, end + _CAPTION_LINE * number_of_line, text, 7.5, theme.muted)
+    return figure
+
+
+def _draw_curves_of(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str], theme: Theme) -> None:
+    axes.set_facecolor("none")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for curve, colour in colours.items():
+        points = sorted((row.at, row.subject_value, row.peer_value) for row in rows if row.curve == curve and row.at)
+        if not points:
+            continue
+        where = [at for at, _, _ in points]
+        has_law = all(law for _, _, law in points)
+        axes.plot(
+            where, [value for _, value, _ in points], "o", ls="none" if has_law else "-", color=colour, ms=5, lw=1
+        )
+        if has_law:
+            # The law is a straight line, which is a curve on these axes: it needs more points than are measured.
+            between = np.geomspace(where[0], where[-1], 100)
+            axes.plot(between, np.interp(between, where, [law or 0.0 for _, _, law in points]), color=colour, lw=1)
+    numbers = sorted({row.at for row in rows if row.at})
+    axes.set_xticks([each for each in numbers if all(not each < other < each * 2 for other in numbers)])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    values = [row.subject_value for row in rows]
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(values) < 30 * min(values) else (1,)))
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
+    axes.minorticks_off()
+    axes.tick_params(colors=theme.muted, labelsize=7.5)
+    axes.grid(visible=True, color=theme.peer, lw=0.4, alpha=0.5)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(theme.peer)
+
+
+def _write(
+    figure: Figure, height: float, top: float, text: str, size: float, colour: str, weight: str = "normal"
+) -> None:
+    """Write a line at the left margin, so many inches from the top."""
+    figure.text(_MARGIN / _WIDTH, 1 - top / height, text, size=size, color=colour, weight=weight, va="top", ha="left")
 
 
 def draw(report: Report, benchmark: str, rows: Sequence[Row], theme: Theme) -> Figure:
@@ -103,16 +190,10 @@ def draw(report: Report, benchmark: str, rows: Sequence[Row], theme: Theme) -> F
     caption = _caption(report, rows)
     height = _TITLE + sum(map(_panel_height, units.values())) + _CAPTION_LINE * len(caption) + 2 * _MARGIN
     figure = Figure(figsize=(_WIDTH, height))
-
-    def write(top: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
-        figure.text(
-            _MARGIN / _WIDTH, 1 - top / height, text, size=size, color=colour, weight=weight, va="top", ha="left"
-        )
-
-    write(_MARGIN, benchmark, 13, theme.text, "bold")
+    _write(figure, height, _MARGIN, benchmark, 13, theme.text, "bold")
     measured = [MEASURED[benchmark]] if benchmark in MEASURED else []
     only_unit = [f"in {unit}" for unit in units if len(units) == 1]
-    write(_MARGIN + 0.27, ", ".join([*measured, *only_unit, "shorter is better"]), 9, theme.muted)
+    _write(figure, height, _MARGIN + 0.27, ", ".join([*measured, *only_unit, "shorter is better"]), 9, theme.muted)
     top = _MARGIN + _TITLE
     environments = set(map(environment, rows))
     for group in units.values():
@@ -124,7 +205,7 @@ def draw(report: Report, benchmark: str, rows: Sequence[Row], theme: Theme) -> F
         _draw_panel(axes, group, headings, theme)
         top += panel
     for number_of_line, line in enumerate(caption):
-        write(top + _CAPTION_LINE * number_of_line, line, 7.5, theme.muted)
+        _write(figure, height, top + _CAPTION_LINE * number_of_line, line, 7.5, theme.muted)
     return figure
 
 

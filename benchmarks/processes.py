@@ -168,10 +168,10 @@ class CannedService(_Process):
         )
 
     def place(self, side: str) -> dict[str, object]:
-        """Return the arguments that say where to connect: of our sides, or of a peer's."""
+        """Return the arguments that say where to connect: of our sides and floors, or of a peer's."""
         place: dict[str, object] = {"connection_string": self.connection_string, "hub": self.HUB}
         if self.certificate is not None:
-            option = "ca_file" if side.partition(":")[0] == "ours" else "connection_verify"
+            option = "ca_file" if side.partition(":")[0] in ("ours", "floors") else "connection_verify"
             place["options"] = {option: self.certificate.authority}
         return place
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.processes import build as build_of_package
+
 LEAST_BUSY = 0.9
 """A client that was busy for less of the time measured waiting, not work (`Row.must_be_busy`)."""
 
@@ -30,10 +32,14 @@ class Row:
         is_headline: Whether the pictures show it.
         subject_faults: Minor page faults per event of our process; None where they were not counted.
         peer_faults: The same of the peer's process.
-        build: What of our package was compiled.
+        build: What of our package was compiled; that of this process unless stated otherwise.
         loop: The event loop of our process.
         python: The version of Python that both sides ran on.
         ratios: The ratio of each round of the run, in the order of the rounds.
+        panel: In a picture of curves, the heading of the panel that shows the row; otherwise it has bars.
+        curve: The curve that the row is a point of.
+        at: Where on that curve, such as 32.
+        over: What `at` counts, such as partitions.
     """
 
     name: str
@@ -52,10 +58,14 @@ class Row:
     is_headline: bool = False
     subject_faults: float | None = None
     peer_faults: float | None = None
-    build: str = "pure Python"
+    build: str = field(default_factory=build_of_package)
     loop: str = "asyncio"
     python: str = platform.python_version()
     ratios: tuple[float, ...] = ()
+    panel: str = ""
+    curve: str = ""
+    at: float | None = None
+    over: str = ""
 
     @property
     def ratio(self) -> float | None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from benchmarks.comparing import Log
-from benchmarks.processes import EmulatorProcess, build, run_side
+from benchmarks.processes import EmulatorProcess, run_side
 from benchmarks.report import Row
 
 PARTITIONS = (1, 32, 256, 1024)
 QUICK_PARTITIONS = (1, 32, 256)
 HOSTS = (1, 2, 4, 8, 16)
-QUICK_HOSTS = (1, 4, 16)
+QUICK_HOSTS = (1, 16)
 SHARED = 256
 """Partitions that several hosts share."""
 EVENTS = 100_000
+LEAST_EACH = 100
+"""Events of each partition at least, so that it is not the first batch that is measured."""
 IDLE = 20.0
 """Seconds: two renewals of each lease."""
-TIMEOUT = 400.0
+TIMEOUT = 600.0
+IN_MEMORY, OVER_AMQP = "in memory", "over AMQP"
 
 FIGURES = {
     "start": ("start to an event from each partition", "s"),
@@ -25,54 +29,31 @@ FIGURES = {
     "idle": ("idle", "% of a core"),
     "memory": ("resident memory", "MiB"),
 }
-"""What grows with the number of partitions."""
+"""What grows with the number of partitions, or of hosts."""
+COST = ("cost per event", "µs CPU/event")
 
 
 def scale(quick: bool, log: Log) -> list[Row]:
     """Hosts in one process with a source in memory, then one host and an emulator; each beside its law."""
     numbers, idle = (QUICK_PARTITIONS, IDLE / 2) if quick else (PARTITIONS, IDLE)
     events = EVENTS // 5 if quick else EVENTS
-    rows: list[Row] = []
-    runs: dict[int, Mapping[str, float]] = {}
-    for partitions in numbers:
-        found = run_side("scale:scale", TIMEOUT, partitions=partitions, hosts=1, events=events, idle=idle)
-        runs[partitions] = found
-        log(f"{partitions} partitions: {_told(found)}")
-    rows += _rows("in memory", runs)
-    rows += [
-        Row(
-            name=f"scale: in memory, {partitions} partitions, cost per event",
-            peer="",
-            subject_value=found["cost"],
-            peer_value=None,
-            unit="µs CPU/event",
-            build=build(),
-        )
-        for partitions, found in runs.items()
-    ]
-    for hosts in QUICK_HOSTS if quick else HOSTS:
-        found = run_side("scale:scale", TIMEOUT, partitions=SHARED, hosts=hosts, events=events, idle=0.0)
-        log(f"{SHARED} partitions on {hosts} hosts: {_told(found)}")
-        rows += [
-            Row(
-                name=f"scale: {SHARED} partitions on {hosts} hosts, {FIGURES[figure][0]}",
-                peer="",
-                subject_value=found[figure],
-                peer_value=None,
-                unit=FIGURES[figure][1],
-                build=build(),
-            )
-            for figure in ("start", "start_cpu", "memory")
-        ]
+
+    def run(partitions: int, hosts: int, place: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, float]:
+        each = max(LEAST_EACH, events // partitions)
+        found = run_side("scale:scale", TIMEOUT, partitions=partitions, hosts=hosts, each=each, idle=idle, **place)
+        log(f"{_count(partitions)}, {_hosts(hosts)}, {OVER_AMQP if place else IN_MEMORY}: {_told(found)}")
+        return found
+
+    rows = rows_of(IN_MEMORY, {partitions: run(partitions, 1) for partitions in numbers}, "partitions", _count)
+    several = {hosts: run(SHARED, hosts) for hosts in (QUICK_HOSTS if quick else HOSTS)}
+    rows += rows_of(f"{SHARED} partitions", several, "hosts", _hosts)
     over_amqp: dict[int, Mapping[str, float]] = {}
     for partitions in numbers:
         with EmulatorProcess(partitions) as emulator:
             place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
             run_side("ours:fill", TIMEOUT, **place, partitions=partitions, events=partitions)
-            found = run_side("scale:scale", TIMEOUT, partitions=partitions, hosts=1, events=0, idle=idle, **place)
-            over_amqp[partitions] = found
-            log(f"{partitions} partitions of the emulator: {_told(found)}")
-    rows += _rows("over AMQP", over_amqp)
+            over_amqp[partitions] = run(partitions, 1, place)
+    rows += rows_of(OVER_AMQP, over_amqp, "partitions", _count)
     return rows
 
 
@@ -92,21 +73,32 @@ def law(values: Mapping[int, float]) -> tuple[float, float]:
     return middle - slope * mean, slope
 
 
-def _rows(where: str, runs: Mapping[int, Mapping[str, float]]) -> list[Row]:
-    """Return the figures of runs with several numbers of partitions, each beside what its law says."""
+def rows_of(where: str, runs: Mapping[int, Mapping[str, float]], over: str, text_of: Callable[[int], str]) -> list[Row]:
+    """Return the figures of runs, each that grows with their number beside what its law says.
+
+    Args:
+        where: What is common to the runs.
+        runs: The figures, by the number.
+        over: What the number counts.
+        text_of: Returns the text of a number.
+    """
     rows: list[Row] = []
-    for figure, (text, unit) in FIGURES.items():
+    for figure, (text, unit) in {**FIGURES, "cost": COST}.items():
         fixed, each = law({number: found[figure] for number, found in runs.items()})
+        has_law = figure in FIGURES
         rows += [
             Row(
-                name=f"scale: {where}, {_count(number)}, {text}",
-                peer="law",
+                name=f"scale: {where}, {text_of(number)}, {text}",
+                peer="law" if has_law else "",
                 subject_value=found[figure],
-                peer_value=max(0.0, fixed + each * number),
+                peer_value=max(0.0, fixed + each * number) if has_law else None,
                 unit=unit,
-                is_headline=where == "in memory" and figure in ("start_cpu", "idle", "memory"),
-                build=build(),
-                note=f"law: {fixed:.3g} + {each:.3g} per partition" if number == max(runs) else "",
+                is_headline=True,
+                note=f"law: {fixed:.3g} + {each:.3g} × {over}" if has_law and number == max(runs) else "",
+                panel=text,
+                curve=where,
+                at=number,
+                over=over,
             )
             for number, found in runs.items()
         ]
@@ -115,6 +107,10 @@ def _rows(where: str, runs: Mapping[int, Mapping[str, float]]) -> list[Row]:
 
 def _count(partitions: int) -> str:
     return "1 partition" if partitions == 1 else f"{partitions} partitions"
+
+
+def _hosts(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"{hosts} hosts"
 
 
 def _told(found: Mapping[str, float]) -> str:

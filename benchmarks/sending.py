@@ -1,4 +1,4 @@
-"""The benchmarks `send`, `buffered`, `latency` and `idempotent`, all over TLS."""
+"""The benchmarks `send`, `buffered`, `latency` and `idempotent`: over TLS, and where goals are set for it over TCP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.certificates import certificate
 from benchmarks.comparing import (
     OURS,
     OURS_ON_UVLOOP,
+    OURS_PURE,
     TIMEOUT,
     Figures,
     Log,
@@ -21,12 +22,14 @@ from benchmarks.comparing import (
     shown_latency,
 )
 from benchmarks.peers import Configuration, clients, others, try_all
-from benchmarks.processes import BenchmarkError, CannedService, run_side
+from benchmarks.processes import BenchmarkError, CannedService, is_compiled, run_side
 from benchmarks.report import Row
 
 SEND_GOAL = 10.0
 BUFFERED_GOAL = 10.0
 PLAIN = "eventpump, plain"
+FLOOR = "asyncio, prepared bytes"
+FLOOR_ON_UVLOOP = f"{FLOOR} on uvloop"
 PARTITIONS = 4
 
 
@@ -50,9 +53,29 @@ class Load:
         return {"kind": self.kind, "body_size": self.body_size}
 
 
+AIO = Configuration("aio")
+"""The client beside which the goals over TCP are set."""
+
 VARIED = Load("varied", "varied")
 KIBIBYTE = Load("1 KiB", "uniform")
 SMALL = Load("100 B", "uniform", 100)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpGoal:
+    """The least ratios to the aio client for uniform events over TCP.
+
+    Args:
+        pure: Of the build without the compiled core.
+        compiled: Of the other one.
+    """
+
+    pure: float
+    compiled: float
+
+
+SEND_OVER_TCP = {KIBIBYTE: TcpGoal(18, 35), SMALL: TcpGoal(30, 100)}
+BUFFERED_OVER_TCP = {KIBIBYTE: TcpGoal(13, 16), SMALL: TcpGoal(17, 24)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +102,8 @@ def send(quick: bool, log: Log) -> list[Row]:
     for load in (VARIED, KIBIBYTE, SMALL):
         work = _batches(load, quick)
         rows += _beside_peer(f"send: {load.name}", load, work, quick, log, goal=SEND_GOAL)
+    for load, goal in SEND_OVER_TCP.items():
+        rows += _over_tcp(f"send: {load.name}", load, _batches(load, quick), quick, log, goal)
     return rows
 
 
@@ -101,6 +126,8 @@ def buffered(quick: bool, log: Log) -> list[Row]:
     rows = []
     for load in (VARIED, KIBIBYTE, SMALL):
         rows += _beside_peer(f"buffered: {load.name}", load, _singly(quick), quick, log, goal=BUFFERED_GOAL)
+    for load, goal in BUFFERED_OVER_TCP.items():
+        rows += _over_tcp(f"buffered: {load.name}", load, _singly(quick), quick, log, goal)
     return rows
 
 
@@ -158,8 +185,7 @@ def _beside_peer(name: str, load: Load, work: Work, quick: bool, log: Log, *, go
     with certificate() as made, CannedService("uniform", PARTITIONS, 0, made) as service:
 
         def theirs(configuration: Configuration, amount: Mapping[str, object]) -> Figures:
-            arguments = {**service.place("theirs"), **_arguments(load, work), **amount}
-            return checked(service, lambda: configuration.run(work.function, **arguments))
+            return _theirs(service, load, work, configuration, amount)
 
         by = "p50" if work.function == "latency" else "cost"
         tried = try_all(
@@ -172,6 +198,10 @@ def _beside_peer(name: str, load: Load, work: Work, quick: bool, log: Log, *, go
         }
         if load is VARIED and has_uvloop():
             sides[OURS_ON_UVLOOP] = _ours(service, load, work, loop="uvloop")
+        if work.function == "latency":
+            sides[FLOOR] = _floor(service, load, work)
+            if OURS_ON_UVLOOP in sides:
+                sides[FLOOR_ON_UVLOOP] = _floor(service, load, work, loop="uvloop")
         rounds = run_rounds(rounds_of(quick), sides, lambda who, run: log(f"{name}, {who}: {work.show(run)}"))
     rows = []
     for value, text, unit in _values(work):
@@ -185,7 +215,35 @@ def _beside_peer(name: str, load: Load, work: Work, quick: bool, log: Log, *, go
         )  # fmt: skip
         if OURS_ON_UVLOOP in sides:
             rows.append(compare(f"{name}{text}, on uvloop", rounds, OURS_ON_UVLOOP, best.peer, value=value, unit=unit))
+        for ours, floor, where in ((OURS, FLOOR, ""), (OURS_ON_UVLOOP, FLOOR_ON_UVLOOP, " on uvloop")):
+            if floor in sides:
+                rows.append(compare(f"{name}{text}, floor{where}", rounds, ours, floor, value=value, unit=unit))
     return rows
+
+
+def _over_tcp(name: str, load: Load, work: Work, quick: bool, log: Log, goal: TcpGoal) -> list[Row]:
+    """Measure both builds over TCP beside the peer's aio client."""
+    name = f"{name}, TCP, aio client"
+    with CannedService("uniform", PARTITIONS, 0) as service:
+        sides: dict[str, Run] = {
+            OURS: _ours(service, load, work),
+            AIO.peer: lambda: _theirs(service, load, work, AIO, work.theirs),
+        }
+        if is_compiled():
+            sides[OURS_PURE] = _ours(service, load, work, is_pure=True)
+        rounds = run_rounds(rounds_of(quick), sides, lambda who, run: log(f"{name}, {who}: {work.show(run)}"))
+    rows = [compare(name, rounds, OURS, AIO.peer, goal=goal.compiled if is_compiled() else goal.pure)]
+    if OURS_PURE in sides:
+        rows.append(compare(f"{name}, in pure Python", rounds, OURS_PURE, AIO.peer, goal=goal.pure))
+    return rows
+
+
+def _theirs(
+    service: CannedService, load: Load, work: Work, configuration: Configuration, amount: Mapping[str, object]
+) -> Figures:
+    """Run the peer's side, and check that the service has every event."""
+    arguments = {**service.place("theirs"), **_arguments(load, work), **amount}
+    return checked(service, lambda: configuration.run(work.function, **arguments))
 
 
 def _values(work: Work) -> tuple[tuple[str, str, str], ...]:
@@ -202,10 +260,18 @@ def _arguments(load: Load, work: Work) -> dict[str, object]:
     return load.arguments
 
 
-def _ours(service: CannedService, load: Load, work: Work, *, loop: str = "asyncio", idempotent: bool = False) -> Run:
+def _ours(
+    service: CannedService,
+    load: Load,
+    work: Work,
+    *,
+    loop: str = "asyncio",
+    idempotent: bool = False,
+    is_pure: bool = False,
+) -> Run:
     """Return what runs our side, and checks that the service has every event."""
     arguments = {**service.place("ours"), **_arguments(load, work), **work.ours, "idempotent": idempotent}
-    return lambda: checked(service, lambda: run_side(f"ours:{work.function}", TIMEOUT, loop, **arguments))
+    return lambda: checked(service, lambda: run_side(f"ours:{work.function}", TIMEOUT, loop, is_pure, **arguments))
 
 
 def checked(service: CannedService, run: Run) -> Figures:
@@ -220,3 +286,9 @@ def checked(service: CannedService, run: Run) -> Figures:
     if taken != figures["sent"]:
         raise BenchmarkError(f"the service took {taken:,} events of {figures['sent']:,} sent")
     return figures
+
+
+def _floor(service: CannedService, load: Load, work: Work, *, loop: str = "asyncio") -> Run:
+    """Return what runs the least that a client on an event loop does for each send."""
+    arguments = {**service.place("ours"), "kind": load.kind, **work.ours}
+    return lambda: checked(service, lambda: run_side("floors:exchange", TIMEOUT, loop, **arguments))

@@ -14,12 +14,15 @@ from benchmarks.processes import READY
 from eventpump import Emulator
 from eventpump.amqp.message import Message
 from eventpump.emulator import nodes
+from eventpump.emulator.config import HubSpec
 from eventpump.spark import BatchReceipt, foreach_batch_producer
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
 
 REQUESTS_PER_SECOND = 50.0
 """Management requests that a connection of the service answers."""
+WATCH = "watch"
+"""The consumer group in which the query watches its source."""
 
 
 def _limit_requests() -> None:
@@ -49,7 +52,7 @@ async def service(source: int, target: int) -> dict[str, float]:
         target: And the hub `target`.
     """
     _limit_requests()
-    async with Emulator({"source": source, "target": target}) as emulator:
+    async with Emulator([HubSpec("source", source, (WATCH,)), HubSpec("target", target)]) as emulator:
         print(emulator.connection_string, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     return {}
@@ -94,11 +97,17 @@ def query(connection_string: str, small_batches: str, warm_up: int) -> dict[str,
         print(receipt.count, flush=True)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        settings = {"spark.python.authenticate.socketTimeout": "120s"}
+        settings = {
+            "spark.python.authenticate.socketTimeout": "120s",
+            # As the guide on tuning advises for a checkpoint on a local disk.
+            "spark.sql.streaming.checkpointFileManagerClass": (
+                "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+            ),
+        }
         spark = local_session(Path(directory), master="local[2]", is_short=False, settings=settings)
         register(spark)
         events = spark.readStream.format("eventpump").option("connectionString", connection_string)
-        options = {"hub": "source", "startingPosition": "earliest"}
+        options = {"hub": "source", "startingPosition": "earliest", "watchConsumerGroup": WATCH}
         counts = events.options(**options).load().groupBy("body").count()
         rows = counts.selectExpr(
             "concat(CAST(body AS STRING), ' ', CAST(count AS STRING)) AS body", "CAST(body AS STRING) AS partitionKey"

@@ -25,8 +25,8 @@ from benchmarks.sides.stages import make_messages
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
 from eventpump.spark.source.receive import ReceiveCounters, counters
-from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder
-from eventpump.spark.source.schema import ddl
+from eventpump.spark.source.rows import PackedEvents, RowEncoder
+from eventpump.spark.source.schema import COLUMN_TYPES, ddl
 
 SLOTS = 2
 _BATCH = 8192
@@ -192,7 +192,15 @@ class Obvious(DataSource):
 
 def _python_processes() -> list[psutil.Process]:
     """Return the Python processes that Spark started, and not this one."""
-    return [each for each in psutil.Process().children(recursive=True) if "python" in each.name()]
+    return [each for each in psutil.Process().children(recursive=True) if "python" in _name(each)]
+
+
+def _name(process: psutil.Process) -> str:
+    """Return a process's name; nothing where it has ended, as those that Spark starts for a file soon do."""
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _tree() -> list[psutil.Process]:
@@ -267,7 +275,7 @@ def _format(kind: str) -> str:
 
 def _stream(
     spark: SparkSession, kind: str, connection_string: str, hub: str, partitions: int, events: int, per_batch: int,
-    columns: Sequence[str] = tuple(COLUMNS), **more: object,
+    columns: Sequence[str] = tuple(COLUMN_TYPES), **more: object,
 ) -> DataFrame:  # fmt: skip
     reader = spark.readStream.format(_format(kind))
     if kind == "ours":
@@ -301,7 +309,7 @@ def rate(
     events: int,
     per_batch: int,
     service: int,
-    columns: Sequence[str] = tuple(COLUMNS),
+    columns: Sequence[str] = tuple(COLUMN_TYPES),
     warm_up: int = 2,
 ) -> dict[str, float]:
     """Read so many events in batches, to nowhere.
