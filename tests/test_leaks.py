@@ -49,6 +49,9 @@ def late():
 def test_log_of_the_key():
     log.debug("using %s", KEY)
 
+def test_log_of_the_key_by_name():
+    log.debug("using %(key)s", {"key": KEY})
+
 def test_log_of_a_signature():
     logging.getLogger("asyncio").debug("signed %s", SIGNATURE)
 
@@ -116,6 +119,7 @@ def test_levels_are_as_they_were(caplog):
     logging.getLogger("eventpump").debug("not seen")
     logging.getLogger("eventpump").warning("seen")
     assert [record.message for record in caplog.records] == ["seen"]
+    assert caplog.records[0].pathname == __file__
     child = "import logging; logging.debug('not seen'); logging.warning('seen')"
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True)
     assert done.stderr == "WARNING:root:seen\\n"

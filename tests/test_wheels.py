@@ -108,15 +108,16 @@ def test_sdist_and_wheels_are_built_and_used(folder: Path, python: Path) -> None
     sdist, wheel = next(published.glob("*.tar.gz")), next(published.glob("*.whl"))
     with tarfile.open(sdist) as packed:
         names = {name.partition("/")[2] for name in packed.getnames()}
-    assert {"setup.py", "eventpump/_core.pyx", "eventpump/compiled.py"} <= names
+    sources = {"eventpump/_core.pyx", "eventpump/spark/source/_columns.pyx"}
+    assert {"setup.py", "eventpump/compiled.py", *sources} <= names
     assert not [name for name in names if name.endswith((".c", ".so", ".pyd"))]
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-" in wheel.name
     with zipfile.ZipFile(wheel) as zipped:
         inside = zipped.namelist()
-    assert [name for name in inside if "_core" in name] == [
-        name for name in inside if name.startswith("eventpump/_core.") and name.endswith((".so", ".pyd"))
-    ]
+    compiled = [name for name in inside if "/_core" in name or "/_columns" in name]
+    assert {name.partition(".")[0] + ".pyx" for name in compiled} == sources
+    assert all(name.endswith((".so", ".pyd")) for name in compiled)
     assert _used(python, wheel) == "compiled core|"
     pure = next(_build(folder, "pure", "--wheel", **{PURE: "1"}).glob("*.whl"))
     assert pure.name.endswith("-py3-none-any.whl")
@@ -133,11 +134,14 @@ def test_without_a_compiler_the_build_works_and_is_silent(folder: Path, python: 
 
 
 def test_editable_install_builds_the_core_in_place(folder: Path, python: Path) -> None:
-    """It is used until its source changes, and again after the next install."""
+    """It is used until its source changes, and again after the next install. Spark can find the format."""
     if not _has_compiler():
         pytest.skip("there is no C compiler")
     copy = shutil.copytree(folder, folder.parent / "editable")
     assert _used(python, "-e", copy) == "compiled core|"
+    # As Spark looks for formats: only in what is a path.
+    listing = "import pkgutil; print(*(each.name for each in pkgutil.iter_modules()))"
+    assert "pyspark_eventpump" in _run(python, "-c", listing, cwd=python.parent).split()
     with (copy / "eventpump" / "_core.pyx").open("a") as source:
         source.write("\n# a change\n")
     printed = _run(python, "-c", _PROGRAM, cwd=python.parent).strip()

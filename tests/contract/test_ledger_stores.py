@@ -400,6 +400,16 @@ def test_ledger_elsewhere_is_refused(text: str) -> None:
         open_ledger(text)
 
 
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+async def test_ledger_at_a_file_is_refused_by_name(tmp_path: Path, below: str) -> None:
+    """A path that is a file, or leads through one, is named as what it is; the file stays."""
+    file = tmp_path / "ledger"
+    file.write_text("mine")
+    with pytest.raises(StoreError, match=r"open ledger .*ledger is not a directory; a ledger is one"):
+        await DirectoryLedger(file / below).open()
+    assert file.read_text() == "mine"
+
+
 def test_ledger_of_a_path_is_a_directory(tmp_path: Path) -> None:
     """Paths and their texts are directories; a store is taken as it is."""
     assert repr(open_ledger(tmp_path)) == repr(open_ledger(str(tmp_path))) == f"DirectoryLedger({str(tmp_path)!r})"

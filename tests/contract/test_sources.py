@@ -12,7 +12,8 @@ from azure.storage.blob.aio import ContainerClient
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.source")
 
-from eventpump.clients import EventHubSource, EventProducer  # noqa: E402 - after the registration
+from eventpump.clients.consumers import EventHubSource  # noqa: E402 - after the registration
+from eventpump.clients.producers import EventProducer  # noqa: E402 - after the registration
 from eventpump.emulator.server import Emulator  # noqa: E402
 from eventpump.eventhubs.events import EventData  # noqa: E402
 from eventpump.sources.capture import CaptureSource  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.transport")
 
-from eventpump.clients import make_transport  # noqa: E402 - after the registration
+from eventpump.clients.connection import make_transport  # noqa: E402 - after the registration
 from eventpump.emulator.faults import Hold, LinkRole, Performative  # noqa: E402
 from eventpump.emulator.server import Emulator  # noqa: E402
 from eventpump.options.connection import connection_settings  # noqa: E402

@@ -14,6 +14,7 @@ pytest.register_assert_rewrite("tests.faults.evidence", "tests.faults.programs")
 
 from eventpump import Emulator  # noqa: E402
 from tests.faults.programs import Stage, emulator_of  # noqa: E402
+from tests.support.forks import server_pid  # noqa: E402
 from tests.ways import Way  # noqa: E402
 
 _PATIENCE = 3.0
@@ -26,7 +27,7 @@ class Remains:
         self._process = psutil.Process()
         self._threads = set(threading.enumerate())
         self._sockets = self._open_sockets()
-        self._children = {child.pid for child in self._process.children()}
+        self._children = self._running()
 
     def _open_sockets(self) -> set[tuple[int, str]]:
         return {(each.fd, f"{each.laddr} {each.raddr}") for each in self._process.net_connections("inet")}
@@ -38,8 +39,12 @@ class Remains:
         threads = [each for each in set(threading.enumerate()) - self._threads if not each.name.startswith("asyncio_")]
         found += [f"thread {each.name}" for each in threads]
         found += [f"socket {name}" for _, name in self._open_sockets() - self._sockets]
-        found += [f"process {each.pid}" for each in self._process.children() if each.pid not in self._children]
+        found += [f"process {pid}" for pid in self._running() - self._children]
         return found
+
+    def _running(self) -> set[int | None]:
+        """Return the children, those forked for this process too; see `tests/support/forks.py`."""
+        return {child.pid for child in self._process.children(recursive=True)} - {server_pid()}
 
 
 async def _gone(left_over: Callable[[], list[str]]) -> list[str]:

@@ -48,9 +48,7 @@ class ConnectProxy:
         """Start it, or start it again."""
         from tests.support.processes import ChildProcess
 
-        # Isolated, it starts sooner; it needs nothing but the standard library.
-        command = [sys.executable, "-I", "-S", __file__, "--port", str(self.port), *self._arguments]
-        child = self._child = ChildProcess(*command)
+        child = self._child = ChildProcess(sys.executable, __file__, "--port", str(self.port), *self._arguments)
         await child.start()
         self.port = int((await child.line(r"port (\d+)")).group(1))
 

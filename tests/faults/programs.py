@@ -101,6 +101,8 @@ class Progress:
     def __init__(self) -> None:
         self.reached: defaultdict[str, int] = defaultdict(int)
         """By partition: the number after the last one processed."""
+        self.reached_by: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """The same by host and partition."""
         self.batches: defaultdict[str, int] = defaultdict(int)
         """By partition: how many batches were processed, by anybody."""
         self.owner: dict[str, tuple[str, int]] = {}
@@ -109,6 +111,7 @@ class Progress:
 
     def processed(self, host: str, partition_id: str, epoch: int, last: int) -> None:
         self.reached[partition_id] = max(self.reached[partition_id], last + 1)
+        self.reached_by[host, partition_id] = last + 1
         self.batches[partition_id] += 1
         self.owner[partition_id] = (host, epoch)
         self.changed()
@@ -215,6 +218,8 @@ class Stage:
     children: dict[str, ChildProcess] = field(default_factory=dict)
     reports: list[HostReport] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
+    is_forked: bool = True
+    """False where hosts in processes of their own are real interpreters, each with a hash seed of its own."""
 
     @property
     def leases(self) -> Path:
@@ -269,7 +274,8 @@ class Stage:
             "options": {**HOST, **self.way, **settings.get("options", {})},
         }
         del given["options"]["checkpoint_policy"]  # of the settings by which the program makes one
-        child = ChildProcess(sys.executable, "-m", "tests.faults.host_program", json.dumps(given), on_line=self._said)
+        command = (sys.executable, "-m", "tests.faults.host_program", json.dumps(given))
+        child = ChildProcess(*command, on_line=self._said, is_forked=self.is_forked)
         self.children[host] = child
         await child.start()
         return child

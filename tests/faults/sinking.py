@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import Emulator, EventData, RetryOptions
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
@@ -83,6 +83,7 @@ class Query:
     transport: Transport
     store: DirectoryLedger
     policy: OnProducerStateLost = OnProducerStateLost.FAIL
+    limits: PackingLimits = LIMITS
     is_stamped: bool = False
     driver: DriverRun = field(default_factory=lambda: DriverRun(uuid.uuid4().hex))
     renew_at: int | None = None
@@ -98,7 +99,7 @@ class Query:
         if self.renew_at is not None:
             values["renew_at"] = self.renew_at
         sink = sink_of(self.transport, HUB, "sink")
-        return Batch(sink, "query", self.driver, batch_id, LIMITS, self.is_stamped, **values)
+        return Batch(sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
 
     async def begin(self, batch_id: int) -> Plan | Done:
         """Begin a batch."""

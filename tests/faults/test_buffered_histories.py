@@ -34,7 +34,8 @@ from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer, SendResult
+from eventpump.producer.buffered import HubBufferedProducer
+from eventpump.producer.intake import DeliveryReceipt, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop

@@ -40,6 +40,7 @@ from eventpump.spark.sink.protocol import STAMP, OnProducerStateLost
 from eventpump.spark.sink.records import (
     Done,
     LossReason,
+    PackingLimits,
     PartitionDone,
     PartitionOutcome,
     PartitionReceipt,
@@ -380,8 +381,18 @@ async def test_put_of_an_event_with_numbers_names_its_row(emulator: Emulator, qu
 async def test_put_of_an_event_above_the_packing_limit_publishes_it(emulator: Emulator, query: Query) -> None:
     """An event beyond the packing limit, and within the service's, is published in order like any other."""
     rows = ["a", "b" * 400_000, "c", "d" * 1_000_000, "e"]
+    query.limits = PackingLimits(max_bytes=256 * 1024)
     query.shares = lambda *_: rows
     await query.attempt(await query.plan(0), "0")
+    assert await stored(emulator.connection_string, "0") == rows
+
+
+async def test_put_of_rows_that_fill_no_message_does_not_wait(emulator: Emulator, query: Query) -> None:
+    """More rows than the buffer takes that fit one message are taken, and are sent at the end."""
+    rows = [f"{row}" * 300 for row in range(30)]
+    query.limits, query.shares = PackingLimits(), lambda *_: rows
+    assert sum(map(len, rows)) > OPTIONS.buffer_bytes
+    await query.attempt(await query.plan(0), "0", portion=2)
     assert await stored(emulator.connection_string, "0") == rows
 
 
@@ -643,6 +654,22 @@ async def test_tail_of_a_forgotten_fresh_producer_is_checked(
             await query.finish(plan, [outcome])
         assert isinstance(await query.begin(0), Plan)
     assert await stored(emulator.connection_string, "0") == ["other", *twelve(0, "0")]
+
+
+async def test_tail_of_rows_with_nan_is_checked(emulator: Emulator, query: Query) -> None:
+    """A row whose property is no number is found in the hub, although it does not equal itself as a value."""
+    plan = await query.plan(0)
+    row = EventData("a", properties={"q": 1.5, "p": float("nan")}).encode(None)
+
+    async def publish() -> PartitionOutcome:
+        async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
+            await publishing.put([row])
+            return await publishing.finish()
+
+    await publish()
+    emulator.forget_producers(HUB, takes_strangers=True)
+    assert lost_of(await publish()).reason is LossReason.UNCOUNTED
+    assert await stored(emulator.connection_string, "0") == ["a"]
 
 
 async def test_tail_with_events_of_others_is_no_loss(emulator: Emulator, query: Query) -> None:

@@ -91,10 +91,7 @@ async def test_what_was_published_after_subscribe_outlives_every_host(
 async def _until_processed(stage: Stage, ends: dict[str, int], within: float) -> None:
     """Wait until the host called "last" has processed every partition to its end."""
     progress = stage.progress_of["alerts"]
-    await progress.until(
-        lambda: all(progress.reached[each] >= end and progress.owner[each][0] == "last" for each, end in ends.items()),
-        within,
-    )
+    await progress.until(lambda: all(progress.reached_by["last", each] >= end for each, end in ends.items()), within)
 
 
 async def test_hosts_that_are_killed_lose_nothing_of_any_subscription(

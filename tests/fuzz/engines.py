@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
@@ -251,7 +251,7 @@ def check_output(shell: _Shell) -> None:
         )
         try:
             performative_of(frame)
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             raise BreachError("a frame was sent that cannot be decoded") from error
 
 

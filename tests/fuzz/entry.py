@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar
 
-from eventpump.amqp.codec import DecodeError, EncodeError
+from eventpump.amqp.codec import AmqpDecodeError, EncodeError
 from eventpump.errors import ClosedError, EventError, EventTooLargeError, ProtocolError, ServiceError
 from eventpump.eventhubs.requests import BadRequestError
 from tests.support.memory import traced_memory
@@ -20,23 +20,23 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 DOCUMENTED: Final[dict[str, tuple[type[Exception], ...]]] = {
-    "codec.decode": (DecodeError,),
-    "codec.skip": (DecodeError,),
+    "codec.decode": (AmqpDecodeError,),
+    "codec.skip": (AmqpDecodeError,),
     "codec.encode": (EncodeError,),
-    "Message.decode": (DecodeError,),
+    "Message.decode": (AmqpDecodeError,),
     "Message.encode": (EncodeError,),
-    "message.section_spans": (DecodeError,),
-    "message.scan_event": (DecodeError,),
+    "message.section_spans": (AmqpDecodeError,),
+    "message.scan_event": (AmqpDecodeError,),
     "ReceivedEvent": (EventError,),
     "Connection.receive": (),
     "Connection.begin": (ClosedError, ProtocolError),
     "Session.attach": (ClosedError,),
     "Link.send": (ClosedError, EventTooLargeError),
-    "stamp": (DecodeError,),
+    "stamp": (AmqpDecodeError,),
     "add_delivery_annotations": (),
-    "decode_batch": (DecodeError,),
-    "partition_key_of": (DecodeError,),
-    "run_of": (DecodeError,),
+    "decode_batch": (AmqpDecodeError,),
+    "partition_key_of": (AmqpDecodeError,),
+    "run_of": (AmqpDecodeError,),
     "RowEncoder.encode": (EventError,),
     "cbs.parse_put_token": (BadRequestError,),
     "cbs.check_response": (ServiceError, ProtocolError),

@@ -48,6 +48,9 @@ class MemoryTransport(asyncio.Transport):
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         pass
 

@@ -7,9 +7,8 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,9 @@ from eventpump import (
     RetryOptions,
     SqliteLeaseStore,
 )
+from eventpump.reports import EventSkipped, HostReport, PumpClosed, PumpStarted
 from tests.support.codecs import DEFLATE, GZIP
+from tests.support.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 TWICE = RetryOptions(max_retries=1, base_delay=0.01, max_delay=0.01)
@@ -263,20 +264,80 @@ async def test_run_async_against_a_service_until_stop(eventpump_emulator: Emulat
 
 
 async def test_signals_close_in_order(eventpump_emulator: Emulator) -> None:
-    """SIGTERM lets the running call finish."""
-    app = EventHubsApp(eventpump_emulator.connection_string, lease_store=MemoryLeaseStore())
+    """SIGTERM lets the running call finish, while the other partitions are closed."""
+    started: set[str | None] = set()
+    has_several, is_closing = asyncio.Event(), asyncio.Event()
+
+    def reported(report: HostReport) -> None:
+        if isinstance(report, PumpStarted):
+            started.add(report.partition_id)
+            if len(started) > 1:
+                has_several.set()
+        elif isinstance(report, PumpClosed):
+            is_closing.set()
+
+    app = EventHubsApp(eventpump_emulator.connection_string, lease_store=MemoryLeaseStore(), hooks=[reported])
     done: list[str] = []
 
     @app.subscriber("telemetry")
     async def watch(text: str) -> None:
+        await has_several.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.05)
+        await is_closing.wait()
         done.append(text)
 
     async with EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
         await producer.send(EventData("a"))
     await asyncio.wait_for(app.run_async(handle_signals=True), 30)
     assert done == ["a"]
+
+
+async def test_an_application_can_be_observed() -> None:
+    """Spans around every function, reports of every host, and the hosts and producers themselves."""
+    spans: list[tuple[str, str, object]] = []
+    reports: list[HostReport] = []
+
+    async def trace(context: PartitionContext, event: ReceivedEvent, call: Callable[[], Awaitable[Any]]) -> Any:
+        name = f"{context.hub} {event.body_as_str()}"
+        try:
+            result = await call()
+        except Exception as error:
+            spans.append((name, "failed", type(error)))
+            raise
+        spans.append((name, "ok", result))
+        return result
+
+    app = EventHubsApp(
+        middleware=trace, hooks=[reports.append], handler_retry=TWICE, failure_policy="skip", max_batch_size=1
+    )
+
+    @app.subscriber("numbers")
+    @app.publisher("doubles")
+    async def double(number: int) -> int:
+        return number * 2
+
+    @app.subscriber("doubles", concurrency=4)
+    async def take(number: int) -> None:
+        pass
+
+    assert not app.hosts
+    async with app.test(partitions=1) as hubs:
+        await hubs["numbers"].publish(1, "nonsense")
+        await hubs["numbers"].handled()
+        await hubs["doubles"].handled()
+        assert {each: [part.is_attached for part in host.partitions] for each, host in app.hosts.items()} == {
+            ("numbers", "$Default"): [True],
+            ("doubles", "$Default"): [True],
+        }
+        assert app.producers["doubles"].stats.sent.events == 1
+    assert sorted(spans, key=str) == [
+        ("doubles 2", "ok", None),
+        ("numbers 1", "ok", 2),
+        ("numbers nonsense", "failed", DecodeError),
+    ]
+    assert [report.sequence_number for report in reports if isinstance(report, EventSkipped)] == [1]
+    with pytest.raises(TypeError):
+        app.hosts["numbers", "$Default"] = None  # type: ignore[index]  # on purpose
 
 
 async def test_in_the_background_of_other_code(eventpump_emulator: Emulator) -> None:
@@ -305,10 +366,7 @@ async def test_in_the_background_of_other_code(eventpump_emulator: Emulator) -> 
 
 def _example(program: str, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "EVENTPUMP_CONNECTION_STRING"}
-    command = [sys.executable, f"examples/{program}", *arguments]
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+    result = run_python(f"examples/{program}", *arguments, env=environment, timeout=100)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from eventpump import (
     RetryOptions,
     SqliteLeaseStore,
 )
+from eventpump.cli.main import main
 from eventpump.reports import HostReport, PartitionFailed
 from tests.support.connecting import connection_string_to
 
@@ -442,29 +442,24 @@ _CONFIGS = {
     ],
     ids=lambda value: " ".join(value).replace(KEY, "KEY") if isinstance(value, list) else "",
 )
-async def test_command_with_wrong_arguments_exits_with_2(arguments: list[str], says: str, tmp_path: Path) -> None:
+def test_command_with_wrong_arguments_exits_with_2(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One line on stderr that names what is wrong, nothing on stdout, and exit code 2; no service is waited for."""
     for name, config in _CONFIGS.items():
         (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "eventpump.cli.main",
-        *arguments,
-        cwd=tmp_path,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    monkeypatch.chdir(tmp_path)
     try:
-        async with asyncio.timeout(30):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
-    lines = err.decode().splitlines()
-    assert (process.returncode, out, len(lines)) == (2, b"", 1), err.decode()
+        code: object = main(arguments)
+    except SystemExit as ended:  # argparse's
+        code = ended.code
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert (code, out, len(lines)) == (2, "", 1), err
     assert lines[0].startswith("eventpump")
     assert says in lines[0]
     assert KEY not in lines[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
 from eventpump import EventData, EventProducer
 from eventpump.emulator.server import Emulator
+from tests.support.forks import start_python
 
 ROOT = Path(__file__).parents[2]
 HUB = "telemetry"
@@ -30,8 +30,8 @@ async def test_host_whose_handlers_stand_still_holds_what_is_stated() -> None:
                     await producer.send(EventData(b"x" * SIZE), partition_id=partition_id)
         count = PARTITIONS * (SMALL + LARGE)
         arguments = [emulator.connection_string, HUB, *map(str, (PARTITIONS, BUDGET, count))]
-        program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.integration.buffering_program", *arguments),
+        program = await start_python(
+            *("-m", "tests.integration.buffering_program", *arguments),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -10,7 +10,8 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from eventpump.clients import EventHubSource, EventProducer, PartitionReader
+from eventpump.clients.consumers import EventHubSource, PartitionReader
+from eventpump.clients.producers import EventProducer
 from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.server import Emulator
 from eventpump.errors import CaptureGapError, ConfigurationError

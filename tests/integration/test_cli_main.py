@@ -9,6 +9,7 @@ from importlib import metadata
 import pytest
 
 import eventpump
+from eventpump.cli.main import COMMANDS, parser
 
 _INTERRUPTED = """
 import os, signal, sys
@@ -44,8 +45,28 @@ def test_version_is_that_of_the_distribution() -> None:
     assert _run("-m", "eventpump", "--version").stdout == expected
 
 
-@pytest.mark.parametrize("module", ["eventpump.cli.emulator", "eventpump.clients", "pydantic"])
+@pytest.mark.parametrize("module", ["eventpump.cli.emulator", "eventpump.emulator.server", "pydantic"])
 def test_interrupt_while_modules_are_imported_is_no_traceback(module: str) -> None:
     """Ctrl-C in the first moments ends the command with the code of an interrupt, and nothing else."""
     result = _run("-c", _INTERRUPTED.format(module=module))
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_parser_for_one_subcommand_is_the_one_for_all(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A subcommand's help is the same where the other subcommands were not loaded."""
+    shown = []
+    for made in (parser([command]), parser()):
+        with pytest.raises(SystemExit, match="0"):
+            made.parse_args([command, "--help"])
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[0].startswith(f"usage: eventpump {command} ")
+
+
+def test_version_loads_no_subcommand() -> None:
+    """The quickest call of the command does not load what it does not need."""
+    result = _run("-X", "importtime", "-m", "eventpump", "--version")
+    assert result.returncode == 0
+    assert "eventpump.compiled" in result.stderr
+    assert "pydantic" not in result.stderr

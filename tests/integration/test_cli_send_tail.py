@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from eventpump.core.router import ROUTERS
 from eventpump.emulator.faults import DropConnection, Hold, LinkRole, Reject
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.forks import COMMAND, start_python
 from tests.support.reading import read_bodies
 
 __all__ = ["eventpump_emulator"]
@@ -34,20 +34,20 @@ async def started(
     emulator: Emulator | None,
     stdout: int = asyncio.subprocess.PIPE,
     stderr: int = asyncio.subprocess.PIPE,
+    is_forked: bool = True,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command as a process, connected by the environment; killed if it is still there at the end."""
     environment = {key: value for key, value in os.environ.items() if key != "EVENTPUMP_CONNECTION_STRING"}
     if emulator is not None:
         environment["EVENTPUMP_CONNECTION_STRING"] = emulator.connection_string
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "eventpump.cli.main",
-        *arguments,
+    command = COMMAND if is_forked else ("-m", "eventpump")
+    process = await start_python(
+        *(*command, *arguments),
         env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
+        is_forked=is_forked,
     )
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -58,9 +58,11 @@ async def started(
             await process.communicate()
 
 
-async def run(*arguments: str, emulator: Emulator | None, stdin: bytes = b"") -> tuple[int | None, bytes, str]:
+async def run(
+    *arguments: str, emulator: Emulator | None, stdin: bytes = b"", is_forked: bool = True
+) -> tuple[int | None, bytes, str]:
     """The command's exit code, output and error output."""
-    async with started(*arguments, emulator=emulator) as process:
+    async with started(*arguments, emulator=emulator, is_forked=is_forked) as process:
         out, err = await process.communicate(stdin)
     return process.returncode, out, err.decode()
 
@@ -256,8 +258,7 @@ async def test_send_on_a_second_signal_gives_up(eventpump_emulator: Emulator) ->
     async with started("send", "--hub", "telemetry", emulator=eventpump_emulator) as process:
         assert process.stdin is not None
         process.stdin.write(b"a\nb\n")
-        while not hold.fired:  # noqa: ASYNC110 - a fault has no event to wait for
-            await asyncio.sleep(0)
+        await hold.until_fired()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         out, err = await process.communicate()
@@ -345,10 +346,12 @@ async def test_tail_with_json_writes_an_object_per_event(eventpump_emulator: Emu
 
 
 async def test_tail_writes_what_send_read(eventpump_emulator: Emulator) -> None:
-    """Lines come out of tail as they went into send."""
+    """Lines come out of tail as they went into send, both in new interpreters, which have imported nothing before."""
     lines = b"one\n\ntwo \xff\n"
-    assert (await run("send", "--hub", "telemetry", emulator=eventpump_emulator, stdin=lines))[0] == 0
-    assert await run("tail", "--hub", "telemetry", "--count", "3", emulator=eventpump_emulator) == (0, lines, "")
+    send, tail = ("send", "--hub", "telemetry"), ("tail", "--hub", "telemetry", "--count", "3")
+    code, _, err = await run(*send, emulator=eventpump_emulator, stdin=lines, is_forked=False)
+    assert (code, err) == (0, "")
+    assert await run(*tail, emulator=eventpump_emulator, is_forked=False) == (0, lines, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -15,22 +15,12 @@ import pytest
 import trustme
 
 from eventpump.emulator.config import HubSpec, load_config
-
-_COMMAND = """
-import argparse, sys
-from eventpump.cli import emulator
-parser = argparse.ArgumentParser()
-emulator.add_parser(parser.add_subparsers())
-args = parser.parse_args()
-sys.exit(args.run(args))
-"""
+from tests.support.forks import COMMAND, start_python
 
 
 async def launch(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _COMMAND,
+    return await start_python(
+        *COMMAND,
         "emulator",
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
@@ -131,10 +121,9 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
     """A reader that went away is no traceback: one line, exit code 2."""
     reading, writing = os.pipe()
     os.close(reading)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _COMMAND, "emulator", "--hub", "a:1", "--port", "0",
-        stdout=writing, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    process = await start_python(
+        *COMMAND, "emulator", "--hub", "a:1", "--port", "0", stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
     os.close(writing)
     async with asyncio.timeout(60):
         _, err = await process.communicate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,17 +14,10 @@ from eventpump.emulator.config import HubSpec
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs import management
 from eventpump.eventhubs.events import ReceivedEvent
+from tests.support.forks import COMMAND, start_python
 from tests.support.peer import AmqpPeer
 
 AUDIENCE = "sb://127.0.0.1/telemetry"
-_COMMAND = """
-import argparse, sys
-from eventpump.cli import emulator
-parser = argparse.ArgumentParser()
-emulator.add_parser(parser.add_subparsers())
-args = parser.parse_args()
-sys.exit(args.run(args))
-"""
 
 
 @dataclass
@@ -43,14 +35,8 @@ class ServiceProcess:
 
 
 async def launch(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _COMMAND,
-        "emulator",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    return await start_python(
+        *COMMAND, "emulator", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
 
 

@@ -20,10 +20,11 @@ from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import Accepted, Rejected, Source, Target
 from eventpump.amqp.session import Session
-from eventpump.emulator import bounds
+from eventpump.emulator import bounds, server
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs import cbs, management, sas
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
+from eventpump.net import stream
 from tests.support.peer import AmqpPeer, LinkRefusedError
 from tests.support.processes import EmulatorProcess
 
@@ -365,3 +366,23 @@ async def test_memory_held_by_hostile_clients_is_bounded() -> None:
             )
         for peer in peers:
             await peer.aclose()
+
+
+# ------------------------------------------------------------------------------------------------- no AMQP at all
+
+
+@pytest.mark.parametrize("call", ["aclose", "restart"])
+async def test_stop_does_not_wait_for_a_client_that_broke_a_rule(
+    emulator: Emulator, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that got its close and does not end the stream is cut off when the emulator stops."""
+    monkeypatch.setattr(stream, "LINGER", 3600.0)
+    monkeypatch.setattr(stream, "CLOSE_TIMEOUT", 3600.0)
+    monkeypatch.setattr(server, "STOP_TIMEOUT", 3600.0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", emulator.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    assert (await reader.readexactly(4)) == b"AMQP"
+    async with asyncio.timeout(20):
+        await getattr(emulator, call)()
+        await reader.read()
+    writer.close()

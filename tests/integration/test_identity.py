@@ -17,7 +17,7 @@ from azure.core.credentials import AccessToken, AzureNamedKey, AzureNamedKeyCred
 from azure.identity.aio import ManagedIdentityCredential
 
 from eventpump import EventData, EventProducer, PartitionReader
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.emulator.auth import DEFAULT_KEY_NAME, VerifiedToken
 from eventpump.emulator.server import Emulator
 from eventpump.errors import AuthenticationError, Recovery

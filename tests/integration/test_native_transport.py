@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 import trustme
 
@@ -33,6 +32,7 @@ from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from tests.authority import Authority
 from tests.support.connecting import connection_string_to
+from tests.support.sockets import open_sockets
 
 HUB = "telemetry"
 NAMESPACE = "example.servicebus.windows.net"
@@ -46,11 +46,7 @@ async def emulator() -> AsyncIterator[Emulator]:
         yield started
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert open_sockets() == sockets
-
-
-def open_sockets() -> int:
-    return len(psutil.Process(os.getpid()).net_connections("inet"))
+    assert not open_sockets() - sockets
 
 
 def transport_to(emulator: Emulator, **options: Any) -> NativeTransport:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from eventpump import EventData, EventProducer
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.forks import start_python
 from tests.support.pages import ROOT, is_program, python_blocks, runs_until_stopped
 
 __all__ = ["eventpump_emulator"]
@@ -41,8 +41,8 @@ async def test_a_program_of_the_pages_does_what_it_says(
             for partition in range(4):
                 await producer.send([EventData(f"{partition}-{n}") for n in range(2)], partition_id=str(partition))
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "program.py"),
+    process = await start_python(
+        "program.py",
         cwd=tmp_path,
         env={
             **os.environ,

@@ -8,7 +8,6 @@ import math
 import random
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from eventpump import Emulator, EventData, EventProducer, PartitionReader
+from tests.support.forks import start_python
 
 ROOT = Path(__file__).parents[2]
 _LIMIT = 60
@@ -29,8 +29,7 @@ async def service() -> AsyncIterator[Emulator]:
 
 
 async def start(program: str, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
+    return await start_python(
         f"examples/{program}",
         *arguments,
         cwd=ROOT,

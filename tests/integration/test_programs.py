@@ -22,6 +22,7 @@ import pytest
 from eventpump import BufferedProducer, EventData
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.forks import run_python
 from tests.ways import need_uamqp
 
 __all__ = ["eventpump_emulator"]
@@ -32,10 +33,7 @@ _LIMIT = 100
 
 def _run(*arguments: str, without: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in without}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT, check=False
-    )
+    return run_python(*arguments, env=environment, timeout=_LIMIT)
 
 
 async def test_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_path: Path) -> None:
@@ -114,7 +112,8 @@ def test_the_example_of_keys_applies_every_order_once_and_in_order() -> None:
 
 def test_example_test_passes() -> None:
     """The example of a user's own test is one that passes."""
-    result = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "examples")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT, check=False)
     assert result.returncode == 0, result.stdout
 
 
@@ -207,7 +206,10 @@ async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL]
 )
 async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """However it is ended, its service and its hosts end too; unless it is killed, its files go with it."""
+    """However it is ended, its service and its hosts end too; unless it is killed, its files go with it.
+
+    There are no others: neither the demo nor its hosts start a process to connect.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "eventpump", "demo", "--plain", "--seconds", "600"),
         cwd=ROOT,
@@ -225,7 +227,7 @@ async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: P
                 assert lines[-1], "".join(lines)
             assert "this takes about 610 s; Ctrl-C ends it" in lines[0]
             children = psutil.Process(process.pid).children(recursive=True)
-            assert len(children) == 4
+            assert len(children) == 4, [child.cmdline() for child in children]
             process.send_signal(number)
             _, err = await process.communicate()
         _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=60)

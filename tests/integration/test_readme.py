@@ -7,8 +7,6 @@ import asyncio
 import inspect
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from eventpump import (
 )
 from eventpump.emulator.server import Emulator
 from eventpump.testing.fixtures import eventpump_emulator
+from tests.support.forks import run_python, start_python
 from tests.support.pages import ROOT, python_blocks
 
 __all__ = ["eventpump_emulator"]
@@ -55,16 +54,7 @@ async def _run_program(program: str, emulator: Emulator, folder: Path) -> str:
         What it printed.
     """
     (folder / "program.py").write_text(program, encoding="utf-8")
-    result = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env=_environment(emulator),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT,
-        check=False,
-    )
+    result = await asyncio.to_thread(run_python, "program.py", cwd=folder, env=_environment(emulator), timeout=_LIMIT)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -93,9 +83,8 @@ async def test_readme_consumer_prints_and_continues_after_a_restart(
     async with EventProducer(eventpump_emulator.connection_string, HUB) as producer, asyncio.timeout(_LIMIT):
         for text in ("one", "two"):
             await producer.send(EventData(text), partition_id="0")
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                program,
+            process = await start_python(
+                str(program),
                 cwd=tmp_path,
                 env=_environment(eventpump_emulator),
                 stdout=asyncio.subprocess.PIPE,

@@ -9,7 +9,6 @@ import random
 import re
 import runpy
 import signal
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +26,7 @@ from eventpump.emulator.faults import Hold, LinkRole, Reject
 from eventpump.options.consumer import HostSettings
 from eventpump.testing.fixtures import eventpump_emulator
 from tests.support.azurite import Azurite
+from tests.support.forks import start_python
 
 __all__ = ["eventpump_emulator"]
 
@@ -67,8 +67,8 @@ async def running(program: str, *arguments: str, **environment: str) -> AsyncIte
     """Run an example, without the connection string of the tests' environment, and kill it at the end."""
     names = ("EVENTPUMP_CONNECTION_STRING", "NAMESPACE", "HUB", "STORAGE_URL", "STORAGE_CONNECTION_STRING", "LEASES")
     inherited = {name: value for name, value in os.environ.items() if name not in names}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(ROOT / "examples" / program), *arguments),
+    process = await start_python(
+        *(str(ROOT / "examples" / program), *arguments),
         cwd=ROOT,
         env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
         stdout=asyncio.subprocess.PIPE,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.consumer import silence
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext

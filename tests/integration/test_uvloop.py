@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from eventpump import BufferedProducer, Emulator, EventData, PartitionReader
+from eventpump import BufferedProducer, Emulator, EventData, EventProducer, PartitionReader
+from tests.ways import Way, over_both
 
 uvloop = pytest.importorskip("uvloop")
 
+ROOT = Path(__file__).parents[2]
 EVENTS = 300
 
 
@@ -33,3 +40,35 @@ def test_buffered_producer_on_uvloop_loses_nothing() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+@over_both()
+def test_each_transport_connects_on_uvloop(way: Way) -> None:
+    """Its streams are of no class of asyncio's."""
+
+    async def main() -> None:
+        async with Emulator({"telemetry": 1}, tls=way.tls) as emulator:
+            connection_string = emulator.connection_string
+            async with EventProducer(connection_string, "telemetry", **way.options) as producer:
+                await producer.send(EventData("1"), partition_id="0")
+            options = {"partition_id": "0", "end": "@latest", **way.options}
+            async with PartitionReader(connection_string, "telemetry", **options) as reader:
+                assert [event.body_as_str() async for event in reader] == ["1"]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3700)
+def test_integration_suite_passes_on_uvloop() -> None:
+    """All other files of this folder, whose loops are made by uvloop's policy."""
+    taps = ("EVENTPUMP_", "PYTEST_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(taps)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.support.on_uvloop"]
+    command += ["--ignore", __file__, str(Path(__file__).parent)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-10_000:]
+    loops = re.search(r"loops of uvloop: (\d+)", done.stdout)
+    assert loops is not None
+    assert int(loops[1]) > 200

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 import trustme
 
@@ -35,14 +34,11 @@ from eventpump.net.websocket import WebSocketTransport
 from tests.authority import Authority
 from tests.support.peer import AmqpPeer
 from tests.support.processes import ChildProcess, EmulatorProcess
+from tests.support.sockets import open_sockets
 
 HUB = "telemetry"
 OVER: dict[str, Any] = {"transport_type": "websocket"}
 NO_RETRY = RetryOptions(max_retries=0)
-
-
-def open_sockets() -> int:
-    return len(psutil.Process(os.getpid()).net_connections("inet"))
 
 
 @pytest.fixture
@@ -54,7 +50,7 @@ async def emulator() -> AsyncIterator[Emulator]:
     for _ in range(3):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert open_sockets() == sockets
+    assert not open_sockets() - sockets
 
 
 async def bodies(connection_string: str, **options: Any) -> list[bytes]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.clients import make_transport
+from eventpump.clients.connection import make_transport
 from eventpump.interfaces import Transport
 from eventpump.options.connection import connection_settings
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from eventpump import ConsumerDisconnectedError, Emulator, EventData, EventProducer, PartitionReader, QuotaExceededError
-from eventpump.clients import ReaderOptions
+from eventpump.clients.consumers import ReaderOptions
 from eventpump.emulator.faults import Delay, LinkRole, Performative
 from tests.interop.peers.driver import PATIENCE, AzurePeer, PeerConsumer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import uuid
 
 import pytest
@@ -14,6 +13,7 @@ from azure.storage.blob.aio import ContainerClient
 
 from eventpump import Emulator, EventData, EventProducer
 from tests.support.azurite import Azurite
+from tests.support.forks import start_python
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -40,8 +40,8 @@ async def test_example_continues_at_the_checkpoints_of_azure_eventhub(
             new = [EventData(f"{partition}-{count + n}") for n in range(AFTER)]
             await producer.send(new, partition_id=partition)
     options = ["--hub", hub, "--storage", storage, "--checkpoints", checkpoints, "--leases", leases]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "examples/from_azure_eventhub.py", "--connection-string", emulator.connection_string),
+    process = await start_python(
+        *("examples/from_azure_eventhub.py", "--connection-string", emulator.connection_string),
         *options,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 import eventpump
-from docs.options import FILE, documented, shown, written
+from docs.options import FILES, documented, shown, written
 from eventpump import (
     BufferedProducer,
     CheckpointPolicy,
@@ -31,8 +31,8 @@ from eventpump import (
     PartitionReader,
     PayloadCodec,
     RetryOptions,
-    clients,
 )
+from eventpump.clients import connection, consumers, producers
 from eventpump.options.connection import ConnectionSettings, ProxySettings, connection_settings
 from eventpump.options.consumer import FeedSettings, HostSettings, ReaderSettings, start_position
 from eventpump.options.producer import BufferSettings
@@ -42,10 +42,10 @@ from eventpump.testing.transport import FakeHub, FakeTransport
 NS = "example.servicebus.windows.net"
 TEXT = f"Endpoint=sb://{NS}/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0;EntityPath=telemetry"
 KNOWN: dict[type, type] = {
-    EventProcessorHost: clients.HostOptions,
-    PartitionReader: clients.ReaderOptions,
-    EventProducer: clients.ProducerOptions,
-    BufferedProducer: clients.BufferedOptions,
+    EventProcessorHost: consumers.HostOptions,
+    PartitionReader: consumers.ReaderOptions,
+    EventProducer: producers.ProducerOptions,
+    BufferedProducer: producers.BufferedOptions,
 }
 CLASSES = tuple(KNOWN)
 
@@ -74,18 +74,19 @@ def make(made: type, **options: Any) -> Any:
 
 
 def test_the_docstrings_of_options_are_those_of_their_models() -> None:
-    """clients.py is what the script writes from the models."""
-    text = FILE.read_text(encoding="utf-8")
-    assert written(text) == text, "run python docs/options.py"
+    """Each file of `clients/` is what the script writes from the models."""
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        assert written(text) == text, "run python docs/options.py"
 
 
 @pytest.mark.parametrize(
     ("known", "base", "model"),
     [
-        (clients.FeedOptions, clients.ClientOptions, FeedSettings),
-        (clients.ReaderOptions, clients.ClientOptions, ReaderSettings),
-        (clients.HostOptions, clients.ClientOptions, HostSettings),
-        (clients.BufferedOptions, clients.ProducerOptions, BufferSettings),
+        (consumers.FeedOptions, connection.ClientOptions, FeedSettings),
+        (consumers.ReaderOptions, connection.ClientOptions, ReaderSettings),
+        (consumers.HostOptions, connection.ClientOptions, HostSettings),
+        (producers.BufferedOptions, producers.ProducerOptions, BufferSettings),
     ],
 )
 def test_typed_dictionaries_have_the_fields_of_their_models(known: type, base: type, model: type[BaseModel]) -> None:
@@ -112,7 +113,7 @@ def test_options_take_each_kind_that_is_named(name: str) -> None:
 def test_the_options_of_a_connection_are_those_of_its_function_and_model() -> None:
     """A connection's options are those of the function that checks them, with the model's defaults."""
     function = inspect.signature(connection_settings, eval_str=True).parameters
-    options = typing.get_type_hints(clients.ConnectionOptions)
+    options = typing.get_type_hints(connection.ConnectionOptions)
     assert options.keys() == function.keys() - {"connection_string", "hub", "transport"}
     assert all(options[name] == function[name].annotation for name in options)
     fields = ConnectionSettings.model_fields
@@ -123,8 +124,8 @@ def test_the_options_of_a_connection_are_those_of_its_function_and_model() -> No
 def test_the_options_of_a_producer_are_those_of_its_engine() -> None:
     """A producer's own options are the keyword arguments of `HubProducer`, with their types."""
     function = inspect.signature(HubProducer.__init__, eval_str=True).parameters
-    options = typing.get_type_hints(clients.ProducerOptions)
-    own = options.keys() - typing.get_type_hints(clients.ClientOptions).keys()
+    options = typing.get_type_hints(producers.ProducerOptions)
+    own = options.keys() - typing.get_type_hints(connection.ClientOptions).keys()
     assert own == function.keys() - {"self", "transport", "hub", "retry", "rng", "owns_transport", "router"}
     assert all(options[name] == function[name].annotation for name in own)
 

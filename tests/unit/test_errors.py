@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import eventpump
 from eventpump.errors import (
     AuthenticationError,
     BufferFullError,
@@ -24,6 +28,17 @@ from eventpump.errors import (
     ServiceError,
     StoreError,
 )
+
+
+def test_each_error_has_a_name_of_its_own() -> None:
+    """No two modules have an error class of the same name: an `except` means what it says, whatever is imported."""
+    found = Counter(
+        node.name
+        for path in Path(eventpump.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and not node.name.startswith("_")
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Beside what must hold in every history of hosts: under one epoch the events of a key come in order, one call at a time,
 and an event that was processed does not come again; no more calls run than were allowed; the checkpoint never passes an
-event that is neither processed, skipped nor parked, whatever user code asks for; and an owner begins after it.
+event that is neither processed, skipped nor parked, whatever user code asks for; and an owner begins after it. The
+function of the key fails at random: the order is kept nevertheless.
 
 The same of subscriptions to a part of the events ("streams"): they get nothing else, their checkpoints come to the end
 nevertheless, and a drain that returned has had all events processed that belong to them. Their functions fail at
@@ -24,7 +25,7 @@ from eventpump.reports import EventParked, EventSkipped, HostReport, PumpClosed
 from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import ConsumerHistory, HistoryHost, Profile, on_file
 from tests.faults.histories.ledger import Call, Ledger, Place, named_call
-from tests.faults.histories.manners import UnrulyProcessor
+from tests.faults.histories.manners import Oddity, UnrulyProcessor
 from tests.faults.histories.subscribers import (
     NAMES,
     Subscriber,
@@ -176,8 +177,14 @@ class _UnrulyKeyed(KeyedProcessor):
     """A host's processor."""
 
     def __init__(self, unruly: _Unruly, **bounds: Any) -> None:
-        super().__init__(unruly.process_events, key=key_of, **bounds)
+        super().__init__(unruly.process_events, key=self._key_of, **bounds)
         self._unruly = unruly
+        self._keys = unruly._world.stream(f"keys of {unruly._life.name}")
+
+    def _key_of(self, event: ReceivedEvent) -> Hashable:
+        if self._keys.random() < 0.03 and not self._unruly._manners.is_good.is_set():
+            raise Oddity("the key's")
+        return key_of(event)
 
     async def open(self, context: PartitionContext) -> None:
         await self._unruly.open(context)

@@ -74,7 +74,6 @@ class _Follower(KeyedProcessor):
         """The number at which the next process begins."""
         self.processed: set[int] = set()
         self.reported: set[int] = set()
-        self._unkeyed: set[int] = set()
         self.process: _Process | None = None
         self._history = history
         self._world = world
@@ -82,9 +81,7 @@ class _Follower(KeyedProcessor):
         world.note("follower", name, self.settings, self.retry, self.close_timeout)
 
     def _key_of(self, event: ReceivedEvent) -> int | None:
-        if not self._history.is_over and self._rng.random() < 0.002:
-            # Not known to belong to the others of its key, it is in no order with them.
-            self._unkeyed.add(event.sequence_number)
+        if not self._history.is_over and self._rng.random() < 0.01:
             raise Oddity("the key's")
         return _kind(event.sequence_number) if _kind(event.sequence_number) < KEYS else None
 
@@ -126,7 +123,7 @@ class _Follower(KeyedProcessor):
         before = process.reached.get(kind)
         for number in numbers:
             if before is not None and number > before:
-                missing = set(range(before + KEYS + 1, number, KEYS + 1)) - self.reported - self._unkeyed - process.ok
+                missing = set(range(before + KEYS + 1, number, KEYS + 1)) - self.reported - process.ok
                 if missing := {each for each in missing if each >= self._history.partition.first}:
                     violate(f"{what} came without {sorted(missing)} of its key")
             before = number if before is None else max(before, number)

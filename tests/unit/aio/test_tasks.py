@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,30 @@ async def test_task_set_reports_a_failure_and_keeps_the_others() -> None:
     assert len(tasks) == 1
     assert await tasks.cancel(1)
     assert failed == ["first: 'x'", "third: cancelled, and not by eventpump"]
+
+
+async def test_task_set_starts_work_after_its_caller_with_any_task_factory() -> None:
+    """Also where the loop's factory is eager, as it may be from Python 3.12 on."""
+    tasks, failed = _set()
+    steps: list[str] = []
+
+    async def work() -> None:
+        steps.append("work")
+
+    def eager(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Future[None]:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+        return loop.create_future()
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(eager)  # type: ignore[arg-type]  # it does not say that its future is one of the loop
+    try:
+        task = tasks.spawn(work(), "work")
+        steps.append("caller")
+    finally:
+        loop.set_task_factory(None)
+    await task
+    assert (steps, failed) == (["caller", "work"], [])
 
 
 async def test_unless_returns_or_raises_what_the_work_does() -> None:

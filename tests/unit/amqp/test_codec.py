@@ -15,7 +15,7 @@ from eventpump.amqp.codec import (
     MAX_DEPTH,
     MAX_DESCRIPTIONS,
     MAX_WEAK_KEYS,
-    DecodeError,
+    AmqpDecodeError,
     EncodeError,
     decode,
     encode,
@@ -199,11 +199,11 @@ def test_char_and_decimal_of_a_wrong_width_are_refused() -> None:
 @example(b"\xf0\x00\x00\x00\x05\xff\xff\xff\xff\x40")
 @example(b"\xe0\x04\x01\x00\x45\x45")
 def test_decode_of_random_bytes_raises_only_decode_error(raw: bytes) -> None:
-    """Random bytes decode, or raise `DecodeError`; nothing else."""
+    """Random bytes decode, or raise `AmqpDecodeError`; nothing else."""
     for call in (lambda: decode(raw), lambda: skip(raw, 0, len(raw))):
         try:
             call()
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             assert error.condition == "amqp:decode-error"  # noqa: PT017 - either way is fine
 
 
@@ -212,21 +212,21 @@ def test_decode_of_a_truncated_value_raises_decode_error(value: Any, data: st.Da
     """A value that is cut short is never taken for whole."""
     raw = encode(value)
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         decode(cut)
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         skip(cut, 0, len(cut))
 
 
 @given(values, st.data())
 def test_decode_of_mutated_bytes_raises_only_decode_error(value: Any, data: st.DataObject) -> None:
-    """A value with bytes changed decodes, or raises `DecodeError`; what decodes can be encoded again."""
+    """A value with bytes changed decodes, or raises `AmqpDecodeError`; what decodes can be encoded again."""
     raw = bytearray(encode(value))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from([0, 0x40, 0x45, 0xF0, 0xFF, 0xC1]))
     try:
         found = decode(bytes(raw))[0]
-    except DecodeError:
+    except AmqpDecodeError:
         return
     encode(found)
 
@@ -247,7 +247,7 @@ def test_decode_of_mutated_bytes_raises_only_decode_error(value: Any, data: st.D
 def test_decode_checks_counts_and_sizes_before_it_allocates(wire: str) -> None:
     """A count or size beyond the bytes that are there is refused before anything is made."""
     with traced_memory():
-        with pytest.raises(DecodeError):
+        with pytest.raises(AmqpDecodeError):
             decode(bytes.fromhex(wire))
         assert tracemalloc.get_traced_memory()[1] < 100_000
 
@@ -255,7 +255,7 @@ def test_decode_checks_counts_and_sizes_before_it_allocates(wire: str) -> None:
 @pytest.mark.parametrize("opening", [b"\xc0\xff\x01", b"\xe0\xff\x01", b"\x00", b"\xd0\0\0\x40\0\0\0\0\x01"])
 def test_decode_and_encode_bound_the_depth_of_nesting(opening: bytes) -> None:
     """Nesting is bounded in decoding and encoding alike."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         decode(opening * 1000)
     nested: Any = None
     for _ in range(MAX_DEPTH - 1):
@@ -269,7 +269,7 @@ def test_decode_refuses_a_map_whose_keys_collide() -> None:
     """A map whose keys could all be made to collide is refused; such maps of a fair size are not."""
     few = {uuid.UUID(int=number): None for number in range(MAX_WEAK_KEYS)}
     assert plain(decode(encode(few))[0]) == plain(few)
-    with pytest.raises(DecodeError, match="keys"):
+    with pytest.raises(AmqpDecodeError, match="keys"):
         decode(encode({uuid.UUID(int=number): None for number in range(MAX_WEAK_KEYS + 1)}))
 
 
@@ -292,7 +292,7 @@ def test_decode_refuses_a_map_whose_keys_collide() -> None:
 )
 def test_decode_refuses_values_that_break_a_rule_of_their_type(wire: str) -> None:
     """Values that break a rule of their type are refused."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         decode(bytes.fromhex(wire))
 
 
@@ -320,9 +320,9 @@ def test_decode_and_skip_agree_on_nested_descriptions(raw: bytes) -> None:
     """However descriptions nest, what can be decoded is skipped to the same end, and what is too deep is neither."""
     try:
         _, end = decode(raw)
-    except DecodeError as error:
+    except AmqpDecodeError as error:
         if "nest" in error.description:
-            with pytest.raises(DecodeError):
+            with pytest.raises(AmqpDecodeError):
                 skip(raw, 0, len(raw))
         return
     assert skip(raw, 0, len(raw)) == end
@@ -337,5 +337,5 @@ def test_decode_bounds_the_descriptors_of_an_arrays_values() -> None:
     with pytest.raises(EncodeError):
         encode(Array([Described(Symbol("d"), value)]))
     head = b"\x00\x40" * (MAX_DESCRIPTIONS + 1) + b"\x50"
-    with pytest.raises(DecodeError, match="described more than"):
+    with pytest.raises(AmqpDecodeError, match="described more than"):
         decode(b"\xe0" + bytes((len(head) + 3, 2)) + head + b"\x01\x02")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.amqp import sections as module
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.message import Data, Header, Message, Properties
 from eventpump.amqp.sections import EventFields, Scan, scan_event, scan_key
 from eventpump.amqp.types import Symbol, Timestamp
@@ -28,7 +28,7 @@ def outcome(raw: bytes, fields: EventFields) -> Scan | str:
     """Scan, and give the result or the refusal."""
     try:
         return scan_event(raw, fields)
-    except DecodeError:
+    except AmqpDecodeError:
         return "refused"
 
 
@@ -82,7 +82,7 @@ def test_scan_of_a_key_equals_the_general_decoder(events: list[bytes], data: st.
             assert found[0] == outcome(raw, make_fields())
             try:
                 annotations = Message.decode(raw).message_annotations
-            except DecodeError:
+            except AmqpDecodeError:
                 continue  # its sections are in order, and what is in one of them is not
             assert found[1] == (annotations or {}).get(KEY)
 
@@ -134,6 +134,17 @@ def test_scan_of_a_known_layout_reads_other_sections_after_annotations(rest: Mes
     assert scan_event(rest.encode(), fields)[:2] == (1002, "4294967296")
     if body is not None:
         assert scan_event(rest.encode(), fields)[3] == body
+
+
+def test_scan_checks_the_text_of_an_offset_that_is_there_twice() -> None:
+    """Whether an event of the same layout was scanned before or not."""
+    other = Symbol("x-opt-offseu")
+    annotations = {SEQUENCE: 1, OFFSET: "1", other: "2", ENQUEUED: Timestamp(1)}
+    raw = Message(message_annotations=annotations, body=Data((b"b" * 300,))).encode().replace(b"offseu", b"offset")
+    fields = make_fields()
+    assert outcome(raw, fields) == (1, "2", 1, b"b" * 300)
+    damaged = raw.replace(b"\xa1\x011", b"\xa1\x01\xff")
+    assert outcome(damaged, make_fields()) == outcome(damaged, fields) == "refused"
 
 
 def test_scan_memory_is_bounded() -> None:

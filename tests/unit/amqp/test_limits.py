@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import MAX_DEPTH, MAX_ITEMS, DecodeError, count_items, decode, encode
+from eventpump.amqp.codec import MAX_DEPTH, MAX_ITEMS, AmqpDecodeError, count_items, decode, encode
 from eventpump.amqp.connection import Closed, Connection, LinkAttached, LinkDetached
 from eventpump.amqp.limits import ITEM_COST, LINK_COST, SESSION_COST, ConnectionLimits
 from eventpump.amqp.link import Link
@@ -60,7 +60,7 @@ def test_count_of_values_is_that_of_the_decoded_objects(several: list[Any]) -> N
     count = count_items(raw, 0, len(raw), 1 << 40)
     assert count == sum(map(number_of, several))
     if count:
-        with pytest.raises(DecodeError):
+        with pytest.raises(AmqpDecodeError):
             count_items(raw, 0, len(raw), count - 1)
 
 
@@ -73,8 +73,8 @@ def test_count_of_values_covers_all_that_decodes(value: Any, rng: Any) -> None:
     data = bytes(raw)
     try:
         found, end = decode(data)
-    except DecodeError:
-        with contextlib.suppress(DecodeError):
+    except AmqpDecodeError:
+        with contextlib.suppress(AmqpDecodeError):
             count_items(data, 0, len(data), 1000)
         return
     assert number_of(found) <= count_items(data, 0, end, 1 << 40) <= MAX_DEPTH * end
@@ -104,7 +104,7 @@ def described_often(count: int, layers: int) -> bytes:
 def test_decode_refuses_too_many_values_before_they_are_made(raw: bytes) -> None:
     """A value that would make more objects than one may is refused before they are made."""
     with traced_memory():
-        with pytest.raises(DecodeError):
+        with pytest.raises(AmqpDecodeError):
             decode(raw)
         assert tracemalloc.get_traced_memory()[1] < 1 * MIB
 

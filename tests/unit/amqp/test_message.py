@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import DecodeError, EncodeError, encode
+from eventpump.amqp.codec import AmqpDecodeError, EncodeError, encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.sections import check_sections, encode_data, section, section_spans
 from eventpump.amqp.types import Described, Symbol, ULong
@@ -133,8 +133,8 @@ def test_encode_gives_ids_their_amqp_types() -> None:
     ],
 )
 def test_decode_of_what_is_no_message_raises_decode_error(raw: bytes) -> None:
-    """What is no message is refused by `DecodeError`."""
-    with pytest.raises(DecodeError):
+    """What is no message is refused by `AmqpDecodeError`."""
+    with pytest.raises(AmqpDecodeError):
         Message.decode(raw)
 
 
@@ -142,14 +142,14 @@ def test_decode_of_what_is_no_message_raises_decode_error(raw: bytes) -> None:
 def test_decode_of_hostile_bytes_raises_only_decode_error(
     noise: bytes, changes: list[tuple[int, int]], message: Message
 ) -> None:
-    """Random and damaged bytes decode, or raise `DecodeError`."""
+    """Random and damaged bytes decode, or raise `AmqpDecodeError`."""
     raw = bytearray(message.encode() + noise)
     for at, value in changes if raw else ():
         raw[at % len(raw)] = value
     for call in (Message.decode, section_spans):
         try:
             call(bytes(raw))
-        except DecodeError as error:
+        except AmqpDecodeError as error:
             assert error.condition == "amqp:decode-error"  # noqa: PT017 - either way is fine
 
 
@@ -162,7 +162,7 @@ def test_decode_of_a_message_cut_within_a_section_is_refused() -> None:
         if cut in ends:
             Message.decode(raw[:cut])
         else:
-            with pytest.raises(DecodeError):
+            with pytest.raises(AmqpDecodeError):
                 Message.decode(raw[:cut])
 
 
@@ -218,5 +218,5 @@ def test_check_of_sections_refuses_only_what_decode_refuses(raw: bytes, is_sound
         if is_sound:
             check(raw)
         else:
-            with pytest.raises(DecodeError):
+            with pytest.raises(AmqpDecodeError):
                 check(raw)

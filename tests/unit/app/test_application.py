@@ -53,6 +53,19 @@ def test_parts_that_are_none_are_refused(option: Any) -> None:
         EventHubsApp().subscriber("telemetry", **option)
 
 
+def test_a_middleware_that_is_no_coroutine_function_is_refused() -> None:
+    """An object whose call is one is as good."""
+
+    class Traces:
+        async def __call__(self, context: object, event: object, call: Any) -> Any:
+            return await call()
+
+    EventHubsApp(middleware=Traces())
+    for given in (lambda context, event, call: call(), "trace", Traces):
+        with pytest.raises(ConfigurationError, match="middleware: must be a coroutine function"):
+            EventHubsApp(middleware=given)  # type: ignore[arg-type]  # that is the point
+
+
 def test_options_of_the_application_apply_to_its_subscribers() -> None:
     """A retry limit that all of them have."""
     EventHubsApp(handler_retry=TWICE).subscriber("telemetry", concurrency=4)(_take)

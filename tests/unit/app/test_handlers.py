@@ -18,7 +18,7 @@ from eventpump.errors import ConfigurationError, DecodeError
 from eventpump.eventhubs.decoding import PAYLOADS
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.options.base import RetryOptions
-from eventpump.reports import EventSkipped, ProcessorFailed
+from eventpump.reports import EventSkipped, HandlerSlow, ProcessorFailed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet
 
@@ -111,7 +111,8 @@ async def test_parameters_are_filled_by_their_types() -> None:
 class _Producer:
     """Stores what is sent, or refuses it; each is known only later."""
 
-    def __init__(self, refuses: Callable[[bytes], bool] = lambda body: False) -> None:
+    def __init__(self, refuses: Callable[[bytes], bool] = lambda body: False, *, seconds: float = 0.1) -> None:
+        self._seconds = seconds
         self.stored: list[bytes] = []
         self._refuses = refuses
 
@@ -119,7 +120,7 @@ class _Producer:
         return asyncio.ensure_future(self._store(event.body))
 
     async def _store(self, body: bytes) -> None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(self._seconds)
         if self._refuses(body):
             raise ConnectionError("refused")
         self.stored.append(body)
@@ -171,12 +172,41 @@ async def test_a_decode_error_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize("publishes", [False, True])
-async def test_a_batch_that_takes_longer_than_a_call_may_is_processed_in_parts(publishes: bool) -> None:
-    """`on_handler_timeout="cancel"`: what was handled before is not handled again, nor published again."""
+@pytest.mark.parametrize("policy", ["report", "cancel"])
+async def test_the_time_of_a_call_is_that_of_each_event(policy: str, publishes: bool) -> None:
+    """However many there are in a batch; and of the wait until what they have published is stored."""
     handled: list[int] = []
 
     async def handle(number: int) -> str | None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.9)
+        handled.append(number)
+        return str(number) if publishes else None
+
+    producer = _Producer(seconds=0.9)
+    async with _fleet(20) as fleet:
+        await fleet.start(
+            "a",
+            partial(RouteProcessor, _route(handle, producer)),
+            checkpoint_policy=EACH,
+            handler_timeout=1.0,
+            on_handler_timeout=policy,
+        )
+        await fleet.until(lambda: fleet.checkpoint("0") == 19, 60)
+        assert not fleet.told("a", HandlerSlow)
+        assert not fleet.told("a", ProcessorFailed)
+    assert handled == list(range(20))
+    assert sorted(map(int, producer.stored)) == (handled if publishes else [])
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+async def test_an_event_that_takes_longer_than_a_call_may_is_cancelled(publishes: bool) -> None:
+    """`on_handler_timeout="cancel"`: what was handled before is not handled again, nor published again."""
+    handled: list[int] = []
+    begun: list[tuple[int, float]] = []
+
+    async def handle(number: int) -> str | None:
+        begun.append((number, asyncio.get_running_loop().time()))
+        await asyncio.sleep(5 if number == 7 and len(begun) < 9 else 0.6)
         handled.append(number)
         return str(number) if publishes else None
 
@@ -191,7 +221,10 @@ async def test_a_batch_that_takes_longer_than_a_call_may_is_processed_in_parts(p
             handler_retry=RetryOptions(max_retries=None, base_delay=0.1, max_delay=0.1),
         )
         await fleet.until(lambda: fleet.checkpoint("0") == 19, 60)
+        assert len(fleet.told("a", ProcessorFailed)) == 1
     assert handled == list(range(20))
+    assert [number for number, _ in begun] == [*range(8), *range(7, 20)]
+    assert 1.0 <= begun[8][1] - begun[7][1] < 1.3
     assert sorted(map(int, producer.stored)) == (handled if publishes else [])
 
 

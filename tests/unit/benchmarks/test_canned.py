@@ -8,8 +8,10 @@ import pytest
 
 from benchmarks.canned import CannedPartition, transfer_head
 from benchmarks.certificates import certificate
+from benchmarks.events import samples
 from benchmarks.processes import BenchmarkError, CannedService, run_side
 from benchmarks.sending import checked
+from benchmarks.sides.floors import _Exchange
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import Connection, Event, LinkAttached, Role, SaslRequested
 from eventpump.amqp.link import Link
@@ -81,6 +83,25 @@ def test_canned_frames_equal_those_of_send_run(links: int) -> None:
     assert partition.size_with(head) == len(written)
 
 
+async def test_floor_of_single_sends_prepares_every_sample() -> None:
+    """All 997 varied events, as the sides send them, though the service grants credit for fewer at once."""
+    floor = _Exchange("hub")
+    service = Connection(service_config(1 << 20), Role.SERVER)
+    floor._engine.start()
+    while not floor.link.done():
+        for event in service.receive(floor._engine.data_to_send()):
+            if isinstance(event, SaslRequested):
+                service.sasl_outcome(ok=True)
+            elif isinstance(event, LinkAttached):
+                event.link.accept()
+                event.link.set_credit(300)
+        for event in floor._engine.receive(service.data_to_send()):
+            floor._on_event(event)
+    frames = floor.prepared(floor.link.result(), "varied")
+    assert len(frames) == 997
+    assert all(each.body in frame for each, (frame, _) in zip(samples("varied"), frames, strict=True))
+
+
 @pytest.fixture(scope="module")
 def service() -> Iterator[CannedService]:
     """Serve varied events over TLS."""
@@ -105,6 +126,7 @@ SENDS: Mapping[str, Mapping[str, object]] = {
     "send": {"partitions": PARTITIONS, "batches": 3, "warm_up": 1},
     "buffered": {"events": 900, "warm_up": 100},
     "latency": {"sends": 100, "warm_up": 10},
+    "exchange": {"sends": 100, "warm_up": 10},
 }
 
 
@@ -115,6 +137,7 @@ SENDS: Mapping[str, Mapping[str, object]] = {
         ("ours:send", {"idempotent": True}),
         ("theirs:send", {}),
         ("theirs_sync:latency", {}),
+        ("floors:exchange", {}),
     ],
 )
 def test_canned_service_takes_what_every_client_sends(

@@ -41,6 +41,7 @@ def make_row(
         subject_value=value,
         peer_value=peer,
         unit="µs CPU/event",
+        build="pure Python",
         subject_busy=busy,
         peer_busy=0.5,
         goal=goal,

@@ -24,6 +24,7 @@ ROW = Row(
     subject_busy=0.97,
     must_be_busy=True,
     is_headline=True,
+    build="pure Python",
     python="3.11.7",
 )
 """A headline row."""
@@ -112,6 +113,40 @@ def test_picture_of_a_quick_run_says_so(tmp_path: Path) -> None:
     assert any("not to be quoted" in text for text in texts(light))
     light, _ = plot(make_report(ROW), tmp_path)
     assert not any("not to be quoted" in text for text in texts(light))
+
+
+def test_picture_of_curves_has_a_panel_for_each_quantity_and_a_colour_for_each_curve(tmp_path: Path) -> None:
+    """Points are where they were measured on logarithmic axes, and the law is a line between them."""
+    point = replace(ROW, name="", benchmark="scale", must_be_busy=False, over="partitions")
+    rows = [
+        replace(
+            point,
+            name=f"scale: {curve}, {at}, {panel}",
+            panel=panel,
+            curve=curve,
+            at=at,
+            subject_value=at * 2.0,
+            peer_value=None if panel == "cost" else at * 2.0,
+            unit="s",
+        )
+        for panel in ("start", "idle", "cost")
+        for curve in ("in memory", "over AMQP")
+        for at in (1, 4, 16)
+    ]
+    light, dark = plot(make_report(*rows), tmp_path)
+    shown = texts(light)
+    assert {"start, s", "idle, s", "cost, s", "1", "4", "16"} <= set(shown)
+    assert {"\u25cf in memory, over partitions", "\u25cf over AMQP, over partitions"} <= set(shown)
+    points = re.findall(
+        r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)" style="fill: #0969da', light.read_text(encoding="utf-8")
+    )
+    first = [(float(x), float(y)) for x, y in points[:3]]
+    assert first[1][0] - first[0][0] == pytest.approx(first[2][0] - first[1][0], abs=0.01)
+    assert first[0][1] - first[1][1] == pytest.approx(first[1][1] - first[2][1], abs=0.01)
+    assert first[0][1] > first[2][1]
+    before = light.read_bytes(), dark.read_bytes()
+    plot(make_report(*rows), tmp_path)
+    assert (light.read_bytes(), dark.read_bytes()) == before
 
 
 def test_picture_has_a_description_for_every_benchmark() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.processes import run_side
-from benchmarks.scale import law
+from benchmarks.processes import EmulatorProcess, run_side
+from benchmarks.scale import law, rows_of
 from benchmarks.suite import BENCHMARKS
 
 TIMEOUT = 60.0
@@ -21,10 +21,33 @@ def test_law_of_a_straight_line_is_its_parts() -> None:
 
 def test_hosts_of_several_partitions_have_every_figure() -> None:
     """Each partition has its events, whichever host takes it."""
-    found = run_side("scale:scale", TIMEOUT, partitions=6, hosts=2, events=60, idle=0.0)
+    found = run_side("scale:scale", TIMEOUT, partitions=6, hosts=2, each=10, idle=0.0)
     assert found.keys() == {"start", "start_cpu", "memory", "cost"}
     assert found["start"] > 0
     assert found["cost"] > 0
+
+
+def test_host_of_a_service_has_every_figure() -> None:
+    """Another process sends the events that come while it runs."""
+    with EmulatorProcess(3) as emulator:
+        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
+        run_side("ours:fill", TIMEOUT, **place, partitions=3, events=3)
+        found = run_side("scale:scale", TIMEOUT, partitions=3, hosts=1, each=20, idle=0.0, **place)
+    assert found.keys() == {"start", "start_cpu", "memory", "cost"}
+    assert found["cost"] > 0
+
+
+def test_rows_are_points_of_curves_beside_their_law() -> None:
+    """The cost per event grows by no law."""
+    figures = {"start": 1.0, "start_cpu": 1.0, "idle": 1.0, "memory": 1.0, "cost": 2.0}
+    rows = rows_of("in memory", dict.fromkeys((1, 32), figures), "partitions", lambda number: f"{number} of them")
+    assert len({row.name for row in rows}) == len(rows) == 10
+    assert {(row.panel, row.at) for row in rows if row.peer_value is None} == {
+        ("cost per event", 1),
+        ("cost per event", 32),
+    }
+    assert all(row.peer_value == pytest.approx(1.0) for row in rows if row.peer_value is not None)
+    assert {row.note for row in rows} == {"", "law: 1 + 0 × partitions"}
 
 
 def test_keyed_and_plain_processors_take_turns_over_the_same_events() -> None:

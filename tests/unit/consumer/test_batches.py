@@ -270,6 +270,106 @@ async def test_closing_does_not_wait_for_loops_that_there_are_not() -> None:
         assert not fleet.told("a", ProcessorFailed)
 
 
+@pytest.mark.parametrize("waits", ["wait_for", "task", "timeout", "default"])
+async def test_closing_in_the_body_does_not_wait_for_the_body(waits: str) -> None:
+    """However the batch was waited for: `asyncio.wait_for` has a task of its own before Python 3.12."""
+    async with _fleet(30) as fleet:
+        host = _host(fleet)
+        batches = host.batches()
+        match waits:
+            case "wait_for":
+                batch = await asyncio.wait_for(anext(batches), 60)
+            case "task":
+                batch = await asyncio.create_task(anext(batches))
+            case "timeout":
+                async with asyncio.timeout(60):
+                    batch = await anext(batches)
+            case _:
+                batch = await asyncio.wait_for(anext(batches, None), 60)  # type: ignore[arg-type]  # any awaitable
+        assert _numbers(batch) == list(range(10))
+        began = asyncio.get_running_loop().time()
+        await host.aclose()
+        assert asyncio.get_running_loop().time() - began < 1
+        other = _host(fleet, "b").batches()
+        assert await _take(other, 1) == [list(range(10))]
+        await other.aclose()
+
+
+async def test_closing_elsewhere_waits_for_a_loop_whose_batches_come_by_wait_for() -> None:
+    """It has its time to acknowledge the batch in hand, though the task that took it has ended."""
+    async with _fleet(20) as fleet:
+        host = _host(fleet)
+        has = asyncio.Event()
+
+        async def follow() -> None:
+            batches = host.batches()
+            with suppress(StopAsyncIteration):
+                while True:
+                    await asyncio.wait_for(anext(batches), 60)
+                    has.set()
+                    await asyncio.sleep(5)
+
+        following = asyncio.create_task(follow())
+        await has.wait()
+        began = asyncio.get_running_loop().time()
+        await host.aclose()
+        assert 4 < asyncio.get_running_loop().time() - began < 6
+        await following
+        assert fleet.checkpoint("0") == 9
+
+
+async def test_a_loop_that_fails_gives_its_batch_back_though_another_task_took_it() -> None:
+    """As any that fails; and a wait that times out takes none."""
+    async with _fleet(10) as fleet:
+        host = _host(fleet)
+
+        async def fail(batches: BatchIterator) -> None:
+            await asyncio.wait_for(anext(batches), 60)
+            raise ValueError("the body's")
+
+        kept = host.batches()
+        with pytest.raises(ValueError, match="the body's"):
+            await asyncio.create_task(fail(kept))
+        again = host.batches()
+        assert await _take(again, 1) == [list(range(10))]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(again), 5)
+        await again.aclose()
+        assert fleet.checkpoint("0") == 9
+
+
+@pytest.mark.parametrize("is_handed_on", [True, False])
+async def test_the_task_that_asked_has_the_batch(is_handed_on: bool) -> None:
+    """Cancelled, it gives the batch back, though another task processes it; one that only waited for it does not."""
+    async with _fleet(20) as fleet:
+        host = _host(fleet)
+        batches = host.batches()
+        passed: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
+
+        async def ask() -> None:
+            passed.put_nowait(await asyncio.create_task(anext(batches)))
+            await asyncio.sleep(math.inf)
+
+        async def wait(asked: asyncio.Task[ReceivedBatch]) -> None:
+            passed.put_nowait(await asked)
+            await asyncio.sleep(math.inf)
+
+        first = asyncio.create_task(ask() if is_handed_on else wait(asyncio.create_task(anext(batches))))
+        batch = await passed.get()
+        assert _numbers(batch) == list(range(10))
+        other = asyncio.create_task(_take(host.batches(), 1))
+        await asyncio.sleep(1)
+        assert not other.done()
+        first.cancel()
+        await asyncio.sleep(1)
+        assert other.done() is is_handed_on
+        following = asyncio.create_task(_take(batches, 1))  # acknowledges the first batch, where that still counts
+        assert await other == [list(range(10) if is_handed_on else range(10, 20))]
+        following.cancel()
+        await host.aclose()
+        assert fleet.checkpoint("0") == (None if is_handed_on else 9)
+
+
 # -------------------------------------------------------------------------------------------------------- its end
 
 

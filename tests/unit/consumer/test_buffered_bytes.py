@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.feed import LARGE, BufferFullError, PartitionFeed, as_received
+from eventpump.consumer.feed import LARGE, FeedFullError, PartitionFeed, as_received
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.budget import Account, BufferBudget
@@ -59,7 +59,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def _refused(fleet: Fleet, name: str = "a") -> list[LinkFailed]:
-    return [each for each in fleet.told(name, LinkFailed) if isinstance(each.error, BufferFullError)]
+    return [each for each in fleet.told(name, LinkFailed) if isinstance(each.error, FeedFullError)]
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.05])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -194,3 +196,25 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
     returned.set()
     await left[0]
     assert seen == [False, True, True, False, False]
+
+
+async def test_what_a_batch_has_started_keeps_nothing_of_the_pump() -> None:
+    """It has the context of the batch for as long as it lives, and may outlive the host: a pool, a ticker."""
+    scene = _Scene()
+    runner = weakref.ref(scene.runner)
+    started: list[asyncio.TimerHandle] = []
+
+    async def batch() -> None:
+        started.append(asyncio.get_running_loop().call_later(1e6, print))
+
+    # In a task of its own, as that of a pump: its context ends with it.
+    await asyncio.create_task(_batch_of(scene, batch))
+    scene.runner.stop()
+    del scene, batch
+    gc.collect()
+    assert runner() is None
+    started[0].cancel()
+
+
+async def _batch_of(scene: _Scene, batch: Callable[[], Awaitable[None]]) -> None:
+    await scene.runner.run_batch(scene.runner.call("process_events"), batch)

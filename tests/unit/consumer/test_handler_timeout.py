@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
@@ -162,3 +163,30 @@ async def test_handler_calls_that_return_in_time_share_one_timer() -> None:
         assert len(fleet.record.deliveries) == 1000
         assert fleet.told("a", HandlerSlow) == []
         assert 1 <= timers[0] <= 12
+
+
+@pytest.mark.parametrize("mode", ["report", "cancel"])
+async def test_handler_that_is_stuck_does_not_hide_another(clock: VirtualClock, mode: str) -> None:
+    """While one key's call goes on, however long, those of other keys are reported, or cancelled, at their time."""
+    times: list[float] = []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if events[0].sequence_number:
+            times.append(clock.monotonic())
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(200)
+            times.append(clock.monotonic())
+        while not times[1:]:
+            with suppress(asyncio.CancelledError):  # it does not heed its time-out
+                await asyncio.sleep(100)
+
+    async with _fleet(1) as fleet:
+        processor = KeyedProcessor(handle, key=lambda event: event.sequence_number)
+        retry = RetryOptions(max_retries=0)
+        await fleet.start("a", processor, handler_timeout=10, on_handler_timeout=mode, handler_retry=retry)
+        await asyncio.sleep(700)
+        fleet.hub.publish("0", count=1)
+        before = len(fleet.told("a", HandlerSlow))
+        await fleet.until(lambda: len(times) == 2, 300)
+        assert times[1] - times[0] == pytest.approx(10 if mode == "cancel" else 200)
+        assert fleet.told("a", HandlerSlow)[before].running_for == pytest.approx(10)

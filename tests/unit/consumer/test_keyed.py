@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import defaultdict
@@ -473,6 +474,70 @@ async def test_a_key_function_that_raises_is_a_failure_of_its_event() -> None:
         assert seen == [0, 1, 2, 4, 6, 8, 9]
         assert sorted(each.sequence_number or 0 for each in fleet.told("a", EventSkipped)) == [3, 5, 7]
         assert fleet.checkpoint("0") == 9
+
+
+async def test_what_follows_an_event_whose_key_is_not_known_waits_for_it() -> None:
+    """A retry asks for the key again. Then the event has its place in the order of its key; those before go on."""
+    unknown, gate = {13, 16}, asyncio.Event()
+
+    def key(event: ReceivedEvent) -> int:
+        if event.sequence_number in unknown:
+            raise _Oddity("not now")
+        return _key(event)
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(0.01)
+        if events[0].sequence_number == 3:
+            await gate.wait()
+
+    book = _Book(handle)
+    async with _fleet(100) as fleet:
+        retry = RetryOptions(max_retries=20, base_delay=10, max_delay=10)
+        await _start(fleet, _Keyed(book, key=key), handler_retry=retry)
+        await fleet.until(lambda: len(book.errors) == 3, 60)
+        assert sorted(book.numbers) == list(range(13))
+        unknown.remove(13)
+        await fleet.until(lambda: 15 in book.ok, 30)
+        await asyncio.sleep(10)
+        # 13 waits for 3, and all that follows waits for 16.
+        assert sorted(book.numbers) == [*range(13), 14, 15]
+        await fleet.until(lambda: bool(fleet.told("a", EventSkipped)), 300)
+        await asyncio.sleep(1)
+        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [16]
+        assert sorted(book.ok) == [number for number in range(100) if number % KEYS != 3 and number != 16]
+        gate.set()
+        await asyncio.sleep(1)
+        assert book.of_key(3) == list(range(3, 100, KEYS))
+        assert book.of_key(6) == [number for number in range(6, 100, KEYS) if number != 16]
+        assert fleet.checkpoint("0") == 99
+
+
+@pytest.mark.parametrize("count", [1, 7, 250])
+async def test_handlers_that_wait_now_and_then_keep_the_order_and_the_watermark(count: int) -> None:
+    """What is called without a wait is not sorted; as soon as a handler waits, it is, and others run meanwhile."""
+    rng = random.Random(count)
+    slow = set(rng.sample(range(1000), count))
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        (number,) = (event.sequence_number for event in events)
+        if number in slow:
+            await asyncio.sleep(rng.choice((0, 0.1, 5)))
+        if number % 97 == 0 and book.numbers.count(number) < 2:
+            raise ValueError("not now")
+        with contextlib.suppress(ConfigurationError):  # it is above the watermark
+            await context.checkpoint(events[-1])
+        finished = {*book.ok}
+        stored = fleet.checkpoint("0")
+        assert stored is None or finished.issuperset(range(stored + 1))
+
+    book = _Book(handle)
+    async with _fleet(1000) as fleet:
+        await _start(fleet, _Keyed(book, concurrency=8))
+        await fleet.until(lambda: len(book.ok) == 1000, 2000)
+        for key in range(KEYS):
+            assert [number for number in book.ok if number % KEYS == key] == list(range(key, 1000, KEYS))
+        assert len(book.calls) == 1000 + math.ceil(1000 / 97)
+        await fleet.until(lambda: fleet.checkpoint("0") == 999, 5)
 
 
 async def test_a_worker_that_other_code_cancels_between_calls_ends_the_pump_and_no_more() -> None:

@@ -273,7 +273,7 @@ async def test_what_cannot_be_decoded_is_not_retried(is_by_key: bool) -> None:
 
 
 async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
-    """The handler is not called with it, and others are processed meanwhile."""
+    """The handler is not called with it, nor with what follows, which may be of the same key; those before end."""
     fails = [7]
 
     def key(event: ReceivedEvent) -> Any:
@@ -285,11 +285,34 @@ async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
     async with _reader(hub, end="@latest") as reader:
         with pytest.raises(RuntimeError, match="no key"):
             await reader.run(book, handler_retry=TWICE)
-        assert sorted(book.ok) == [number for number in range(20) if number != 7]
+        assert sorted(book.ok) == list(range(7))
+        assert len(book.errors) == 2
         assert _number_at(hub, reader) == 7
         fails.clear()
         await reader.run(book)
         assert sorted(book.ok) == list(range(20))
+
+
+async def test_a_key_that_is_found_by_a_retry_keeps_the_order() -> None:
+    """Its event comes behind those before it, and before those after it; what the handler raises counts anew."""
+    fails = [17]
+
+    def key(event: ReceivedEvent) -> Any:
+        if event.sequence_number in fails:
+            fails.pop()
+            raise _Oddity("not now")
+        return _key(event)
+
+    async def step(event: ReceivedEvent) -> None:
+        await asyncio.sleep(60 if event.sequence_number == 7 else 0.01)
+        if event.sequence_number == 17 and book.begun.count(17) < 2:
+            raise ValueError("not now")
+
+    hub, book = _hub(40), _Book(step, key=key)
+    async with _reader(hub, end="@latest") as reader:
+        await reader.run(book, handler_retry=TWICE)
+    assert [number for number in book.begun if number % 10 == 7] == [7, 17, 17, 27, 37]
+    assert sorted(book.ok) == list(range(40))
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,6 +157,32 @@ def test_subscribers_that_keep_pace_get_the_same_tuple() -> None:
     first, *others = (cursor.read(9) for cursor in cursors)
     assert first == tuple(_messages("a", "b"))
     assert all(each is first for each in others)
+
+
+def test_what_all_subscribers_have_read_is_not_kept() -> None:
+    """Once the last subscriber has read, or the others have left, the cache keeps no item of what was read last."""
+    cache: EventCache[Item] = EventCache(lambda raws: [Item(raw) for raw in raws])
+    first, second = cache.cursor(), cache.cursor()
+    _append(cache, _messages("a"))
+    kept = [weakref.ref(cursor.read(9)[0]) for cursor in (first, second)]
+    _append(cache, _messages("b", "c"))
+    kept.append(weakref.ref(first.read(9)[0]))
+    second.close()
+    first.settle()
+    gc.collect()
+    assert [each() for each in kept] == [None, None, None]
+
+
+def test_settle_processes_only_where_nothing_is_to_be_read() -> None:
+    """What was read stays in hand while more is there, and `settle` returns whether it was processed."""
+    cache = _plain()
+    cursor = cache.cursor()
+    _append(cache, _messages("a"))
+    cursor.read(9)
+    _append(cache, _messages("b"))
+    assert (cursor.settle(), cursor.has_in_hand) == (False, True)
+    cursor.read(9)
+    assert (cursor.settle(), cursor.has_in_hand, cache.in_hand) == (True, False, 0)
 
 
 def test_read_of_a_slow_subscriber_returns_what_the_other_has_passed() -> None:

@@ -74,3 +74,19 @@ def test_finished_events_above_the_watermark_are_not_held() -> None:
     gc.collect()
     assert [number for number, each in enumerate(held) if each() is not None] == [0]
     assert watermark.count == 0
+
+
+def test_events_finished_in_order_are_passed_without_entries() -> None:
+    """The position is that of the last one that can be read; entries follow them."""
+    watermark: Watermark[_Event] = Watermark()
+    watermark.passed([_Event(0), _Event(1), _Event(2, is_readable=False)])
+    watermark.passed([_Event(3, is_readable=False)])
+    assert watermark.count == 4
+    assert watermark.position is not None
+    assert watermark.position.sequence_number == 1
+    entry = _entry(_Event(4))
+    watermark.entries.append(entry)
+    _finish(watermark, entry)
+    watermark.advance()
+    assert watermark.count == 5
+    assert watermark.position.sequence_number == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,9 +83,9 @@ def test_the_lag_of_the_archive_is_that_of_running_hosts(tmp_path: Any) -> None:
     assert "archive behind 1,407,402" in make_scene(tmp_path, killed=1).line()
 
 
-def make_pipeline() -> PipelineScene:
+def make_pipeline(total: int = 50_000_000) -> PipelineScene:
     """Make what is seen late in the demo of Spark, with large figures."""
-    scene = PipelineScene(8, 50_000_000)
+    scene = PipelineScene(8, total)
     for number, state in ((1, "killed"), (2, "running")):
         job = SparkJob(number, cast("Any", _Process()), Path("job.log"))
         job.is_started, job.is_killed = True, state == "killed"
@@ -112,17 +111,40 @@ def test_the_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: 
     assert not any(re.search(r"\S…", line) for line in lines)
 
 
+def test_the_figures_of_spark_fit_one_line() -> None:
+    """At the demo's size, where the title is shortened before anything is wrapped."""
+    scene = make_pipeline(200_000)
+    scene.published, scene.stored, scene.ends = 200_000, 1_600, {**scene.ends, "3": 200_000}
+    for job in scene.jobs:
+        job.lag = {}
+    head = drawn(scene, [])[0]
+    assert head.startswith("demo --spark   ")
+    assert head.endswith("trades 200,000 of 200,000   bars 1,600   behind 200,000")
+
+
 def test_the_live_table_of_spark_counts_what_is_published_and_not_read() -> None:
     """Behind are the trades that are in no finished batch, also while Spark has not looked at them."""
     scene = make_pipeline()
     symbol = next(name for name in map(str, range(100)) if partition_for_key(name, 8) == 3)
-    bodies = [json.dumps({"symbol": symbol}).encode()] * 10
     scene.jobs[-1].lag = {}
     scene.jobs[0].lag = {"3": (4, 0, 0.0)}
-    scene.add(bodies)
+    scene.add({symbol: 10})
     assert scene.published == 10
     assert scene.behind("3")[0] == 6
     assert scene.behind("2") == (0, 0.0)
     assert ("behind", "6") in scene.head()
     scene.jobs[-1].lag = {"3": (10, 0, 0.0)}
     assert scene.behind("3") == (0, 0.0)
+
+
+def test_failed_job_is_described_by_the_exception_below_a_traceback() -> None:
+    """Spark shows the exception of a function in Python as the text of its own, with the whole traceback."""
+    job = make_pipeline().jobs[0]
+    job.failure = "the first line\nanother"
+    assert job.complaint() == "the first line"
+    job.failure = (
+        "py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: "
+        'Traceback (most recent call last):\n  File "job.py", line 1, in run\n    publish()\n\n'
+        "eventpump.ServiceError: the hub is gone\n\tat org.apache.Spark\n"
+    )
+    assert job.complaint() == "eventpump.ServiceError: the hub is gone"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.codec import DecodeError, encode
+from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Int, Short, Symbol
 from eventpump.emulator import bounds
@@ -61,7 +61,7 @@ def route(payload: bytes) -> Any:
 )
 def test_message_with_too_many_annotations_is_refused(take: Callable[[], object]) -> None:
     """A message whose annotations would take long to read is refused, in one event or over all of a batch."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         take()
 
 
@@ -89,7 +89,7 @@ def test_envelope_sections_not_read_are_not_decoded() -> None:
 def test_values_inside_annotations_are_counted() -> None:
     """Annotations are stored where readers can decode them, and refused where they hold more values than are taken."""
     for refused in (LISTS, LISTS | {Symbol("y"): Symbol("z")}):
-        with pytest.raises(DecodeError, match="more values"):
+        with pytest.raises(AmqpDecodeError, match="more values"):
             stamp([event(refused)], 0, 0, 0, None)
     stored = Message.decode(stamp([event({Symbol("x"): [[]] * 1000})], 0, 0, 0, None).payloads[0]).message_annotations
     assert stored is not None
@@ -99,7 +99,7 @@ def test_values_inside_annotations_are_counted() -> None:
 @pytest.mark.parametrize("parts", [(b"\x45", b"\x40"), (encode([1]), b"\x40"), (encode("x"),), ()])
 def test_annotations_of_no_valid_form_are_refused(parts: tuple[bytes, ...]) -> None:
     """A list as a key, which no reader takes, or entries that are counted and not there, are refused."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         stamp([annotated(*parts)], 0, 0, 0, None)
 
 
@@ -110,7 +110,7 @@ def test_envelope_in_long_forms_is_read(body: Any) -> None:
     if isinstance(body, Data):
         assert decode_batch(raw) == [b"a", b"bc"]
     else:
-        with pytest.raises(DecodeError):
+        with pytest.raises(AmqpDecodeError):
             decode_batch(raw)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from eventpump.amqp.codec import DecodeError
+from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.message import Data, Header, Message
 from eventpump.amqp.types import Int, Short, Symbol
 from eventpump.emulator.ledger import (
@@ -506,7 +506,7 @@ def test_run_of_numbers_of_any_bytes_raises_only_known_errors(raw: bytes) -> Non
     """Bytes that are no event give a refusal or a decode error."""
     try:
         found = run_of([raw])
-    except DecodeError:
+    except AmqpDecodeError:
         return
     assert isinstance(found, Refusal) or found[0] == Run(5, 1, 9, 1)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import DecodeError, encode
+from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.sections import EventFields, check_sections, scan_event
 from eventpump.amqp.types import Described, Int, Short, Symbol, Timestamp
@@ -133,7 +133,7 @@ def test_stamp_prefers_the_events_own_key() -> None:
 )
 def test_stamp_of_what_is_no_message_is_refused(raw: bytes) -> None:
     """Nothing that a reader could not take apart is ever numbered."""
-    with pytest.raises(DecodeError):
+    with pytest.raises(AmqpDecodeError):
         stamp([raw], 0, 0, 1, None)
 
 
@@ -142,7 +142,7 @@ def test_stamp_of_any_bytes_raises_only_decode_error(raw: bytes) -> None:
     """Hostile bytes raise the one error, and what is taken has the annotations a reader looks for."""
     try:
         stored = stamp([raw], 3, 9, 1, None).payloads[0]
-    except DecodeError:
+    except AmqpDecodeError:
         return
     event = ReceivedEvent(stored)
     assert (event.sequence_number, event.offset) == (3, "9")
@@ -159,8 +159,8 @@ def test_stamp_accepts_exactly_what_readers_can_decode(sections: list[tuple[int,
     raw = b"".join(bytes((0x00, 0x53, code)) + value for code, value in sections)
     try:
         stored = stamp([raw], 3, 9, 1, None).payloads[0]
-    except DecodeError:
-        with suppress(DecodeError):
+    except AmqpDecodeError:
+        with suppress(AmqpDecodeError):
             Message.decode(raw)
             codes = [code for code, _ in sections]
             # The one thing more: what belongs before the properties (3.2) does not stand behind them.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import encodings
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
+from time import thread_time
 from typing import Any
 
 import pytest
 from azure.core.messaging import CloudEvent as AzureCloudEvent
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eventpump.amqp.types import Timestamp
@@ -197,6 +200,126 @@ def test_azure_core_reads_the_structured_mode() -> None:
     assert read.extensions == {"ext": "1"}
     raw: AzureCloudEvent[Any] = AzureCloudEvent.from_json(_event(data=b"\0\1").to_event_data("structured").body)
     assert raw.data == b"\0\1"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("text/plain; charset=iso-8859-1", b"caf\xe9"),
+        ('text/plain; Charset = "ISO-8859-1"; format=flowed', b"caf\xe9"),
+        ("text/xml;charset=utf-16-le", "café".encode("utf-16-le")),
+        ("text/plain; charset=utf-8", "café".encode()),
+        ("text/plain", "café".encode()),
+        ("text/plain; format=flowed", "café".encode()),
+    ],
+)
+def test_text_has_the_charset_of_its_type(content_type: str, body: bytes) -> None:
+    """Read and written alike; in JSON, text is text."""
+    made = _event(data="café", datacontenttype=content_type)
+    sent = made.to_event_data()
+    assert sent.body == body
+    assert CloudEvent.from_event(_received(sent)) == made
+    assert CloudEvent.from_event(_received(made.to_event_data("structured"))) == made
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ('text/plain; title="; charset=utf-16"; charset=iso-8859-1', b"caf\xe9"),
+        (r'text/plain; a="\"; charset=x"; charset="iso\-8859-1"', b"caf\xe9"),
+        ("text/plain; charset=windows-1252; charset=utf-16", b"caf\xe9"),
+        ('text/plain; x-charset=ascii; flag; other="a;b" c;;charset=latin1 ;', b"caf\xe9"),
+        ("text/plain; charset=gb18030", "café".encode("gb18030")),
+        ("text/plain; charset=windows-1252", b"caf\xe9"),
+        ("text/plain; charset=ISO-2022-JP-2", "café".encode("iso2022_jp_2")),
+    ],
+)
+def test_charset_is_that_of_the_parameter(content_type: str, body: bytes) -> None:
+    """Parameters are read one after the other: what another one quotes is not a parameter."""
+    sent = _event(data="café", datacontenttype=content_type).to_event_data()
+    assert sent.body == body
+    assert CloudEvent.from_event(_received(sent)).data == "café"
+
+
+def test_parameter_whose_quotes_do_not_end_is_refused() -> None:
+    """What follows it may be within the quotes or not."""
+    made = _event(data="text", datacontenttype='text/plain; title="a; charset=utf-16')
+    with pytest.raises(EventError, match="does not end"):
+        made.to_event_data()
+    sent = _event(data=b"text", datacontenttype=made.datacontenttype).to_event_data()
+    with pytest.raises(DecodeError, match="does not end"):
+        CloudEvent.from_event(_received(sent))
+
+
+@pytest.mark.parametrize("part", [";", '"', "; a", '; a="', ' ; "\\', "\\", "; charset", "= "])
+def test_parameters_take_linear_time(part: str) -> None:
+    """A type of a megabyte, of a sender that means harm, takes part of a second."""
+    sent = _event(data=b"text", datacontenttype="text/plain;" + part * (1_000_000 // len(part))).to_event_data()
+    began = thread_time()
+    with suppress(DecodeError):
+        CloudEvent.from_event(_received(sent))
+    assert thread_time() - began < 5  # quadratic time would be minutes
+
+
+@given(
+    content_type=st.lists(
+        st.sampled_from(["text/x", "application/json", ";", " ", "charset=", '"', "\\", "utf-8", "utf-16", "idna"])
+        | st.text(st.characters(codec="ascii"), max_size=3),
+        max_size=8,
+    ).map("".join),
+    body=st.binary(max_size=20),
+    text=st.text(st.characters(), max_size=20),
+    time=st.none() | st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=14))])),
+    mode=st.sampled_from(["binary", "structured"]),
+)
+@example("text/plain; charset=utf-8\0", b"x", "x", None, "binary")
+@example("text/plain; charset=idna", b"xn--a", "a" * 70 + ".é", None, "binary")
+@example("text/plain", b"", "\ud800", None, "structured")
+@example("text/plain", b"", "x", datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))), "binary")
+def test_only_its_own_errors_are_raised(
+    content_type: str, body: bytes, text: str, time: datetime | None, mode: Any
+) -> None:
+    """An `EventError` where it is sent, a `DecodeError` where it is received; whatever the type, text and time."""
+    with suppress(EventError):
+        _event(data=text, datacontenttype=content_type, time=time).to_event_data(mode)
+    sent = _event(data=body).to_event_data()
+    received = _bare(
+        body, content_type=content_type, **{name.replace(":", "__"): v for name, v in sent.properties.items()}
+    )
+    with suppress(DecodeError):
+        CloudEvent.from_event(received)
+
+
+@pytest.mark.parametrize(
+    "charset",
+    [
+        "klingon", "", "base64", "undefined", "../os", "a\0b", "x" * 5000, "utf-8\0", "utf+8", "punycode", "idna",
+        "unicode_escape", "raw-unicode-escape", "charmap", "utf-7", "mbcs", "rot13", "hex",
+    ],
+)  # fmt: skip
+def test_text_of_an_unknown_charset_is_refused(charset: str) -> None:
+    """By an error that names it, or its beginning; nothing is guessed, and no name is kept."""
+    sent = _event(data=b"text", datacontenttype=f"text/plain; charset={charset}").to_event_data()
+    known = set(encodings._cache)  # what `codecs.lookup` remembers
+    with pytest.raises(DecodeError, match="charset") as raised:
+        CloudEvent.from_event(_received(sent))
+    assert len(str(raised.value)) < 300
+    assert set(encodings._cache) <= known
+    assert "klingon" not in encodings._cache
+    text = _event(data="text", datacontenttype=f"text/plain; charset={charset}")
+    with pytest.raises(EventError, match="charset"):
+        text.to_event_data()
+    assert text.to_event_data("structured").body
+
+
+def test_text_that_its_charset_lacks_is_refused() -> None:
+    """When it is sent, and when it is received."""
+    with pytest.raises(EventError, match="cannot be written as text/plain; charset=ascii"):
+        _event(data="café", datacontenttype="text/plain; charset=ascii").to_event_data()
+    with pytest.raises(DecodeError, match="not valid ascii"):
+        CloudEvent.from_event(
+            _received(_event(data=b"\xe9", datacontenttype="text/plain; charset=ascii").to_event_data())
+        )
 
 
 @pytest.mark.parametrize("mode", ["binary", "structured"])

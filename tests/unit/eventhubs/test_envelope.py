@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.amqp.codec import DecodeError, encode
+from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import AmqpValue, Data, Header, Message
 from eventpump.amqp.types import Described, Symbol, ULong
 from eventpump.eventhubs.envelope import DATA_HEADS, EVENT_HEADS, decode_batch, encode_batch, partition_key_of
@@ -94,14 +94,14 @@ JUNK = [
 
 @pytest.mark.parametrize("payload", JUNK)
 def test_envelope_of_junk_raises_decode_error(payload: bytes) -> None:
-    """What is no envelope with events is a `DecodeError`."""
-    with pytest.raises(DecodeError):
+    """What is no envelope with events is a `AmqpDecodeError`."""
+    with pytest.raises(AmqpDecodeError):
         decode_batch(payload)
 
 
 @given(st.lists(payloads, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_envelope_with_mutated_bytes_raises_only_decode_error(events: list[bytes], rng: random.Random) -> None:
-    """A damaged envelope gives events within its bytes or a `DecodeError`, and nothing else."""
+    """A damaged envelope gives events within its bytes or a `AmqpDecodeError`, and nothing else."""
     raw = bytearray(encode_batch(events, "key"))
     for _ in range(3):
         raw[rng.randrange(len(raw))] = rng.randrange(256)
@@ -109,7 +109,7 @@ def test_envelope_with_mutated_bytes_raises_only_decode_error(events: list[bytes
     for read in (decode_batch, partition_key_of):
         try:
             found = read(payload)
-        except DecodeError:
+        except AmqpDecodeError:
             continue
         assert sum(len(each) for each in found or ()) <= len(payload)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # it comes without types
 import pytest
 
 from eventpump.net import addresses
 from eventpump.net.route import Route, dial
 from eventpump.options.connection import ProxySettings
+from tests.support.sockets import open_sockets
 from tests.unit.net.ends import Client
 from tests.unit.net.test_route import answering
 
@@ -81,11 +80,7 @@ async def nothing_left() -> Any:
     for _ in range(3):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert open_sockets() == before
-
-
-def open_sockets() -> int:
-    return len(psutil.Process(os.getpid()).net_connections("inet"))
+    assert not open_sockets() - before
 
 
 async def test_connect_passes_over_an_address_that_does_not_answer(resolve: Any) -> None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+import socket
+import ssl
+import struct
+from asyncio import sslproto
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import trustme
 
 from eventpump.amqp.connection import (
     AMQP_HEADER,
@@ -17,13 +25,14 @@ from eventpump.amqp.connection import (
     Event,
     LinkAttached,
     LinkDetached,
+    Messages,
     Opened,
     Role,
     SaslRequested,
 )
-from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Open, SaslInit, Source, Target
+from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Open, SaslInit, Source, Target, Transfer
 from eventpump.net import stream
-from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionProtocol
+from eventpump.net.stream import CLOSE_TIMEOUT, BufferedReads, ConnectionProtocol
 from eventpump.testing.clock import VirtualClock
 from tests.unit.amqp.pair import config, frame, only, sent
 from tests.unit.net.ends import Recorder
@@ -36,6 +45,7 @@ class MemoryTransport(asyncio.Transport):
         written: What the peer has taken.
         reading: Set while this end reads.
         ended: When the stream was gone, and whether it was cut; None before.
+        peer: Gets what the peer sends.
     """
 
     def __init__(self, protocol: ConnectionProtocol) -> None:
@@ -45,7 +55,7 @@ class MemoryTransport(asyncio.Transport):
         self.ended: tuple[float, bool] | None = None
         self.reading = asyncio.Event()
         self.reading.set()
-        self._protocol = protocol
+        self.peer: asyncio.Protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._held = bytearray()
         self._high = 1 << 16
@@ -80,9 +90,9 @@ class MemoryTransport(asyncio.Transport):
         if (len(self._held) > self._high) is not self._is_paused:
             self._is_paused = not self._is_paused
             if self._is_paused:
-                self._protocol.pause_writing()
+                self.peer.pause_writing()
             else:
-                self._protocol.resume_writing()
+                self.peer.resume_writing()
 
     @property
     def is_reading_here(self) -> bool:
@@ -93,6 +103,13 @@ class MemoryTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.reading.set()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self.peer = protocol
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def is_closing(self) -> bool:
         return self._is_closing
@@ -109,7 +126,7 @@ class MemoryTransport(asyncio.Transport):
     def _end(self, *, cut: bool) -> None:
         if self.ended is None:
             self.ended = self._loop.time(), cut
-            self._loop.call_soon(self._protocol.connection_lost, ConnectionAbortedError() if cut else None)
+            self._loop.call_soon(self.peer.connection_lost, ConnectionAbortedError() if cut else None)
 
 
 OPENING = SASL_HEADER + frame(0, SaslInit("ANONYMOUS"), kind=1) + AMQP_HEADER
@@ -213,11 +230,112 @@ async def test_close_by_the_peer_is_answered_and_ends_the_stream() -> None:
 
 
 async def test_broken_rule_is_reported_to_the_peer() -> None:
-    """A peer that breaks a rule learns which, and the stream ends."""
+    """A peer that breaks a rule gets which one, and the end of the stream."""
     protocol, transport, _ = serve()
     protocol.data_received(b"\xff" * 8)
-    await protocol.wait_closed()
     assert b"amqp:connection:framing-error" in transport.written
+    assert not transport.is_closing()
+    await protocol.wait_closed()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "goes on"])
+async def test_peer_that_broke_a_rule_is_read_until_it_ends(clock: VirtualClock, ends: bool) -> None:
+    """What it still sends is read and dropped, for a second at most: a reset would overtake the close."""
+    protocol, transport, handler = serve()
+    protocol.data_received(b"\xff" * 8)
+    began, written = clock.monotonic(), transport.written
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        assert not transport.is_closing()
+        assert transport.is_reading_here
+        transport.peer.data_received(bytes(1 << 20))
+    if ends:
+        assert not transport.peer.eof_received()
+        transport.close()  # asyncio does, for a protocol that does not want to write on
+    await protocol.wait_closed()
+    assert transport.ended is not None
+    ended, was_cut = transport.ended
+    assert ended == pytest.approx(began + (0.8 if ends else stream.LINGER))
+    assert not was_cut
+    assert transport.written == written
+    assert only(handler.events, Closed).is_local
+    assert handler.closed == [None]
+
+
+async def test_peer_that_broke_a_rule_and_does_not_read_has_one_deadline(clock: VirtualClock) -> None:
+    """The wait for its end is part of the time that a closing connection may take."""
+    protocol, transport, _ = serve()
+    transport.read(on=False)
+    began = clock.monotonic()
+    protocol.data_received(b"\xff" * 8)
+    await protocol.wait_closed()
+    assert transport.ended is not None
+    ended, was_cut = transport.ended
+    assert ended == pytest.approx(began + CLOSE_TIMEOUT)
+    assert was_cut
+
+
+async def test_finish_ends_the_wait_for_a_peer_that_broke_a_rule(clock: VirtualClock) -> None:
+    """A service that stops does not wait; what is waiting to be sent is sent."""
+    protocol, transport, handler = serve()
+    protocol.data_received(b"\xff" * 8)
+    began = clock.monotonic()
+    protocol.finish(lingers=True)
+    assert not transport.is_closing()
+    protocol.finish()
+    await protocol.wait_closed()
+    assert transport.ended is not None
+    ended, was_cut = transport.ended
+    assert ended == pytest.approx(began)
+    assert not was_cut
+    assert handler.closed == [None]
+
+
+@pytest.mark.parametrize("is_reading", [True, False], ids=["read", "paused"])
+async def test_peer_that_broke_a_rule_and_reset_the_stream_is_gone(
+    caplog: pytest.LogCaptureFixture, is_reading: bool
+) -> None:
+    """Over a socket: the connection ends at once, though it was not read when the reset came, and nothing is logged."""
+    made: list[tuple[ConnectionProtocol, Recorder]] = []
+
+    def make() -> ConnectionProtocol:
+        handler = Recorder(Connection(config(), Role.SERVER))
+        made.append((ConnectionProtocol(handler.engine, handler), handler))
+        return made[-1][0]
+
+    loop = asyncio.get_running_loop()
+    problems: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    server = await loop.create_server(make, "127.0.0.1")
+    with socket.create_connection(server.sockets[0].getsockname()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.setblocking(False)
+        await loop.sock_sendall(client, SASL_HEADER)
+        await loop.sock_recv(client, 1000)
+    # The reset is there, and is not read yet: this turn of the loop is the one in which `client` was closed.
+    ((protocol, handler),) = made
+    if not is_reading:
+        assert protocol._transport is not None
+        protocol._transport.pause_reading()
+        protocol._is_reading = False
+    protocol.take(b"\0" * 16)
+    await asyncio.wait_for(protocol.wait_closed(), 0.5)
+    assert len(handler.closed) == 1
+    assert not problems
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    server.close()
+    await server.wait_closed()
+
+
+async def test_client_does_not_linger() -> None:
+    """A client that closes because of what the service sent goes on at once."""
+    handler = Recorder(Connection(config(), Role.CLIENT))
+    protocol = ConnectionProtocol(handler.engine, handler)
+    handler.engine.start()
+    transport = MemoryTransport(protocol)
+    protocol.data_received(b"\xff" * 8)
+    assert transport.ended is not None
+    await protocol.wait_closed()
 
 
 @pytest.mark.parametrize("end", ["finish", "close", "eof", "idle"])
@@ -445,4 +563,270 @@ async def test_refused_credential_gets_the_outcome_and_ends_the_stream() -> None
     assert handler.closed == [None]
 
 
-# -------------------------------------------------------------------------------------------- real sockets
+# ------------------------------------------------------------------------------------------------- output
+
+
+class SlowTransport(MemoryTransport):
+    """A byte stream to a peer that takes a part now and then, and counts what it was given.
+
+    Attributes:
+        given: All that was written.
+        largest: The size of the largest write.
+    """
+
+    def __init__(self, protocol: ConnectionProtocol) -> None:
+        self.given = bytearray()
+        self.largest = 0
+        super().__init__(protocol)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.given += data
+        self.largest = max(self.largest, len(data))
+        super().write(data)
+
+    def take(self, size: int) -> None:
+        """Let the peer read so many bytes."""
+        self.written += self._held[:size]
+        del self._held[:size]
+        self._move()
+
+
+def slow() -> tuple[ConnectionProtocol, SlowTransport, Recorder]:
+    """Return an open server's end whose peer does not read by itself."""
+    handler = Recorder(Connection(config(), Role.SERVER))
+    protocol = ConnectionProtocol(handler.engine, handler)
+    transport = SlowTransport(protocol)
+    protocol.data_received(OPENING + frame(0, Open("peer")))
+    transport.read(on=False)
+    transport.written = b""
+    transport.given.clear()
+    return protocol, transport, handler
+
+
+def a_batch(number: int) -> list[bytes | memoryview]:
+    """Return a message of 1 MiB as a link queues it: frame by frame, without copies."""
+    message = memoryview(bytes([number]) * (1 << 20))
+    size = 65_536 - 50
+    pieces: list[bytes | memoryview] = []
+    for start in range(0, len(message), size):
+        pieces += (b"h" * 50, message[start : start + size])
+    return pieces
+
+
+async def test_large_message_is_written_in_chunks_while_the_peer_reads() -> None:
+    """No write is of the size of the message, and a peer that does not read is given little more than the limit."""
+    protocol, transport, handler = slow()
+    expected = b""
+    for number in range(3):
+        pieces = a_batch(number)
+        expected += b"".join(pieces)
+        protocol.connection.output += pieces
+        protocol.flush()
+        assert protocol.unsent == len(expected)
+    assert protocol.is_paused
+    assert transport.largest <= 2 * 65_536
+    assert stream._WRITE_BUFFER < transport.get_write_buffer_size() <= stream._WRITE_BUFFER + 2 * 65_536
+    transport.read()
+    assert transport.written == expected
+    assert (protocol.unsent, protocol.is_paused, handler.writable) == (0, False, 1)
+    protocol.abort()
+    await protocol.wait_closed()
+
+
+async def test_finish_sends_what_waits_for_a_slow_peer() -> None:
+    """What a slow peer has not been given is sent before the stream closes, and in order."""
+    protocol, transport, _ = slow()
+    protocol.connection.output += a_batch(1)
+    protocol.flush()
+    protocol.connection.output.append(b"the last")
+    protocol.finish()
+    transport.read()
+    await protocol.wait_closed()
+    assert transport.written == b"".join(a_batch(1)) + b"the last"
+    assert transport.ended is not None
+    assert not transport.ended[1]
+    assert protocol.unsent == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_output_arrives_in_order_whatever_is_queued_and_read(seed: int) -> None:
+    """Small answers, runs of events and large messages, a peer that reads in fits: each byte comes once, in order.
+
+    A handler is called only where it may write, and always once the peer has read everything.
+    """
+    rng = random.Random(seed)
+    protocol, transport, handler = slow()
+    called: list[bool] = []
+    handler.on_writable = lambda: called.append(protocol.is_paused)  # type: ignore[method-assign]
+    queued = bytearray()
+    for _ in range(60):
+        match rng.randrange(6):
+            case 0:
+                pieces: list[bytes | memoryview] = [rng.randbytes(rng.randrange(1, 200))]
+            case 1:
+                pieces = [rng.randbytes(rng.randrange(1, 700)) for _ in range(rng.choice([10, 64, 65, 400]))]
+            case 2:
+                whole = memoryview(rng.randbytes(rng.choice([65_535, 65_536, 65_537, 300_000])))
+                cut = rng.randrange(len(whole) + 1)
+                pieces = [whole[:cut], whole[cut:]]
+            case 3:
+                pieces = a_batch(rng.randrange(256))
+            case _:
+                pieces = []
+                transport.take(rng.randrange(1_000_000))
+        protocol.connection.output += pieces
+        queued += b"".join(pieces)
+        if rng.random() < 0.8:
+            protocol.flush()
+        else:
+            protocol.flush_soon()
+            await asyncio.sleep(0)
+        assert transport.given == queued[: len(transport.given)]
+        assert protocol.unsent == len(queued) - len(transport.written)
+        assert protocol.is_paused or transport.given == queued
+    was_paused = protocol.is_paused
+    called.clear()
+    while protocol.unsent:
+        transport.take(rng.randrange(1, 400_000))
+    assert transport.written == queued
+    assert not protocol.is_paused
+    assert called == [False] * was_paused
+    protocol.abort()
+    await protocol.wait_closed()
+    assert len(handler.closed) == 1
+
+
+# ------------------------------------------------------------------------------------------------- input
+
+
+def transfers(count: int, rng: random.Random) -> tuple[bytes, list[bytes]]:
+    """Return plain transfers of one form, many more than a turn takes, and their payloads."""
+    payloads = [rng.randbytes(rng.randrange(1, 300)) for _ in range(count)]
+    frames = [
+        frame(0, Transfer(0, number, number.to_bytes(4, "big"), 0, settled=True), payload)
+        for number, payload in enumerate(payloads)
+    ]
+    return b"".join(frames), payloads
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_what_a_kept_buffer_brings_is_not_overwritten_by_the_next_read(seed: int) -> None:
+    """Payloads, frames that were cut, and what waits for a turn are as they came, whatever comes into the buffer."""
+    rng = random.Random(seed)
+    handler = Recorder(Connection(config(enforce_credit=False), Role.SERVER))
+    protocol = ConnectionProtocol(handler.engine, handler)
+    reads = BufferedReads(protocol)
+    transport = MemoryTransport(protocol)
+    stream_of_frames, payloads = transfers(2 * stream._TURN + 500, rng)
+    attach = frame(0, Attach("x", 0, False, source=Source("a"), target=Target("b"), initial_delivery_count=0))
+    begin = frame(0, Begin(None, 0, 100_000, 100_000))
+    rest = memoryview(OPENING + frame(0, Open("peer")) + begin + attach + stream_of_frames)
+    largest = rng.choice([500, 5000, 70_000, 1_000_000])
+    while rest:
+        if not transport.is_reading_here:
+            await asyncio.sleep(0)
+            continue
+        size = min(rng.randrange(1, largest + 1), len(rest))
+        buffer = reads.get_buffer(rng.choice([-1, 0, size]))
+        size = min(size, len(buffer))
+        buffer[:size] = rest[:size]
+        reads.buffer_updated(size)
+        buffer[:size] = b"\xee" * size
+        rest = rest[size:]
+    await transport.reading.wait()
+    assert [each for event in handler.events if isinstance(event, Messages) for each in event.payloads] == payloads
+    protocol.abort()
+    await protocol.wait_closed()
+    assert len(handler.closed) == 1
+
+
+class _TlsTransport(asyncio.Transport):
+    """The stream below TLS: keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    abort = pause_reading = resume_reading = close
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        """What asyncio's TLS calls, for which its own streams are made."""
+
+
+class _Counting(asyncio.Protocol):
+    """Counts what it reads, and stops to read once it has a number of bytes."""
+
+    got, most = 0, -1
+    transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.got += len(data)
+        if 0 <= self.most < self.got:
+            self.most = -1
+            self.transport.pause_reading()
+
+
+@pytest.mark.parametrize(("first", "second"), [(65_386, 60_000), (65_386, 100_000), (150_000, 200_000)])
+async def test_tls_stream_that_ends_while_it_is_not_read_is_read_to_its_end(first: int, second: int) -> None:
+    """What was not decrypted then, and what was, but had no room: by asyncio's own TLS, which reads once at the end."""
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client)
+    loop, counting, below = asyncio.get_running_loop(), _Counting(), _TlsTransport()
+    tls = sslproto.SSLProtocol(loop, BufferedReads(counting), client, loop.create_future(), False, "localhost")
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = server.wrap_bio(incoming, outgoing, server_side=True)
+
+    async def received(data: bytes) -> None:
+        while data:
+            buffer = tls.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            tls.buffer_updated(size)
+            data = data[size:]
+        await asyncio.sleep(0)
+
+    tls.connection_made(below)
+    for _ in range(4):
+        incoming.write(below.written)
+        below.written.clear()
+        with suppress(ssl.SSLWantReadError):
+            peer.do_handshake()
+        await received(outgoing.read())
+    peer.write(bytes(16_384))
+    record = outgoing.read()
+    await received(record[:-50])
+    counting.most = counting.got + 1
+    for size in (first, second):
+        peer.write(bytes(size))
+        await received(record[-50:] + outgoing.read())
+        record = b""
+    tls.eof_received()
+    counting.transport.resume_reading()
+    for _ in range(8):
+        await asyncio.sleep(0)
+    counting.transport.abort()
+    tls.connection_lost(None)
+    assert counting.got == 16_384 + first + second
+
+
+async def test_buffer_takes_what_a_stream_has_at_its_end() -> None:
+    """A stream that ends is read once: the buffer is as large as what it says has come and one record, and stays so."""
+    handler = Recorder(Connection(config(), Role.SERVER))
+    reads = BufferedReads(ConnectionProtocol(handler.engine, handler))
+    assert len(reads.get_buffer(-1)) == len(reads.get_buffer(1)) == 65_536
+    assert len(reads.get_buffer(300_000)) == len(reads.get_buffer(0)) == 300_000 + 16_384

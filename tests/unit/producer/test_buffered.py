@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import logging
+import pickle
 import random
 import sys
 from collections import Counter, defaultdict
@@ -36,7 +38,8 @@ from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer, SendResult
+from eventpump.producer.buffered import HubBufferedProducer
+from eventpump.producer.intake import DeliveryReceipt, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -327,6 +330,31 @@ async def test_receipt_that_is_cancelled_affects_no_other() -> None:
         service.let_go("0")
         assert await asyncio.gather(*receipts, *waits[1:]) == [SendResult("0", None)] * 5
         assert last.cancelled()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_copy_of_a_receipt_is_the_receipt(*, is_known: bool) -> None:
+    """In both builds: it has the outcome of its one event, also in a copy of what holds it."""
+    async with buffered(ScriptedProducer()) as producer:
+        receipt = await producer.send(event(), partition_id="0")
+        if is_known:
+            await receipt
+        assert copy.copy(receipt) is receipt
+        assert copy.deepcopy([receipt, {"a": receipt}]) == [receipt, {"a": receipt}]
+        assert await copy.deepcopy(receipt) == SendResult("0", None)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+async def test_receipt_cannot_be_pickled_and_its_result_can(protocol: int) -> None:
+    """In both builds, with an error that says what to do."""
+    async with buffered(ScriptedProducer()) as producer:
+        receipt = await producer.send(event(), partition_id="0")
+        with pytest.raises(TypeError, match="await the receipt, and pickle the SendResult"):
+            pickle.dumps(receipt, protocol)
+        result = await receipt
+        with pytest.raises(TypeError, match="await the receipt, and pickle the SendResult"):
+            pickle.dumps(receipt, protocol)
+        assert pickle.loads(pickle.dumps(result, protocol)) == result == SendResult("0", None)
 
 
 async def test_receipt_can_be_awaited_many_times() -> None:

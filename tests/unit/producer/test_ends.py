@@ -28,7 +28,8 @@ from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
-from eventpump.producer.buffered import DeliveryReceipt, HubBufferedProducer
+from eventpump.producer.buffered import HubBufferedProducer
+from eventpump.producer.intake import DeliveryReceipt
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop

@@ -301,3 +301,63 @@ async def test_send_with_too_long_a_key_is_refused(producer: HubProducer, transp
     assert transport.opened == []
     await producer.send(X, partition_key="k" * 128)
     await producer.aclose()
+
+
+async def test_send_does_not_overtake_those_that_wait_for_the_link(hub: FakeHub) -> None:
+    """Also where it begins in the moment in which the link is there, and before they have run again."""
+    sends: list[asyncio.Task[None]] = []
+
+    class Opening(FakeTransport):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            link = await super().open_send_link(spec)
+            send("late")  # its task runs before those that wait for this one
+            return link
+
+    producer = HubProducer(Opening(hub), "telemetry")
+
+    def send(body: str) -> None:
+        sends.append(asyncio.create_task(producer.send(EventData(body), partition_id="0")))
+
+    for body in ("first", "second", "third"):
+        send(body)
+    await asyncio.sleep(10)
+    send("last")
+    await asyncio.gather(*sends)
+    assert [event.body_as_str() for event in hub.events("0")] == ["first", "second", "third", "late", "last"]
+    assert producer.stats.sent.batches == 5
+    await producer.aclose()
+
+
+@pytest.mark.parametrize("try_timeout", [None, 30.0])
+async def test_first_attempt_on_an_open_link_counts_as_one(hub: FakeHub, try_timeout: float | None) -> None:
+    """Made at once or with a time-out: it is retried as often, its link is replaced, and the counts are the same."""
+    transport = CountingTransport(hub)
+    retry = RetryOptions(max_retries=2, base_delay=1.0, max_delay=1.0, try_timeout=try_timeout)
+    producer = HubProducer(transport, "telemetry", retry=retry, rng=Highest())
+    await producer.send(EventData(b"0"), partition_id="0")
+    hub.refuse(LinkDetachedError("gone"), operation="transfer", times=2)
+    began = now()
+    await producer.send(EventData(b"1"), partition_id="0")
+    assert now() - began == pytest.approx(2.0)
+    assert len(transport.opened) == 3
+    hub.refuse(LinkDetachedError("gone"), operation="transfer", times=3)
+    with pytest.raises(LinkDetachedError):
+        await producer.send(EventData(b"2"), partition_id="0")
+    stats = producer.stats
+    assert (stats.sent.batches, stats.failed.batches, stats.retried.batches) == (2, 1, 4)
+    await producer.aclose()
+
+
+async def test_send_cancelled_on_an_open_link_is_counted_and_not_retried(hub: FakeHub) -> None:
+    """A cancellation of the caller ends it, and no other attempt follows."""
+    producer = HubProducer(FakeTransport(hub), "telemetry", rng=Highest())
+    await producer.send(EventData(b"0"), partition_id="0")
+    hub.latency = 5.0
+    sending = asyncio.create_task(producer.send(EventData(b"1"), partition_id="0"))
+    await asyncio.sleep(1)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert producer.stats.failed.batches == 1
+    assert producer.stats.retried.batches == 0
+    await producer.aclose()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eventpump.clients import EventProcessorHost, PartitionReader
+from eventpump.clients.consumers import EventProcessorHost, PartitionReader
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventpump.clients import PartitionReader
+from eventpump.clients.consumers import PartitionReader
 from eventpump.errors import ClosedError, ConfigurationError, RequestRefusedError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.sources.generator import ORIGIN, GeneratorSource

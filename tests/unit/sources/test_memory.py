@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.clients import EventProcessorHost, PartitionReader
+from eventpump.clients.consumers import EventProcessorHost, PartitionReader
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import (

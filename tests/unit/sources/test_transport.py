@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.clients import EventProcessorHost, PartitionReader
+from eventpump.clients.consumers import EventProcessorHost, PartitionReader
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ClosedError, ConnectionLostError, RequestRefusedError, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent

@@ -79,6 +79,9 @@ class MemoryStream(asyncio.Transport):
         self.is_stalled = False
         self._deliver()
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def pause_reading(self) -> None:
         self.is_read = False
 

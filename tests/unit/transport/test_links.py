@@ -311,6 +311,32 @@ async def test_send_to_a_slow_service_waits_in_the_link_in_order(service: Servic
     assert service.stored == [event(body + b"%d" % number) for number in range(51)]
 
 
+async def test_single_send_is_written_at_once_and_others_share_a_write(
+    service: Service, transport: NativeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is not held back for others while none is in flight; those that come meanwhile go out together."""
+    link, other = await open_sender(transport), await open_sender(transport, "1")
+    stream = service.connection.stream.peer
+    writes: list[int] = []
+    write = stream.write
+
+    def count(data: Any) -> None:
+        writes.append(len(data))
+        write(data)
+
+    monkeypatch.setattr(stream, "write", count)
+    sending = link.send(event())
+    sending.send(None)  # up to where it waits for the outcome
+    assert len(writes) == 1
+    sending.close()
+    await settle()
+    writes.clear()
+    await asyncio.gather(*(each.send(event()) for each in (link, other) * 5))
+    assert len(writes) == 2
+    assert writes[1] > 8 * writes[0]
+    assert len(service.stored) == 11
+
+
 async def test_drain_is_answered(service: Service, transport: NativeTransport) -> None:
     """Asked to drain, a link uses or gives up its credit, and says so; new credit serves it again."""
     link = await open_sender(transport)
@@ -339,6 +365,55 @@ async def test_send_without_an_answer_ends_in_time(service: Service, transport: 
         assert isinstance(outcome, ServiceTimeoutError)
         assert text in str(outcome)
         assert outcome.recovery is Recovery.RELINK
+
+
+async def test_each_send_has_its_own_time(service: Service) -> None:
+    """Sends share a timer; each has its whole time, whichever end before it, and what is answered does not expire."""
+    transport = service.transport(operation_timeout=20.0)
+    link = await open_sender(transport)
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    await link.send(event())  # its timer finds others
+    service.script.hold_messages.add("Partitions/0")
+    ended: dict[int, float] = {}
+
+    async def send(number: int) -> None:
+        await asyncio.sleep(number * 3.0)
+        with pytest.raises(ServiceTimeoutError if number != 2 else asyncio.CancelledError):
+            await link.send(event(b"%d" % number))
+        ended[number] = clock.time() - began
+
+    sends = [asyncio.ensure_future(send(number)) for number in range(5)]
+    await asyncio.sleep(10.0)
+    sends[2].cancel()
+    await asyncio.wait(sends)
+    assert ended == pytest.approx({2: 10.0, 0: 20.0, 1: 23.0, 3: 29.0, 4: 32.0})
+    service.script.hold_messages.clear()
+    await link.send(event())
+    await transport.aclose()
+    # Nothing of an ended link waits for its time.
+    assert link._timer is None
+
+
+async def test_send_waits_as_a_task_of_its_caller_and_no_timer_is_set_per_send(
+    service: Service, transport: NativeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send makes neither a task nor a timer: what is set once serves those that follow."""
+    link = await open_sender(transport)
+    await link.send(event())
+    loop = asyncio.get_running_loop()
+    made: list[str] = []
+    for name in ("call_at", "call_later", "create_task"):
+        call = getattr(loop, name)
+
+        def count(*args: Any, _call: Any = call, _name: str = name, **options: Any) -> Any:
+            made.append(_name)
+            return _call(*args, **options)
+
+        monkeypatch.setattr(loop, name, count)
+    for _ in range(10):
+        await link.send(event())
+    assert made == []
 
 
 async def test_close_fails_waiting_sends_at_once(service: Service, transport: NativeTransport) -> None:

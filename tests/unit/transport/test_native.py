@@ -249,6 +249,50 @@ async def test_connection_with_heartbeats_only_is_replaced(service: Service) -> 
     await transport.aclose()
 
 
+@pytest.mark.parametrize("what", ["attach", "send"])
+async def test_dead_connection_is_found_by_callers_with_a_shorter_time(service: Service, what: str) -> None:
+    """Attempts that are cancelled before `operation_timeout` find a dead connection after the idle time-out, too."""
+    transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
+    link = await open_sender(transport, "1")
+    _, sink = await open_reader(transport, "0")
+    service.connection.stream.peer.is_mute = True  # the service hears nothing
+    heart = asyncio.ensure_future(_beat(service))
+    began = asyncio.get_running_loop().time()
+    while not sink.errors:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(4):
+                await (open_reader(transport, "2") if what == "attach" else link.send(event()))
+    assert isinstance(await sink.ended(), ConnectionLostError)
+    assert 30 <= asyncio.get_running_loop().time() - began <= 34
+    heart.cancel()
+    await open_reader(transport, "0")
+    assert len(service.connections) == 2
+    await transport.aclose()
+
+
+async def test_cancelled_calls_cost_no_connection_that_answers(service: Service) -> None:
+    """However often callers give up, a service that answers others, or was sent nothing, keeps its connection."""
+    transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
+    link, other = await open_sender(transport, "0"), await open_sender(transport, "1")
+    service.script.hold_messages.add("Partitions/0")
+    for _ in range(15):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(4):
+                await link.send(event())
+        await other.send(event())
+    there = service.connection.only("Partitions/0")
+    there.set_credit(0)
+    service.connection.flush()
+    await settle()
+    for _ in range(15):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(4):
+                await link.send(event())  # it waits for credit: nothing is asked of the service
+    assert other.is_attached
+    assert len(service.connections) == 1
+    await transport.aclose()
+
+
 async def _beat(service: Service) -> None:
     while True:
         await asyncio.sleep(5)
