@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 
 import eventpump
 from docs.options import MEANINGS, shown
-from eventpump import clients
 from eventpump.cli import main as cli
+from eventpump.clients import connection, consumers, producers
 from eventpump.errors import EventPumpError
 from eventpump.reports import HostReport
 
@@ -206,7 +206,7 @@ def modules_of(package: str) -> list[str]:
 
 def _type_of(option: str) -> str | None:
     """Return the type of an option as its typed dictionary writes it; None if it is a parameter of its own."""
-    for made in vars(clients).values():
+    for made in (each for module in (connection, consumers, producers) for each in vars(module).values()):
         if typing.is_typeddict(made) and option in inspect.get_annotations(made):
             kind = inspect.get_annotations(made)[option]
             text = getattr(kind, "__forward_arg__", None) or inspect.formatannotation(kind)
@@ -233,7 +233,7 @@ def option_table(name: str) -> str:
         name: The name of the class in `eventpump`.
     """
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for option, kind, default, meaning in option_rows(getattr(clients, name)):
+    for option, kind, default, meaning in option_rows(getattr(eventpump, name)):
         kind, meaning = kind.replace("|", "\\|"), meaning.replace("|", "\\|")
         lines.append(f"| `{option}` | `{default}` | `{kind}`<br>{meaning} |")
     return "\n".join(lines)

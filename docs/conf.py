@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -72,12 +72,15 @@ nitpick_ignore_regex = [
     (r"py:.*", r"[a-z_]+"),  # built-in types, and parameters
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
-    (r"py:.*", r"(SparkSession|Query\w+Event|ContainerClient|list\[.*)"),
+    (r"py:.*", r"(SparkSession|DataFrame|Query\w+Event|ContainerClient|list\[.*)"),
     # Aliases, pytest's own, and what `dict.keys` returns.
     (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
-    (r"py:.*", r"eventpump\.(amqp|app|consumer\.batches|eventhubs|options|producer|sources|spark\.sink)\..*"),
+    (
+        r"py:.*",
+        r"eventpump\.(amqp|app|consumer\.batches|core\.backoff|eventhubs|options|producer|sources|spark\.sink)\..*",
+    ),
 ]
 
 PROJECT_PAGES: Final = {
@@ -237,17 +240,21 @@ class CommandHelp(SphinxDirective):
         return self.parse_text_to_nodes(api.command_help(), allow_section_headings=True)
 
 
-def _pages_below(app: Sphinx, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the caption and the name of each page that a page lists, and of those that these list."""
-    for tree in app.env.get_doctree(name).findall(addnodes.toctree):
-        for _, page in tree["entries"]:
-            yield tree.get("caption") or "", page
-            yield from (("", below) for _, below in _pages_below(app, page))
+_Reader = Callable[[str], nodes.document]
 
 
-def _first_sentence(app: Sphinx, name: str) -> str:
+def _pages_below(page: nodes.document, read: _Reader) -> Iterator[tuple[str, str, nodes.document]]:
+    """Yield caption, name and content of each page that a page lists, and of those that these list."""
+    for tree in page.findall(addnodes.toctree):
+        for _, name in tree["entries"]:
+            listed = read(name)
+            yield tree.get("caption") or "", name, listed
+            yield from (("", below, content) for _, below, content in _pages_below(listed, read))
+
+
+def _first_sentence(page: nodes.document) -> str:
     """Return the first sentence of a page, outside of its tables and lists; empty if it has none."""
-    for paragraph in app.env.get_doctree(name).findall(nodes.paragraph):
+    for paragraph in page.findall(nodes.paragraph):
         if isinstance(paragraph.parent, nodes.section):
             return re.split(r"(?<=\.) ", " ".join(paragraph.astext().split()))[0].rstrip(":.") + "."
     return ""
@@ -258,11 +265,13 @@ def _write_llms(app: Sphinx, error: Exception | None) -> None:
     if error is not None or app.builder.format != "html":
         return
     lines, texts, section = [f"# {project}", "", f"> {_PROJECT['description']}"], [], ""
-    for caption, name in _pages_below(app, "index"):
+    # Each page is read once: to unpickle one takes longer than all else that is done with it here.
+    read = app.env.get_doctree
+    for caption, name, page in _pages_below(read("index"), read):
         if caption and caption != section:
             section = caption
             lines += ["", f"## {section}", ""]
-        lines.append(f"- [{app.env.titles[name].astext()}]({name}.html): {_first_sentence(app, name)}")
+        lines.append(f"- [{app.env.titles[name].astext()}]({name}.html): {_first_sentence(page)}")
         file = PROJECT_PAGES.get(name, FOLDER / f"{name}.md")
         texts.append(f"<!-- {name}.html -->\n\n{file.read_text(encoding='utf-8')}")
     folder = Path(app.outdir)

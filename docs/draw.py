@@ -203,6 +203,53 @@ ROW: Final[Sequence[Row]] = (
     ],
 )
 
+BATCH: Final[Sequence[Row]] = (
+    [
+        Node("Spark calls foreachBatch", "outside", "batch 7; the same rows whenever it is repeated", 0),
+        Node("why it is repeated", "values", "Spark has not noted that batch 7 ended: a crash, a failed task", 1),
+    ],
+    [
+        Node(
+            "plan",
+            "acts",
+            "the ledger gets a record, created once: for each partition the producer, and the number of its first row. "
+            "Nothing is sent before",
+            0,
+        ),
+        Node(
+            "a crash before it, or here",
+            "values",
+            "nothing was sent; the repeated batch makes the plan, or finds it",
+            1,
+        ),
+    ],
+    [
+        Node(
+            "send",
+            "acts",
+            "for each partition the service states the last number it has stored; the rows after it are sent, each "
+            "under its own number",
+            0,
+        ),
+        Node(
+            "a crash, a lost answer, two attempts at once",
+            "values",
+            "the same row always has the same number: what is stored is skipped, and what arrives late is refused",
+            1,
+        ),
+    ],
+    [
+        Node("record", "acts", "the ledger gets a second record: the next numbers, counts and digests of rows", 0),
+        Node("a crash after it", "values", "the repeated batch finds the record, and sends nothing", 1),
+    ],
+    [
+        Node("Spark commits batch 7", "outside", "to its checkpoint; batch 8 continues with the recorded numbers", 0),
+        Node(
+            "checkpoint or ledger is lost", "values", "the other one does not fit it: the query fails, and says so", 1
+        ),
+    ],
+)
+
 _STYLE: Final = """
   text { font-family: "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328; }
   .name { font-weight: 600; font-size: 13px; }
@@ -357,6 +404,29 @@ def draw_life(title: str, rows: Sequence[Row]) -> str:
     return _page(title, y + 14 + _MARGIN, parts)
 
 
+def draw_steps(title: str, rows: Sequence[Row]) -> str:
+    """Draw steps from top to bottom, and beside each what else can happen there.
+
+    Args:
+        title: The title of the picture.
+        rows: A step, and what is beside it, each.
+    """
+    parts: list[str] = []
+    y = float(_MARGIN)
+    half = (_WIDTH - 40) / 2
+    middle = _MARGIN + half / 2
+    for number, row in enumerate(rows):
+        texts = [_wrapped(node.text, half) for node in row]
+        height = 2 * _PAD + 14 + max(map(len, texts)) * _LINE
+        if number:
+            parts += _arrow(middle, y - _GAP, middle, y)
+        for node, lines in zip(row, texts, strict=True):
+            parts += _box(_MARGIN + (node.column or 0) * (half + 40), y, half, height, node.kind, node.where, lines)
+        parts.append(f'<path stroke="#818b98" stroke-dasharray="3 3" d="M{_MARGIN + half:g} {y + height / 2:g} h40"/>')
+        y += height + _GAP
+    return _page(title, y - _GAP + _MARGIN, parts)
+
+
 def drawings() -> dict[str, str]:
     """Return the drawings by the name of their file."""
     return {
@@ -364,6 +434,7 @@ def drawings() -> dict[str, str]:
         "received-event.svg": draw_life("The life of a received event", RECEIVED),
         "sent-event.svg": draw_life("The life of a sent event", SENT),
         "row.svg": draw_life("The life of a row of Spark", ROW),
+        "spark-batch.svg": draw_steps("A batch that is published exactly once: plan, send, record", BATCH),
     }
 
 

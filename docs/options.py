@@ -1,8 +1,8 @@
-"""Writes what clients.py repeats of the options, for editors and `help`: `python docs/options.py`.
+"""Writes what `eventpump/clients/` repeats of the options, for editors and `help`: `python docs/options.py`.
 
 The meaning of an option is written once, in the docstring of its model (those of publishing: of `HubProducer`), and its
 default is the model's. From there this script fills in the docstrings of the typed dictionaries' fields, and the
-options in the docstrings of the public classes. `tests/unit/test_clients.py` fails if clients.py is not what it writes.
+options in the docstrings of the public classes. `tests/unit/test_clients.py` fails if a file is not what it writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from eventpump import clients
+from eventpump.clients import connection, consumers, producers
 from eventpump.core.balancers import FairBalancer
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import EventPosition
@@ -26,7 +26,7 @@ from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.producer import HubProducer
 
-FILE: Final = Path(clients.__file__)
+FILES: Final = tuple(Path(inspect.getfile(each)) for each in (connection, consumers, producers))
 
 _WIDTH: Final = 120
 _INDENT: Final = " " * 4
@@ -54,21 +54,21 @@ _CONNECTION: Final = {
 }
 
 MEANINGS: Final[Mapping[type, Mapping[str, str]]] = {
-    clients.EventProcessorHost: {**_CONNECTION, **documented(HostSettings)},
-    clients.PartitionReader: {**_CONNECTION, **documented(ReaderSettings)},
-    clients.EventProducer: {**documented(HubProducer), **_CONNECTION},
-    clients.BufferedProducer: {**documented(HubProducer), **_CONNECTION, **documented(BufferSettings)},
+    consumers.EventProcessorHost: {**_CONNECTION, **documented(HostSettings)},
+    consumers.PartitionReader: {**_CONNECTION, **documented(ReaderSettings)},
+    producers.EventProducer: {**documented(HubProducer), **_CONNECTION},
+    producers.BufferedProducer: {**documented(HubProducer), **_CONNECTION, **documented(BufferSettings)},
 }
 """What the options of each public class mean, by name."""
 
 _DICTIONARIES: Final[Mapping[type, type]] = {
-    clients.ConnectionOptions: clients.EventProducer,
-    clients.ClientOptions: clients.EventProducer,
-    clients.FeedOptions: clients.PartitionReader,
-    clients.ReaderOptions: clients.PartitionReader,
-    clients.HostOptions: clients.EventProcessorHost,
-    clients.ProducerOptions: clients.EventProducer,
-    clients.BufferedOptions: clients.BufferedProducer,
+    connection.ConnectionOptions: producers.EventProducer,
+    connection.ClientOptions: producers.EventProducer,
+    consumers.FeedOptions: consumers.PartitionReader,
+    consumers.ReaderOptions: consumers.PartitionReader,
+    consumers.HostOptions: consumers.EventProcessorHost,
+    producers.ProducerOptions: producers.EventProducer,
+    producers.BufferedOptions: producers.BufferedProducer,
 }
 """A class that takes the options of each typed dictionary."""
 
@@ -148,16 +148,24 @@ def _class(node: ast.ClassDef, made: type, source: list[str], kinds: Mapping[str
     yield from source[doc.end_lineno : node.end_lineno]
 
 
+def _kinds() -> dict[str, str]:
+    """Return the types of all options, as the typed dictionaries write them."""
+    names = {known.__name__ for known in _DICTIONARIES}
+    trees = (ast.parse(each.read_text(encoding="utf-8")) for each in FILES)
+    nodes = (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names)
+    fields = (field for node in nodes for field in node.body if isinstance(field, ast.AnnAssign))
+    return {ast.unparse(each.target): _unparsed(each.annotation) for each in fields}
+
+
 def written(text: str) -> str:
-    """Return clients.py with the docstrings of its options as they must be.
+    """Return one of the files with the docstrings of its options as they must be.
 
     Args:
         text: The file as it is.
     """
     source = text.splitlines()
     nodes = {each.name: each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)}
-    fields = [each for known in _DICTIONARIES for each in nodes[known.__name__].body if isinstance(each, ast.AnnAssign)]
-    kinds = {ast.unparse(each.target): _unparsed(each.annotation) for each in fields}
+    kinds = _kinds()
     for name, node in reversed(nodes.items()):  # from the end on, so that the numbers of lines stay right
         for known, made in _DICTIONARIES.items():
             if known.__name__ == name:
@@ -169,8 +177,9 @@ def written(text: str) -> str:
 
 
 def main() -> None:
-    """Write the file."""
-    FILE.write_text(written(FILE.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    """Write the files."""
+    for file in FILES:
+        file.write_text(written(file.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
