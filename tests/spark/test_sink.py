@@ -564,6 +564,16 @@ def test_sink_whose_driver_ends_amid_a_batch_finishes_it_once(
     sink.require_exactly(range(120))
 
 
+def test_sink_replay_in_another_order_is_refused(spark: SparkSession, sink: SinkHub) -> None:
+    """*No loss, no duplicate*: the numbers of rows that are stored would be those of others."""
+    with pytest.raises(StumbleError):
+        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
+    with pytest.raises(ConfigurationError, match=r"order_by: batch 0 of the sink 'sink' was begun with \('n',\)"):
+        sink.writer(order_by=())(numbered(spark, 0, 100), 0)
+    sink.writer(order_by="N")(numbered(spark, 0, 100), 0)
+    sink.require_exactly(range(100))
+
+
 @pytest.mark.long
 def test_sink_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
     """A batch that was planned is routed by the partitions of then, the next one by those of now."""

@@ -625,6 +625,37 @@ def test_row_that_cannot_be_an_event_is_named_by_what_it_has(given: dict[str, An
     assert "secret" not in str(caught.value)
 
 
+_NOT_UTF8 = pa.array([b"a", b"\xff\xed\xa0\x80"]).view(pa.binary())
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    """Take bytes for text without a look at them, as Spark does."""
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers())
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "name"),
+    [
+        ("partitionKey", _as_text(_NOT_UTF8), " (body of 4 bytes, crc32(body) = "),
+        ("contentType", _as_text(_NOT_UTF8), " (body of 4 bytes, crc32(body) = "),
+        (
+            "properties",
+            pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "a"]), _as_text(_NOT_UTF8)),
+            " (body of 4 bytes, crc32(body) = ",
+        ),
+    ],
+)
+def test_text_that_is_not_utf8_is_named(column: str, value: pa.Array, name: str) -> None:
+    """Spark casts any bytes to text; the error names row and column, and the body may be such a text itself."""
+    kinds = {"body": TEXT, "partitionKey": TEXT, "contentType": TEXT, "properties": MapType(TEXT, TEXT)}
+    columns = EventColumns.of(schema(body=TEXT, **{column: kinds[column]}))
+    rows = batch(**{"body": _as_text(_NOT_UTF8), column: value})
+    with pytest.raises(EventError) as caught:
+        encoder(columns).encode(rows.select(columns.names))
+    assert str(caught.value).startswith(f"row 1 of the DataFrame's partition 0{name}")
+    assert f"{column} has text that is not UTF-8" in str(caught.value)
+
+
 def test_sequence_number_of_another_type_is_not_used() -> None:
     """It is only for errors, and so no type is wrong."""
     assert EventColumns.of(schema(body=TEXT, sequenceNumber=TEXT)) == EventColumns("body")

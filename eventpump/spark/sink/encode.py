@@ -50,6 +50,8 @@ StableRouter: TypeAlias = Literal["hash", "ring"]
 ANYWHERE: Final = -1
 """In place of a partition, for a row that names neither a partition nor a key."""
 
+_NOT_TEXT: Final = object()
+
 # The most bytes that numbering and an envelope add to an event: a key's map may need its larger form.
 _MARGIN: Final = ROOM + 32
 
@@ -115,8 +117,16 @@ class EventEncoder:
         Raises:
             EventError: A row cannot be an event; the error names the row.
         """
-        columns = self._columns
-        arrays = self._arrays = dict(zip(columns.roles, batch.columns, strict=False))
+        self._arrays = dict(zip(self._columns.roles, batch.columns, strict=False))
+        try:
+            return self._encode()
+        except UnicodeDecodeError:
+            raise self._not_text() from None
+        finally:
+            self._arrays = {}  # it is not kept while the next batch is read
+
+    def _encode(self) -> tuple[list[int], list[bytes]]:
+        columns, arrays = self._columns, self._arrays
         bodies = arrays["body"].cast(pa.binary())
         if bodies.null_count:
             raise self._error(bodies.is_null().index(True).as_py(), f"{columns.body} is null")
@@ -154,7 +164,6 @@ class EventEncoder:
                 for each, number in zip(partitions, turn, strict=False)
             ]
         self._row += len(events)
-        self._arrays = {}  # it is not kept while the next batch is read
         return partitions, events
 
     def _encoded(self, row: int, body: bytes) -> bytes:
@@ -236,6 +245,17 @@ class EventEncoder:
             except EventError as error:
                 raise self._error(row, str(error)) from None
 
+    def _not_text(self) -> EventError:
+        """Return the error for a text that is not UTF-8: Spark makes one of any bytes, as by a cast from binary."""
+        for role, name in self._columns.roles.items():
+            # A body may be any bytes.
+            for row, value in enumerate(self._arrays[role] if role != "body" else ()):
+                if _value(value) is _NOT_TEXT:
+                    return self._error(
+                        row, f'{name} has text that is not UTF-8; decode it: decode(<binary column>, "<charset>")'
+                    )
+        raise AssertionError("every text can be decoded")
+
     def _error(self, row: int, problem: str) -> EventError:
         return EventError(
             f"row {self._row + row} of the DataFrame's partition {task_number()}{self._named(row)}: {problem}"
@@ -246,19 +266,28 @@ class EventEncoder:
         not shown, as it may contain a secret."""
 
         def value(role: str) -> Any:
-            return self._arrays[role][row].as_py() if role in self._arrays else None
+            found = _value(self._arrays[role][row]) if role in self._arrays else None
+            return None if found is _NOT_TEXT else found
 
         names: list[str] = []
-        key, number, body = value("partition_key"), value("sequence_number"), value("body")
+        key, number = value("partition_key"), value("sequence_number")
         if key is not None:
             names.append(f"key {key!r:.40}")
         if number is not None:
             partition = value("partition")
             names += [*([] if partition is None else [f"partition {partition!s:.40}"]), f"sequence number {number}"]
-        if not names and body is not None:
-            raw = body.encode() if isinstance(body, str) else body
+        raw = self._arrays["body"][row].cast(pa.binary()).as_py()
+        if not names and raw is not None:
             names.append(f"body of {len(raw)} bytes, crc32(body) = {zlib.crc32(raw)}")
         return f" ({', '.join(names)})" if names else ""
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """Return the value of a column in a row; `_NOT_TEXT` if a text in it is not UTF-8."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return _NOT_TEXT
 
 
 def _mark_of(codecs: Sequence[PayloadCodec]) -> bytes:

@@ -28,7 +28,7 @@ from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
-from eventpump.options.callables import check_codecs
+from eventpump.options.callables import check_codecs, loaded_codecs
 from eventpump.options.connection import TransportType
 from eventpump.spark import worker
 from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
@@ -65,6 +65,7 @@ from eventpump.spark.sink.records import (
     PackingLimits,
     PartitionOutcome,
     Plan,
+    RowForm,
     Sink,
     decode_outcome,
     directory_name,
@@ -403,6 +404,11 @@ class ForeachBatchWriter:
             settings.stamp,
             router="ring" if settings.router == "ring" else "hash",
             first_batch=settings.first_batch,
+            form=RowForm(
+                order_by=tuple(name.lower() for name in columns.order_by),
+                encode=tuple(each.content_encoding for each in loaded_codecs("encode", settings.encode)),
+                is_staged=settings.staging is not None,
+            ),
         )
         publication = _Publication(self, frame, columns, batch, self._store())
         done = publication.publish()

@@ -27,6 +27,7 @@ from eventpump.spark.sink.records import (
     PartitionReceipt,
     Plan,
     R,
+    RowForm,
     RunClaim,
     Sink,
     StateLost,
@@ -53,6 +54,8 @@ STAMP: Final = "eventpump:stamp"
 """The application property with an event's sink, batch, partition and row index."""
 
 T = TypeVar("T")
+
+_PLAIN: Final = RowForm()
 
 
 class OnProducerStateLost(enum.StrEnum):
@@ -184,6 +187,7 @@ class Batch:
         router: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
         first_batch: The only batch that may be the first in an empty ledger.
+        form: What the rows become, which an existing plan must agree with.
     """
 
     sink: Sink
@@ -195,6 +199,7 @@ class Batch:
     renew_at: int = RENEW_AT
     router: Literal["hash", "ring"] = "hash"
     first_batch: int = 0
+    form: RowForm = _PLAIN
 
     @property
     def run_id(self) -> str:
@@ -224,7 +229,8 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
     A take-over that was started and not completed is completed first.
 
     Raises:
-        ConfigurationError: The sink belongs to another query or hub, or its ledger does not match the query.
+        ConfigurationError: The sink belongs to another query or hub, its ledger does not match the query, or the batch
+            was begun with options under which its rows become other events.
         StoreError: A record cannot be read; or a later run of the query has begun.
         InvalidClientStateError: The hub does not offer idempotent publishing.
         ProducerStateLostError: The stored rows cannot be counted.
@@ -251,6 +257,7 @@ def prepare(batch: Batch) -> Procedure[Plan | Done | Unplanned]:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
+    _check_form(batch, plan)
     yield from _claim(batch)
     return (yield from _follow(batch, plan, concluded))
 
@@ -377,6 +384,31 @@ def _check(batch: Batch, record: BatchRecord, name: str) -> None:
         )
 
 
+def _check_form(batch: Batch, plan: Plan) -> None:
+    """Check that the rows become the events that an earlier attempt may have sent some of, in their order.
+
+    Raises:
+        ConfigurationError: They do not.
+    """
+    began, now = plan.form, batch.form
+    if began is None:
+        return
+    changes: list[tuple[str, object, object]] = []
+    if began.order_by != now.order_by:
+        changes.append(("order_by", began.order_by, now.order_by))
+    if began.encode != now.encode:
+        changes.append(("encode", began.encode, now.encode))
+    if began.is_staged and not now.is_staged:
+        changes.append(("staging", True, False))
+    for option, before, after in changes:
+        raise ConfigurationError(
+            option,
+            f"batch {batch.batch_id} of the sink {batch.sink.sink_id!r} was begun with {before!r} and is not done; "
+            f"with {after!r} rows of it would be lost, and others stored twice. Restart the query as it was until the "
+            "batch is done, and change the option then",
+        )
+
+
 def _behind(batch: Batch, newest: int) -> ConfigurationError:
     return ConfigurationError(
         "sink_id",
@@ -447,6 +479,7 @@ def make_plan(unplanned: Unplanned, used: Collection[str] | None = None) -> Proc
         limits=batch.limits,
         is_stamped=batch.is_stamped,
         router=batch.router,
+        form=batch.form,
     )
     return (yield from _create_plan(batch, plan))
 
@@ -462,6 +495,7 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
         return mine
     existing = yield from _read(batch, name, Plan)
     assert existing is not None, "a record that was there is gone"
+    _check_form(batch, existing)
     return existing
 
 

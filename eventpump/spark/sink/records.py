@@ -75,6 +75,20 @@ class PackingLimits(Record):
 LIMITS: Final = PackingLimits()
 
 
+class RowForm(Record):
+    """What decides, beside the query itself, which events the rows of a batch become, and in which order.
+
+    Args:
+        order_by: The columns that order the rows of a partition, in lower case.
+        encode: The content encodings of the codecs of bodies, in the order they are applied.
+        is_staged: Whether the rows are written down before they are sent.
+    """
+
+    order_by: tuple[str, ...] = ()
+    encode: tuple[str, ...] = ()
+    is_staged: bool = False
+
+
 class PartitionPlan(Record):
     """The numbering of one partition's rows: row `offset` has `next_number`, and the others follow.
 
@@ -126,6 +140,7 @@ class Plan(BatchRecord):
         partitions: In the order of their numbers.
         is_stamped: Whether every event carries the property `STAMP`.
         router: How keys are assigned to partitions: the same whenever the batch is published again.
+        form: What the rows become; None in a plan of an earlier version, which did not store it.
         revision: How often producers were taken over.
     """
 
@@ -134,6 +149,7 @@ class Plan(BatchRecord):
     limits: PackingLimits
     is_stamped: bool
     router: Literal["hash", "ring"] = "hash"
+    form: RowForm | None = None
     revision: Count = 0
 
     @property

@@ -215,6 +215,16 @@ def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[
     return positions
 
 
+def _hub_of(key: str) -> str | None:
+    """Return the hub that a key of positions names, in lower case; None for a partition, or if it has another form."""
+    if not key.startswith("{"):
+        return None if _is_partition(key) else key.lower()
+    try:
+        return str(json.loads(key)["ehName"]).lower()
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+
+
 def _is_partition(key: object) -> bool:
     return isinstance(key, str) and key.isascii() and key.isdigit()
 
@@ -303,6 +313,10 @@ def _of_hub(options: Mapping[str, str], keys: Mapping[str, str], hubs: Sequence[
                 raise ConfigurationError(
                     option, f'must be by hub and partition id, such as {{"{hubs[0]}": {{"0": "earliest"}}}}'
                 )
+            # One document for several queries may name hubs of others, too; only those of others is a slip.
+            named = set(map(_hub_of, document))
+            if named and not named & {None, *(each.lower() for each in hubs)}:
+                raise ConfigurationError(option, f"names no hub that is read: that is {', '.join(hubs)}")
             continue
         by_hub = {key.lower(): each for key, each in document.items()}
         known = by_hub.keys() & {each.lower() for each in hubs}

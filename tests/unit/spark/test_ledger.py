@@ -61,6 +61,7 @@ from eventpump.spark.sink.records import (
     PartitionReceipt,
     Plan,
     Record,
+    RowForm,
     RunClaim,
     Sink,
     StateLost,
@@ -446,6 +447,37 @@ def test_plan_that_exists_is_used_as_it_is() -> None:
     outside = Outside(existing)
     assert outside.run(begin(batch(1))) == existing
     assert outside.made == []
+
+
+@pytest.mark.parametrize(
+    ("began", "now", "option"),
+    [
+        (RowForm(order_by=("n",)), RowForm(), "order_by"),
+        (RowForm(order_by=("n", "m")), RowForm(order_by=("m", "n")), "order_by"),
+        (RowForm(), RowForm(encode=("gzip",)), "encode"),
+        (RowForm(is_staged=True), RowForm(), "staging"),
+    ],
+)
+def test_plan_of_other_rows_is_refused_until_its_batch_is_done(began: RowForm, now: RowForm, option: str) -> None:
+    """Rows in another order would take the numbers of those that are stored; nothing is asked of the service."""
+    existing = plan(1, form=began)
+    outside = Outside(done(0), existing)
+    with pytest.raises(ConfigurationError, match=f"{option}: batch 1 of the sink 'sink' was begun with .* is not done"):
+        outside.run(begin(batch(1, form=now)))
+    assert outside.made == []
+    assert outside.run(begin(batch(1, form=began))) == existing
+    late = Outside()
+    late.before_create = lambda: late.add(plan(0, form=began))
+    with pytest.raises(ConfigurationError, match=option):
+        late.run(begin(batch(0, form=now)))
+    outside.run(finish(batch(1, form=began), existing, [], FAIL))
+    assert planned(outside.run(begin(batch(2, form=now)))).form == now
+
+
+def test_plan_of_unstaged_rows_is_continued_with_staging() -> None:
+    """Neither is one refused that an earlier version has made, which did not store what rows become."""
+    for existing in (plan(1, form=RowForm()), plan(1)):
+        assert Outside(done(0), existing).run(begin(batch(1, form=RowForm(is_staged=True)))) == existing
 
 
 def test_plan_of_two_drivers_is_the_first_one() -> None:

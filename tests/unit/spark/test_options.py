@@ -167,6 +167,25 @@ def test_positions_by_partition_of_another_form_are_refused(text: str) -> None:
     assert "must be a JSON object of positions by partition id" in problem(endingPositions=text)
 
 
+@pytest.mark.parametrize("hub", ["trades", "trades,bars"])
+@pytest.mark.parametrize("option", ["startingPositions", "endingPositions"])
+@pytest.mark.parametrize(
+    "positions", [{"trade": {"0": 7}}, {'{"ehName": "Bar", "partitionId": 0}': 7, "quotes": {"0": 7}}]
+)
+def test_positions_of_other_hubs_alone_are_refused(hub: str, option: str, positions: object) -> None:
+    """A slip in the hub's name is not a query that begins elsewhere."""
+    given = {
+        "connectionString": connection_string_to("ns.servicebus.windows.net"),
+        "hub": hub,
+        option: json.dumps(positions),
+    }
+    with pytest.raises(ConfigurationError, match=f"{option}: names no hub that is read: that is trades"):
+        SourceOptions.each_hub(given)
+    given[option] = json.dumps({"TRADES": {"0": 7}, "quotes": {"0": 7}})
+    first = SourceOptions.each_hub(given)[0]
+    assert list(first.starting_positions or first.ending_positions) == ["0"]
+
+
 def test_positions_by_default_are_latest_for_a_query_oldest_for_a_batch() -> None:
     """Without positions, a query reads what comes, exclusively; a batch what there is, beside other readers."""
     stream, batch = options().for_stream(), options().for_batch()
