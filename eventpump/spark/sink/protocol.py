@@ -404,7 +404,7 @@ def _check_form(batch: Batch, plan: Plan) -> None:
         raise ConfigurationError(
             option,
             f"batch {batch.batch_id} of the sink {batch.sink.sink_id!r} was begun with {before!r} and is not done; "
-            f"with {after!r} rows of it would be lost, and others stored twice. Restart the query as it was until the "
+            f"with {after!r} rows of it could be lost, and others stored twice. Restart the query as it was until the "
             "batch is done, and change the option then",
         )
 
