@@ -148,6 +148,10 @@ class BatchQueue:
                 return offer
         return None
 
+    def is_held_by(self, offer: Offer, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a task has a batch in hand."""
+        return offer.is_in_hand and self._holders.get(offer) is task
+
     def give_back(self, task: asyncio.Task[Any] | None) -> None:
         """Give back what a task has in hand: it waits for the end of the host, and cannot process it meanwhile."""
         for offer in [offer for offer, holder in self._holders.items() if holder is task]:
@@ -236,6 +240,10 @@ class BatchDispatch(SerialDispatch):
         super().__init__(tenure, runner, context, requests, failing)
         self._queue = source.queue
         self._offer: Offer | None = None
+
+    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a loop in a task has the batch."""
+        return self._offer is not None and self._queue.is_held_by(self._offer, task)
 
     async def deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False

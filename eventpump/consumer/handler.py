@@ -143,6 +143,10 @@ class HandlerRunner:
         """A method of the processor that runs now: of several the one that began first."""
         return next((call.operation for call in self._calls), None)
 
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a method of the processor runs in a task."""
+        return any(call.task is task for call in self._calls)
+
     @property
     def is_in_batch(self) -> bool:
         """Whether the current code belongs to the call of `process_events` that is running."""

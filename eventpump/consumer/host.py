@@ -365,7 +365,8 @@ class PartitionHost:
 
         Raises:
             ConfigurationError: This host has no processor for the subscription, the hub has no such partition, or one
-                of the partitions no such position, as beyond its end. Nothing is changed.
+                of the partitions no such position, as beyond its end; or the caller has one of their batches in hand.
+                Nothing is changed.
             EventPumpError: The service failed. Nothing is changed.
             ClosedError: The host is closed.
         """
@@ -407,7 +408,7 @@ class PartitionHost:
     async def drain(self, name: str) -> tuple[str, ...]:
         """Wait until a subscription has processed what its partitions hold at the call, on those that this host owns.
 
-        A partition that is paused is waited for.
+        A partition that is paused is waited for. A processor must not wait for this: it would wait for itself.
 
         Args:
             name: The subscription; "default" for that of the host's own processor.
@@ -416,7 +417,7 @@ class PartitionHost:
             The partitions on which that is so; not those that were given up before.
 
         Raises:
-            ConfigurationError: This host has no processor for the subscription.
+            ConfigurationError: No processor is known for the subscription, or the caller has a batch of it in hand.
             EventPumpError: The service failed.
             ClosedError: The host is closed.
         """

@@ -577,17 +577,18 @@ class PartitionManager:
 
     async def seek(self, name: str, position: EventPosition, partition_ids: Collection[str] | None) -> tuple[str, ...]:
         """Let a subscription go on at a position; see `PartitionHost`."""
-        return await seek_all(await self._running(name, partition_ids), position)
+        return await seek_all(await self._running("seek", name, partition_ids), position)
 
     async def replay(
         self, name: str, begin: EventPosition, end: EventPosition, partition_ids: Collection[str] | None
     ) -> tuple[str, ...]:
         """Deliver a range again; see `PartitionHost`."""
-        return await replay_all(await self._running(name, partition_ids), begin, end)
+        return await replay_all(await self._running("replay", name, partition_ids), begin, end)
 
     async def drain(self, name: str) -> tuple[str, ...]:
         """Wait until a subscription has processed what there is now; see `PartitionHost`."""
-        return await drain_all(await self._running(name, None), self._around.directory, self._settings.hub)
+        pumps = await self._running("drain", name, None)
+        return await drain_all(pumps, self._around.directory, self._settings.hub)
 
     def pause(self, name: str) -> tuple[str, ...]:
         """Deliver no more to a subscription on the partitions owned; see `PartitionHost`."""
@@ -606,8 +607,12 @@ class PartitionManager:
         if not any(each.name == name for each in self._subscriptions.runnable):
             raise ConfigurationError("name", f"this host has no processor for a subscription {name}: subscribe first")
 
-    async def _running(self, name: str, partition_ids: Collection[str] | None) -> list[PartitionPump]:
-        """Return the pumps of a subscription, on some partitions or all of those owned."""
+    async def _running(self, operation: str, name: str, partition_ids: Collection[str] | None) -> list[PartitionPump]:
+        """Return the pumps of a subscription, on some partitions or all of those owned.
+
+        Raises:
+            ConfigurationError: One of them would wait for the current task, which waits for it.
+        """
         self._check_name(name)
         if isinstance(partition_ids, str):
             raise ConfigurationError("partition_ids", "must be several partition ids, and is one text")
@@ -616,12 +621,22 @@ class PartitionManager:
             unknown = sorted(set(partition_ids) - set(known))
             if unknown:
                 raise ConfigurationError("partition_ids", f"the hub has no partition {unknown[0]}")
-        return [
+        pumps = [
             pump
             for partition in self._partitions.values()
             if partition_ids is None or partition.partition_id in partition_ids
             if (pump := partition.running(name)) is not None
         ]
+        task = asyncio.current_task()
+        for pump in pumps:
+            if pump.waits_for(task):
+                instead = "call context.seek, or " if operation == "seek" else ""
+                problem = (
+                    f"waits until the code that calls it is done with its batch of partition {pump.partition_id}: "
+                    f"{instead}call it in a task that this code does not wait for"
+                )
+                raise ConfigurationError(operation, problem)
+        return pumps
 
     # ------------------------------------------------------------------------------------------------- closing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.delivery import Delivery
@@ -195,6 +196,10 @@ class PartitionPump:
     def is_abandoned(self) -> bool:
         """Whether `abandon` was called."""
         return self._runner.is_abandoned
+
+    def waits_for(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether the pump does nothing that it is asked for before user code in a task has returned."""
+        return self._runner.runs_in(task) or self._delivery.is_held_by(task)
 
     def renewed(self, lease: PartitionLease) -> None:
         """Continue under a renewed lease."""

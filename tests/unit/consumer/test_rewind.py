@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.requests import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -291,6 +293,48 @@ async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_at
             assert await host.seek("default", 49) == ("0",)
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == [*range(10), *range(50, 100)]
+
+
+_WAITING: dict[str, Callable[[PartitionHost], Awaitable[object]]] = {
+    "seek": lambda host: host.seek("default", 0),
+    "replay": lambda host: host.replay("default", from_=0, to="latest"),
+    "drain": lambda host: host.drain("default"),
+}
+
+
+@pytest.mark.parametrize("operation", _WAITING)
+@pytest.mark.parametrize("kind", ["plain", "keyed", "loop"])
+async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, kind: str) -> None:
+    """The code that has the batch would wait for itself; a task that it does not wait for may call."""
+    raised: list[str] = []
+    asked: list[asyncio.Task[object]] = []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if asked:
+            return
+        call = _WAITING[operation]
+        with pytest.raises(ConfigurationError) as caught:
+            await call(host)
+        raised.append(str(caught.value))
+        asked.append(asyncio.ensure_future(call(host)))
+
+    async def loop() -> None:
+        async for batch in host.batches():
+            await handle(batch.context, batch.events)
+
+    processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=3))
+        work = asyncio.create_task(loop() if kind == "loop" else host.run())
+        await asyncio.sleep(5)
+        assert await asked[0] == ("0",)
+        (text,) = raised
+        assert text.startswith(
+            f"{operation}: waits until the code that calls it is done with its batch of partition 0: "
+        )
+        await host.aclose()
+        await work
 
 
 async def test_a_processor_is_told_of_a_position_that_there_is_not() -> None:
