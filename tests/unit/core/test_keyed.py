@@ -194,6 +194,25 @@ def _queue(**bounds: int) -> KeyedQueue[_Event]:
     return KeyedQueue(KeyedBounds(**{"events": 100, "size": 10_000, "ahead": 100, "batch": 1, **bounds}))
 
 
+def test_room_ends_at_max_ahead() -> None:
+    """However few events are in hand: those above one that is not finished count, finished or not."""
+    queue = _queue(events=5, ahead=6)
+    for number in range(6):
+        assert queue.room == min(4 if number else 5, 6 - number)
+        queue.accept([_Event(number)], [1])
+        queue.sort(lambda event: event.sequence_number)
+        entry = queue.take()[0]
+        if number:
+            queue.finish(entry)
+            queue.release(entry)
+        else:
+            first = entry
+    assert (queue.room, queue.events) == (0, 1)
+    queue.finish(first)
+    queue.release(first)
+    assert (queue.room, queue.events) == (5, 0)
+
+
 def test_keys_take_turns() -> None:
     """A key with many events does not keep another one waiting."""
     queue = _queue()
