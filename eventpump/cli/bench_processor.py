@@ -193,7 +193,7 @@ class _Meter:
             self.finished.set()
 
     def reported(self, report: HostReport) -> None:
-        """Called with each report: a partition that fails would be tried again for ever."""
+        """Called with each report: a partition that fails would be tried again forever."""
         if isinstance(report, PartitionFailed) and self.failure is None:
             self.failure = report.error
             self.finished.set()

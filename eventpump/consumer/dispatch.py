@@ -105,7 +105,7 @@ class SerialDispatch:
         return 0
 
     def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return False: whoever has a batch is called with it."""
+        """Return False: code that has a batch is called with it."""
         return False
 
     async def deliver(

@@ -29,7 +29,7 @@ class KeyedProcessor(EventProcessor):
     `context.checkpoint()` stores the watermark, and `context.checkpoint(event)` refuses an event above it.
 
     A failure is that of a key: the failure policy applies to its events, and the events of other keys are processed
-    meanwhile. Retries must have a limit, because a key that is retried for ever would hold the watermark back. `open`
+    meanwhile. Retries must have a limit, because a key that is retried forever would hold the watermark back. `open`
     and `close` are called as of any processor, `process_error` also at the same time for several keys; override them in
     a subclass.
 
@@ -82,7 +82,7 @@ class KeyedProcessor(EventProcessor):
         is_retrying = failure_step(settings.failure_policy) is FailureStep.RETRY
         if is_retrying and settings.handler_retry.max_retries is None:
             problem = (
-                "must have a limit for a KeyedProcessor, because a key that is retried for ever would hold back the "
+                "must have a limit for a KeyedProcessor, because a key that is retried forever would hold back the "
                 "checkpoint of its partition: set handler_retry=RetryOptions(max_retries=...), and "
                 "on_retries_exhausted; or another failure_policy"
             )

@@ -85,7 +85,7 @@ class KeyedDispatch:
         return self._queue.events
 
     def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return False: whoever has a batch is called with it."""
+        """Return False: code that has a batch is called with it."""
         return False
 
     async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:

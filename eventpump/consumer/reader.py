@@ -242,7 +242,7 @@ class PartitionReader:
         """
         _check_processor(processor)
         if handler_retry is not None and handler_retry.max_retries is None:
-            problem = "must have a limit, because an event that is retried for ever would hold `position` back: set "
+            problem = "must have a limit, because an event that is retried forever would hold `position` back: set "
             raise ConfigurationError("handler_retry", f"{problem}RetryOptions(max_retries=...)")
         if not close_timeout >= 0:
             raise ConfigurationError("close_timeout", "must be a number of seconds, 0 or more")
