@@ -197,16 +197,15 @@ def _queue(**bounds: int) -> KeyedQueue[_Event]:
 def test_room_ends_at_max_ahead() -> None:
     """However few events are in hand: those above one that is not finished count, finished or not."""
     queue = _queue(events=5, ahead=6)
-    for number in range(6):
-        assert queue.room == min(4 if number else 5, 6 - number)
-        queue.accept([_Event(number)], [1])
-        queue.sort(lambda event: event.sequence_number)
-        entry = queue.take()[0]
-        if number:
-            queue.finish(entry)
-            queue.release(entry)
-        else:
-            first = entry
+    assert queue.room == 5
+    first = _add(queue, 0, 0)
+    assert queue.take() == [first]
+    for number in range(1, 6):
+        assert queue.room == min(4, 6 - number)
+        entry = _add(queue, number, number)
+        assert queue.take() == [entry]
+        queue.finish(entry)
+        queue.release(entry)
     assert (queue.room, queue.events) == (0, 1)
     queue.finish(first)
     queue.release(first)
