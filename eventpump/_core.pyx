@@ -1096,7 +1096,7 @@ cdef class PlainRoom:
     cdef bint take(self, partition_id, int64_t size) except -1:
         if self._held is None or not 0 <= size <= INT64_MAX >> 1:
             raise ValueError("this is no size of an event")
-        cdef list held = self._held[partition_id]
+        cdef list held = (<object>self._held)[partition_id]  # as of a dict alone, the error would lack a key that is None
         cdef int64_t events, before, after, more_bytes = 0, own = self._own_bytes
         cdef bint more_events
         if held is None or len(held) != 2:
