@@ -7,6 +7,7 @@ package was built, the interpreter is not CPython, or `EVENTPUMP_PURE=1` is set)
 
 from __future__ import annotations
 
+import copyreg
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,35 @@ def compiled_part(name: str) -> ModuleType | None:
 _T = TypeVar("_T", bound=type)
 
 
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """Return the slots of a class itself, in the order in which it names them."""
+    slots: tuple[str, ...] = vars(kind)["__slots__"]
+    return slots
+
+
+def _copied_alike(reference: type) -> None:
+    """Have a class copied and pickled in every protocol with the same state in both builds, if it does not say how.
+
+    The interpreter does not know the attributes of the part that is compiled.
+    """
+    slots = _slots_of(reference)
+
+    def state(self: object) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        found = object.__getstate__(self)
+        attributes, others = (
+            found if isinstance(found, tuple) else (found, {})
+        )  # others: slots, and those of subclasses
+        return attributes, others | {each: getattr(self, each) for each in slots if hasattr(self, each)}
+
+    def reduced(self: Any) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]  # undocumented
+
+    for name, method in (("__getstate__", state), ("__reduce__", reduced)):
+        if name not in vars(reference):
+            method.__name__, method.__qualname__ = name, f"{reference.__qualname__}.{name}"
+            setattr(reference, name, method)
+
+
 def based_on_core(name: str) -> Callable[[_T], _T]:
     """Return a decorator for a class in Python, the reference, of which the core has a part.
 
@@ -62,15 +92,17 @@ def based_on_core(name: str) -> Callable[[_T], _T]:
 
     Returns:
         The decorator. In the compiled build it returns a class with that base, and all else of the reference; there
-        `core.references` has the reference under `name`. In the other build it returns the reference.
+        `core.references` has the reference under `name`. In the other build it returns the reference. Either can be
+        copied and pickled, if the class does not say otherwise, and the pickle be read in both builds.
     """
 
     def decorate(reference: _T) -> _T:
+        _copied_alike(reference)
         if core is None:
             return reference
         base = getattr(core, name)
         parts = {each for each in vars(base) if not each.startswith("__") or each == "__init__"}
-        slots = vars(reference)["__slots__"]
+        slots = _slots_of(reference)
         kept: dict[str, Any] = {
             each: value for each, value in vars(reference).items() if each not in parts and each not in slots
         }

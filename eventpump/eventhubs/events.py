@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -234,27 +233,6 @@ def _datetime(value: Any) -> datetime | None:
     return value.to_datetime() if isinstance(value, Timestamp) else None
 
 
-def _reduced(event: object) -> tuple[Any, ...]:
-    """Return how to pickle an event, and a subclass with other parameters, in every protocol."""
-    return copyreg.__newobj__, (type(event),), event.__getstate__()  # type: ignore[attr-defined]  # undocumented
-
-
-def _state(event: object, own: dict[str, object], slots: Sequence[str]) -> object:
-    """Return the state to pickle: the same in both builds, so that a pickle of one can be read in the other.
-
-    Args:
-        event: The event.
-        own: The attributes of its class.
-        slots: All names of such.
-    """
-    found = object.__getstate__(event)
-    attributes, others = found if isinstance(found, tuple) else (found, {})
-    return attributes, {name: value for name, value in others.items() if name not in slots} | own
-
-
-_DATA_SLOTS = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
-
-
 @based_on_core("PlainEventData")
 class EventData:
     """An event to send.
@@ -275,7 +253,7 @@ class EventData:
     """
 
     # For an event that is bytes only, body and properties are made when they are accessed: most events are.
-    __slots__ = _DATA_SLOTS
+    __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
 
     def __init__(
         self,
@@ -461,12 +439,6 @@ class EventData:
         except (ValueError, TypeError) as error:
             raise _unencodable(error) from error
         return before + head
-
-    def __getstate__(self) -> object:
-        return _state(self, {name: getattr(self, name) for name in _DATA_SLOTS}, _DATA_SLOTS)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self)
 
     def __repr__(self) -> str:
         return f"EventData({self.section!r:.80}, properties={len(self._properties or ())})"
@@ -840,10 +812,10 @@ class ReceivedEvent:
 
     def __getstate__(self) -> object:
         # What was read of the message is left out: it may be read again.
-        return _state(self, {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}, _SLOTS)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self)
+        found = object.__getstate__(self)
+        attributes, others = found if isinstance(found, tuple) else (found, {})
+        own = {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}
+        return attributes, {name: value for name, value in others.items() if name not in _SLOTS} | own
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"

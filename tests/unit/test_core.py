@@ -9,15 +9,18 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import sys
 import tracemalloc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
+from io import BytesIO
 from math import inf, nan
 from random import Random
-from types import MappingProxyType, SimpleNamespace
+from time import monotonic
+from types import MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +41,7 @@ from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, number_events_in_python, pieces_of_in_python
-from eventpump.producer.accumulator import BatchAccumulator, BufferRoom, Lane
+from eventpump.producer.accumulator import Batch, BatchAccumulator, BufferRoom, Lane
 from eventpump.producer.batch import BatchState
 from eventpump.producer.intake import DeliveryReceipt, Intake
 from eventpump.producer.packing import BatchPacker
@@ -1135,6 +1138,165 @@ def test_intake_whose_parts_are_replaced_reads_nothing_else() -> None:
             BufferRoom(PARTITIONS, max_events=6, max_bytes=500).reserve("0", size)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         core.accept_events(HashRouter, object, envelope_head)
+
+
+# ------------------------------------------------------------------ copies, pickles, texts and subclasses of each class
+
+
+def _batch(kind: Any) -> Any:
+    batch = kind(1000, is_idempotent=True)
+    assert batch.try_add(EventData(b"x", properties={"a": 1}))
+    return batch
+
+
+def _packer(kind: Any) -> Any:
+    packer = kind(1000, partition_key="key")
+    assert packer.add(b"head", b"rest")
+    return packer
+
+
+def _room(kind: Any) -> Any:
+    room = kind(PARTITIONS, max_events=10, max_bytes=1000, max_partition_events=5)
+    assert room.reserve("0", 300)
+    return room
+
+
+def _intake(kind: Any) -> Any:
+    outbox = SimpleNamespace(add=max, lanes={}, yield_at=inf)
+    intake = kind(HashRouter(), outbox, encode=None, max_events=5, stamping=False, idempotent=False)
+    intake.begin(PARTITIONS, _room(BufferRoom), SimpleNamespace(wanting=0), monotonic)
+    return intake
+
+
+INSTANCES: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "EncodedEvent": (ReceivedEvent, lambda kind: kind(SOUND, ("origin", 1))),
+    "PlainEventData": (EventData, lambda kind: kind("text", properties={"a": 1}, subject="s")),
+    "PlainBatch": (EventBatch, _batch),
+    "PlainPacker": (BatchPacker, _packer),
+    "PlainRoom": (BufferRoom, _room),
+    "PlainReceipt": (DeliveryReceipt, lambda kind: kind(Batch("0", 900, idempotent=False, stamped=False), 0)),
+    "PlainIntake": (Intake, _intake),
+}
+"""By the name of the compiled part: the whole class, and what makes an instance of it or of its reference."""
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles instances of a class, and of its reference, by the same names."""
+
+    def __init__(self, file: BytesIO, protocol: int, kinds: dict[str, type]) -> None:
+        super().__init__(file, protocol)
+        self._names = {kind: name for name, kind in kinds.items()}
+
+    def persistent_id(self, found: Any) -> str | None:
+        return self._names.get(found) if isinstance(found, type) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BytesIO, kinds: dict[str, type]) -> None:
+        super().__init__(file)
+        self.persistent_load = kinds.__getitem__  # type: ignore[method-assign]  # the builds differ in it
+
+
+def kinds_of(kind: type) -> dict[str, type]:
+    """Return a class and subclasses as users write them."""
+    return {
+        "itself": kind,
+        "open": type("Open", (kind,), {}),
+        "slotted": type("Slotted", (kind,), {"__slots__": ("more", "unset")}),
+        "closed": type("Closed", (kind,), {"__slots__": (), "__repr__": lambda _: "its own"}),
+        "mixed": type("Mixed", (kind, Mixin), {}),
+    }
+
+
+class Mixin:
+    """A second base class of a user's."""
+
+    def mixed(self) -> str:
+        """Return what the class does not."""
+        return "mixed"
+
+
+def shown(found: Any, kinds: dict[str, type]) -> Any:
+    """Return something as what it says of itself, without what differs between equal things."""
+    if type(found) in kinds.values():
+        name = next(name for name, kind in kinds.items() if kind is type(found))
+        return name, shown(found.__getstate__(), kinds)
+    if isinstance(found, tuple | list):
+        return [shown(each, kinds) for each in found]
+    if isinstance(found, dict):
+        return {key: shown(value, kinds) for key, value in found.items()}
+    if isinstance(found, MethodType):
+        return found.__name__, shown(found.__self__, kinds)
+    if isinstance(found, BatchPacker | Batch | BufferRoom | EventData):
+        return type(found), shown(found.__getstate__(), kinds)
+    return re.sub(" at 0x[0-9a-f]+", "", repr(found))
+
+
+def pickled(instance: Any, protocol: int, kinds: dict[str, type], others: dict[str, type]) -> Any:
+    """Return an instance of the other build that was pickled in one."""
+    file = BytesIO()
+    _Pickler(file, protocol, kinds).dump(instance)
+    file.seek(0)
+    return shown(_Unpickler(file, others).load(), others)
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "state": lambda instance: instance.__getstate__(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "reduce": lambda instance: [instance.__reduce_ex__(protocol)[2:] for protocol in range(6)],
+    "repr": lambda instance: re.sub("<.*>", "", repr(instance)),  # that of `object` has the name of the class's module
+    "str": lambda instance: str(instance) == repr(instance) == format(instance),
+    "equal": lambda instance: (instance == instance, instance == copy.copy(instance), instance != None),  # noqa: E711 - it is what users' code may do
+    "hash": lambda instance: hash(instance) == hash(instance),
+    "less": lambda instance: instance < instance,
+    "bool": bool,
+    "len": len,
+    "iter": iter,
+    "call": lambda instance: instance(),
+    "weak reference": lambda instance: weakref.ref(instance)() is instance,
+    "new attribute": lambda instance: setattr(instance, "unknown", 5),
+    "attribute": lambda instance: instance.unknown,
+    "own attributes": lambda instance: vars(instance),
+    "names": lambda instance: [name for name in dir(instance) if not name.startswith("_")],
+    "is tracked": gc.is_tracked,
+}
+"""What any object can be asked for."""
+
+
+@pytest.mark.parametrize("name", core.references if core else [])
+def test_object_is_copied_pickled_and_shown_as_the_reference(name: str) -> None:
+    """An instance of each class and of users' subclasses: the same result or error, and pickles cross the builds."""
+    whole, make = INSTANCES[name]
+    ours, theirs = kinds_of(whole), kinds_of(core.references[name])
+    for each in ours:
+        found, expected = make(ours[each]), make(theirs[each])
+        for instance in (found, expected):
+            if each in ("open", "slotted"):
+                instance.more = [5]
+        for what, operation in OPERATIONS.items():
+            results = [outcome(operation, instance) for instance in (found, expected)]
+            results = [
+                (kind.__name__, re.sub("'[A-Za-z.]*Error'|at 0x[0-9a-f]+", "", result))
+                if isinstance(kind, type) and issubclass(kind, Exception)
+                else shown(result, kinds)
+                for (kind, result), kinds in zip(results, (ours, theirs), strict=True)
+            ]
+            assert results[0] == results[1], (each, what)
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            ways = [(found, ours, theirs), (expected, theirs, ours), (found, ours, ours), (expected, theirs, theirs)]
+            made = [outcome(pickled, instance, protocol, of, to) for instance, of, to in ways]
+            assert made[1:] == made[:-1], (each, protocol)
+
+
+def test_changed_copy_of_a_batch_leaves_the_batch() -> None:
+    """Both kinds of deep copy have a message of their own."""
+    batch = _batch(EventBatch)
+    size = batch.size
+    for made in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        assert made.try_add(EventData(b"another", properties={"b": 2}))
+        assert (made.count, batch.count, batch.size, len(batch.events)) == (2, 1, size, 1)
+        assert made.seal().numbered(1, 2, 3).startswith(batch.seal().numbered(1, 2, 3)[:9])
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
