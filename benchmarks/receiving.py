@@ -208,47 +208,47 @@ def _tried_rows(name: str, tried: Mapping[Configuration, Figures]) -> list[Row]:
 def stages(quick: bool, log: Log) -> list[Row]:
     """The stages of receiving, each alone and without a socket, beside a floor that does the least in the same turn.
 
-    In pure Python, and with the compiled core if there is one.
+    Each in pure Python, and below that with the compiled core if there is one. The floor is Python code that does not
+    use the library, the same in both builds: all rows are in terms of one, so that their microseconds can be compared.
     """
-    rows: list[Row] = []
-    for is_pure in (True, False) if is_compiled() else (True,):
-        rows += _stages(quick, log, is_pure=is_pure)
-    return rows
-
-
-def _stages(quick: bool, log: Log, *, is_pure: bool) -> list[Row]:
-    # In several processes: where their memory lies is a matter of chance, and costs or saves some per cent.
+    builds = (True, False) if is_compiled() else (True,)
     rounds = 20 if quick else 150
-    runs = [run_side("stages:stages", 120, "asyncio", is_pure, rounds=rounds) for _ in range(1 if quick else 3)]
-    for run in runs:
-        log(f"making an event object costs {run['making']:.2f} µs, counted with the event and not with the pump")
-    floor = median_run(runs, "floor")["floor"]
-    name = "" if is_pure else f", {build()}"
+    runs: dict[bool, list[Mapping[str, float]]] = {is_pure: [] for is_pure in builds}
+    # In several processes: where their memory lies is a matter of chance, and costs or saves some per cent.
+    for _ in range(1 if quick else 3):
+        for is_pure in builds:
+            run = run_side("stages:stages", 120, "asyncio", is_pure, rounds=rounds)
+            runs[is_pure].append(run)
+            name = PURE if is_pure else build()
+            log(f"{name}: making an event costs {run['making']:.2f} µs, counted with the event, not with the pump")
+    floor = median_run([run for each in runs.values() for run in each], "floor")["floor"]
     rows = [
         Row(
-            name=f"stages: floor, 1 KiB cut out and three numbers unpacked{name}",
+            name="stages: floor, 1 KiB cut out and three numbers unpacked, in Python code",
             peer="",
             subject="floor",
             subject_value=floor,
             peer_value=None,
             unit="µs CPU/event",
             subject_busy=1.0,
+            build=PURE,
         )
     ]
     for stage, text in STAGES.items():
-        ratios = [run["floor"] / run[stage] for run in runs]
-        ratio = sorted(ratios)[(len(ratios) - 1) // 2]
-        rows.append(
-            Row(
-                name=f"stages: {text}{name}",
-                peer="floor",
-                subject_value=floor / ratio,
-                peer_value=floor,
-                unit="µs CPU/event",
-                subject_busy=1.0,
-                limit=BUDGET.get(stage) if is_pure else None,
-                build=PURE if is_pure else build(),
-                ratios=tuple(ratios),
+        for is_pure in builds:
+            ratios = [run["floor"] / run[stage] for run in runs[is_pure]]
+            ratio = sorted(ratios)[(len(ratios) - 1) // 2]
+            rows.append(
+                Row(
+                    name=f"stages: {text}{'' if is_pure else f', {build()}'}",
+                    peer="floor",
+                    subject_value=floor / ratio,
+                    peer_value=floor,
+                    unit="µs CPU/event",
+                    subject_busy=1.0,
+                    limit=BUDGET.get(stage) if is_pure else None,
+                    build=PURE if is_pure else build(),
+                    ratios=tuple(ratios),
+                )
             )
-        )
     return rows
