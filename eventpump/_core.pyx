@@ -1076,7 +1076,6 @@ cdef class PlainRoom:
 
     cdef public dict _held
     cdef public int64_t _free_bytes, _free_events, _own_bytes, _own_events, _partition_bytes, _partition_events
-    cdef public int64_t bytes, events
 
     def reserve(self, partition_id, int64_t size):
         """Reserve room for an event.
@@ -1117,8 +1116,6 @@ cdef class PlainRoom:
         self._free_bytes -= more_bytes
         held[0] = events + 1
         held[1] = after
-        self.events += 1
-        self.bytes += size
         return True
 
 

@@ -55,6 +55,31 @@ class Batch(BatchPacker, Generic[E]):
         self.parts: list[Part] = []
         self.waiters: dict[Any, int] = {}
 
+    def join(self, event: E, head: bytes, rest: bytes, size: int, most: int) -> int:
+        """Add an event that neither begins nor ends the batch.
+
+        Args:
+            event: What is kept for it in `events`.
+            head: The first piece of its encoding.
+            rest: The other piece.
+            size: The size of both, in bytes.
+            most: The number of events that ends a batch.
+
+        Returns:
+            Its number; -1, and nothing added, where it would end the batch.
+        """
+        events = self.events
+        index = len(events)
+        after = self.size + size
+        if index + 1 >= most or after >= self.limit:
+            return -1
+        self.size = after
+        pieces = self._pieces
+        pieces.append(head)
+        pieces.append(rest)
+        events.append(event)
+        return index
+
     def part(self, index: int) -> Part | None:
         """Return the outcome of an event; None if it is not known."""
         for part in self.parts:
@@ -260,8 +285,6 @@ class BufferRoom:
         "_own_events",
         "_partition_bytes",
         "_partition_events",
-        "bytes",
-        "events",
     )
 
     def __init__(
@@ -287,10 +310,16 @@ class BufferRoom:
         self._free_events = max_events - count * self._own_events
         self._free_bytes = max_bytes - count * self._own_bytes
         self._held = {partition_id: [0, 0] for partition_id in partition_ids}
-        self.events = 0
+
+    @property
+    def events(self) -> int:
         """The number of events held."""
-        self.bytes = 0
+        return sum(events for events, _ in self._held.values())
+
+    @property
+    def bytes(self) -> int:
         """Their size, in bytes."""
+        return sum(size for _, size in self._held.values())
 
     def reserve(self, partition_id: str | None, size: int) -> bool:
         """Reserve room for an event.
@@ -309,6 +338,11 @@ class BufferRoom:
         events, before = held
         after = before + size
         own = self._own_bytes
+        if events < self._own_events and after <= own:
+            # The partition's own part is within all other limits.
+            held[0] = events + 1
+            held[1] = after
+            return True
         more_events = events >= self._own_events
         more_bytes = 0 if after <= own else after - (before if before > own else own)
         if events and (
@@ -322,8 +356,6 @@ class BufferRoom:
         self._free_bytes -= more_bytes
         held[0] = events + 1
         held[1] = after
-        self.events += 1
-        self.bytes += size
         return True
 
     def release(self, partition_id: str | None, events: int, size: int) -> bool:
@@ -347,8 +379,6 @@ class BufferRoom:
         freed_bytes = min(size, max(0, held[1] - self._own_bytes))
         held[0] -= events
         held[1] -= size
-        self.events -= events
-        self.bytes -= size
         self._free_events += freed_events
         self._free_bytes += freed_bytes
         return bool(freed_events or freed_bytes)

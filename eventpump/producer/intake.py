@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from eventpump.compiled import based_on_core, core
 from eventpump.core.router import HashRouter, PartitionRouter
 from eventpump.errors import ConfigurationError, EventError
-from eventpump.eventhubs.envelope import envelope_head
+from eventpump.eventhubs.envelope import DATA_HEADS, envelope_head
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.numbering import NUMBERS
@@ -125,6 +125,7 @@ class Intake:
         "_add",
         "_encode",
         "_is_idempotent",
+        "_is_plain",
         "_is_stamping",
         "_lanes",
         "_most",
@@ -155,6 +156,7 @@ class Intake:
         self._encode = encode
         self._is_idempotent = idempotent
         self._is_stamping = stamping
+        self._is_plain = encode is None and not idempotent and not stamping
         self._add = outbox.add
         self._lanes: dict[Any, Lane[EventData]] = outbox.lanes
         self._most = max_events
@@ -193,15 +195,16 @@ class Intake:
             EventError: It cannot be encoded.
             ConfigurationError: The key is too long, or there is no such partition.
         """
-        if self.blocked or self._queue.wanting or not isinstance(event, EventData):
+        is_exact = type(event) is EventData  # another kind may encode itself otherwise
+        if self.blocked or self._queue.wanting or not (is_exact or isinstance(event, EventData)):
             return None
         now = self._time()
         if now >= self._outbox.yield_at:
             return None
         if encoded is not None:
             head, rest = encoded
-        elif partition_key is None and self._encode is None and not self._is_idempotent:
-            head, rest = pieces_of(event, stamped=self._is_stamping)
+        elif is_exact and partition_key is None and self._is_plain and (data := event.data) is not None:
+            head, rest = DATA_HEADS[len(data)], data  # as `pieces_of` does, without a call of it
         else:
             head, rest = self.encode(event, partition_key)
         if partition_id is None:
@@ -210,13 +213,18 @@ class Intake:
                 raise _no_lane()
         else:
             lane = self.route(event, partition_id, partition_key)
-        if not self._room.reserve(lane.partition_id, len(head) + len(rest)):
+        size = len(head) + len(rest)
+        if not self._room.reserve(lane.partition_id, size):
             self.refused = head, rest, lane
             return None
-        batch = self._add(lane, event, head, rest, now)
+        batch = lane.filling
+        if batch is None or (index := batch.join(event, head, rest, size, self._most)) < 0:
+            # It begins or ends a batch.
+            batch = self._add(lane, event, head, rest, now)
+            index = len(batch.events) - 1
         receipt = _new(DeliveryReceipt)
         receipt._batch = batch  # noqa: SLF001 - without a call of `__init__`, which costs as much again
-        receipt._index = len(batch.events) - 1  # noqa: SLF001 - likewise
+        receipt._index = index  # noqa: SLF001 - likewise
         return receipt
 
     def encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:

@@ -67,6 +67,33 @@ def events(batch: Batch[str] | None) -> str | None:
     return None if batch is None else "".join(batch.events)
 
 
+@given(
+    sizes=st.lists(st.sampled_from([1, 7, 20, 45, 90, 101]), min_size=1, max_size=40),
+    most=st.sampled_from([1, 2, 5, 100]),
+    is_due=st.booleans(),
+)
+def test_join_fills_batches_as_add_does(sizes: list[int], most: int, is_due: bool) -> None:
+    """Events that join where they may, and are added where not, make the batches that adding each of them makes."""
+    made: list[list[tuple[list[int], int, bytes, bool]]] = []
+    for joins in (False, True):
+        filling = accumulator(max_events=most)
+        lane = filling.lanes["0"]
+        for number, size in enumerate(sizes):
+            head, rest = b"h" * (size // 2), b"r" * (size - size // 2)
+            batch = lane.filling
+            index = -1 if batch is None or not joins else batch.join(number, head, rest, size, most)
+            if index < 0:
+                batch = filling.add(lane, number, head, rest, float(number))
+                index = len(batch.events) - 1
+            assert batch is not None
+            assert batch.events[index] == number
+            if is_due and lane.filling is not None and not lane.filling.is_due:
+                filling.make_due(lane)
+        batches = [*lane.full, *([] if lane.filling is None else [lane.filling])]
+        made.append([(each.events, each.size, each.seal().message, each.is_due) for each in batches])
+    assert made[0] == made[1]
+
+
 # ------------------------------------------------------------------------------------------------- by count
 
 
