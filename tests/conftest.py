@@ -19,8 +19,8 @@ from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport
 from tests.leaks.watch import LeakWatch
 from tests.support.coverage import CoverageReport
-from tests.support.forks import SEED_VARIABLE
 from tests.support.order import LONGEST
+from tests.support.seeds import RUN_VARIABLE, seeds_of
 from tests.ways import Way, ways_of
 
 settings.register_profile("gate", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(1 << 31)))  # workers of pytest-xdist inherit it
+    os.environ.setdefault(RUN_VARIABLE, str(secrets.randbelow(1 << 31)))  # workers of pytest-xdist inherit it
     if config.getoption("--hypothesis-profile") is None:
         settings.load_profile("long" if config.getoption("--long") else "gate")
     wanted = config.getoption("--build")
@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # pytest-xdist would start the files with the most tests first
     config.addinivalue_line("markers", "over_both: runs over the native transport and over uamqp; see tests/ways.py")
+    config.addinivalue_line(
+        "markers", "seeds: runs by a sample of seeds, with --long by all; see tests/support/seeds.py"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,8 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_header() -> str:
     """Say which build is tested, and which seeds by date this run uses."""
     seeds = f"seeds from {seed_of_today()} on; python -m tests.fuzz ENTRY SEED runs one again"
-    hashes = f"{SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats it"
-    return f"build: {build_info()}; mutated captures: {seeds}; hash seed of forked programs: {hashes}"
+    samples = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]} repeats them"
+    return f"build: {build_info()}; mutated captures: {seeds}; samples of seeds, hash seeds of programs: {samples}"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,6 +111,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if (mark := metafunc.definition.get_closest_marker("seeds")) is not None:
+        test = metafunc.function.__name__
+        metafunc.parametrize("seed", seeds_of(mark, test, is_long=metafunc.config.getoption("--long")))
     if "way" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("over_both")
         metafunc.parametrize("way", ways_of(mark, is_long=metafunc.config.getoption("--long")), indirect=True)

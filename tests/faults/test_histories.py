@@ -1,4 +1,4 @@
-"""Random histories: a few fixed seeds of each kind and a few by date; with `--long`, hundreds."""
+"""Random histories: seeds of each kind by the run and by date; with `--long`, hundreds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.histories.kinds import KINDS, run_history
+from tests.support.seeds import sample
 
 SMALL = {"consumer:compute": 8}
 """Steps of trouble where the usual number takes too long."""
-FIXED, BY_DATE, LONG = 3, 1, 60
-"""Seeds per kind: in the gate, from 1 on and by date; and with `--long`."""
+SHORT, LONG = 1, 60
+"""Seeds per kind, of those from 1 on and as many by date: in the gate, and with `--long`."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,8 @@ def test_histories_at_random_keep_every_promise(kind: str, request: pytest.Fixtu
     """No history made from a seed breaks a promise."""
     today = datetime.date.today().toordinal() * 1000
     is_long = request.config.getoption("--long")
-    seeds = [*range(1, 1 + (LONG if is_long else FIXED)), *range(today, today + (LONG if is_long else BY_DATE))]
+    count = LONG if is_long else SHORT
+    seeds = [*sample(range(1, 1 + LONG), count, kind), *range(today, today + count)]
     print(f"{kind}: seeds {seeds}")  # noqa: T201 - shown where it fails, with the date's
     verdicts = [run_history(kind, seed, *([SMALL[kind]] if kind in SMALL else [])) for seed in seeds]
     broken = {verdict.seed: verdict.violation for verdict in verdicts if verdict.violation is not None}

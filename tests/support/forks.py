@@ -30,12 +30,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from eventpump.cli.main import COMMANDS
+from tests.support.seeds import RUN_VARIABLE
 
 COMMAND = ("-m", "eventpump.cli.main")
 """The command line of `eventpump` begins with this."""
-
-SEED_VARIABLE = "TESTS_HASH_SEED"
-"""The environment variable with the number that the hash seeds of a run are made of."""
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT = 1 << 16
@@ -49,7 +47,7 @@ def _can_fork() -> bool:
 
 def hash_seed() -> int | None:
     """Return the hash seed of the programs that are forked for this process; None leaves it to the interpreter."""
-    if (run := os.environ.get(SEED_VARIABLE)) is None:
+    if (run := os.environ.get(RUN_VARIABLE)) is None:
         return None
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return (int(run) + int(worker)) % (1 << 32)

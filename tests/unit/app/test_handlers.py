@@ -21,6 +21,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.reports import EventSkipped, HandlerSlow, ProcessorFailed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet
+from tests.support.seeds import seeds
 
 EACH = CheckpointPolicy(every_events=1)
 
@@ -228,7 +229,7 @@ async def test_an_event_that_takes_longer_than_a_call_may_is_cancelled(publishes
     assert sorted(map(int, producer.stored)) == (handled if publishes else [])
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, of=12)
 async def test_random_failures_lose_nothing_and_repeat_little(seed: int) -> None:
     """Functions and the service fail now and then: all is published in order, and no event twice without a failure.
 

@@ -19,6 +19,7 @@ from eventpump.options.consumer import Park
 from eventpump.reports import HandlerSlow, ProcessorFailed, UnexpectedFailure
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet
+from tests.support.seeds import seeds
 
 EACH = CheckpointPolicy(every_events=1)
 
@@ -648,7 +649,7 @@ def _prefix(numbers: set[int]) -> int:
     return next(number for number in range(len(numbers) + 1) if number not in numbers)
 
 
-@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(16, 400))])
+@seeds(6, of=400)
 async def test_random_histories(seed: int) -> None:
     """Loops are left in every way, partitions move, links and stores fail: nothing is lost, or passed over.
 

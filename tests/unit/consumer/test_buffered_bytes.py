@@ -22,6 +22,7 @@ from eventpump.options.consumer import FeedSettings
 from eventpump.reports import LinkFailed, PartitionFailed
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, Record, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 KIB = 1024
@@ -148,7 +149,7 @@ async def test_idle_partitions_lend_and_get_back_within_a_round(watch: Watch) ->
         paces |= dict.fromkeys(paces, 0.0)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 100))])
+@seeds(1, of=100)
 async def test_whatever_happens_the_bound_holds_and_everything_comes(watch: Watch, seed: int) -> None:
     """Sizes jump, links are cut, partitions move, subscriptions are slow, or take a part, and code raises."""
     rng = random.Random(seed)

@@ -17,6 +17,7 @@ from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import LinkFailed, LinkRewound, LinkStateChanged, SubscriptionSlow
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 GROUP = "catch-up"
@@ -242,7 +243,7 @@ async def test_catch_up_beside_one_that_leaves_closes_the_link_that_is_not_read(
         assert _delivered(records[1]) == list(range(len(fleet.hub.events("0"))))
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 60))])
+@seeds(2, of=60)
 async def test_catch_up_whatever_happens_to_the_links_neither_misses_nor_repeats(seed: int) -> None:
     """Handlers change their pace, links are cut, more is published: each event once, in order, to each subscription."""
     rng = random.Random(seed)

@@ -22,6 +22,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.reports import EventParked, EventSkipped, ProcessorFailed
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, Record, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 EACH = CheckpointPolicy(every_events=1)
@@ -62,7 +63,7 @@ def _reading(read: list[str]) -> Any:
     return handle
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(4, of=10)
 async def test_a_reader_decodes_old_and_new_events(seed: int) -> None:
     """A random mixture; what cannot be decoded raises where it is read, and the rest is read nevertheless."""
     rng = random.Random(seed)
@@ -104,7 +105,7 @@ async def test_subscriptions_share_what_is_decoded() -> None:
         assert len(counting.decoded) == 50
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, of=5)
 async def test_undecodable_events_are_skipped_without_a_retry(seed: int) -> None:
     """By `on_retries_exhausted`, though retries are unlimited; all others are processed and the checkpoint passes."""
     kinds = random.Random(seed).choices([PACKED, BROKEN, PLAIN], [6, 1, 2], k=40)

@@ -35,6 +35,7 @@ from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 
@@ -163,7 +164,7 @@ async def test_partitions_added_to_the_hub_are_found() -> None:
         assert [report.partition_ids for report in fleet.told("a", PartitionsFound)] == [("0",), ("1", "2")]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, of=12)
 async def test_hosts_deliver_everything_in_random_histories(seed: int) -> None:
     """Hosts come and go, links are cut, stores fail and hang: every event arrives, one deliverer, forwards only."""
     rng = random.Random(seed)

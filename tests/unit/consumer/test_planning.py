@@ -20,6 +20,7 @@ from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import BalancerFailed, LeaseReleased, LeaseTaken, UnexpectedFailure
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.seeds import seeds
 
 
 def _fleet(partitions: int, **options: Any) -> Fleet:
@@ -153,7 +154,7 @@ async def test_static_assignment_of_an_unknown_partition_ends_the_host() -> None
             await host.run()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, of=3)
 async def test_static_rollout_from_5_to_6_reads_no_partition_twice_in_an_epoch(seed: int) -> None:
     """Hosts of both configurations live at once, some die; every event is processed, by one host per epoch."""
     rng = random.Random(seed)

@@ -23,6 +23,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, LinkStateChanged, PositionSought, RangeReplayed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 
@@ -895,12 +896,8 @@ class _History:
                 replay += numbers
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seed" in metafunc.fixturenames:
-        # 48: a replay between a seek back and the place before it, beside a link that is older than the seek.
-        metafunc.parametrize("seed", range(200) if metafunc.config.getoption("--long") else [*range(9), 48])
-
-
+# 48: a replay between a seek back and the place before it, beside a link that is older than the seek.
+@seeds(3, of=200, always=[48])
 @pytest.mark.parametrize("with_failures", [False, True])
 async def test_whatever_is_asked_for_each_range_comes_once(seed: int, with_failures: bool) -> None:
     """Seeks, replays, pauses, running and failing handlers, cut links and moves in any order.

@@ -22,6 +22,7 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec
 from eventpump.options.consumer import FeedSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.seeds import seeds
 
 
 class _World:
@@ -296,7 +297,7 @@ async def test_without_a_place_in_the_second_group_the_others_wait() -> None:
         assert world.own == [("late", True), ("late", False)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(12, of=40)
 async def test_whatever_happens_each_member_gets_its_range(seed: int) -> None:
     """Members join at numbers, times and offsets, in the past or at the end, are slow, and leave; links are lost.
 

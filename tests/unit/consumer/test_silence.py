@@ -18,6 +18,7 @@ from eventpump.options.consumer import ReaderSettings
 from eventpump.reports import LinkFailed, LinkStalled
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.seeds import seeds
 
 WAIT = 30.0
 """The default of `max_wait_time`."""
@@ -206,7 +207,7 @@ async def test_management_is_asked_while_a_link_waits_for_its_attach(answers_ech
         await _delivered(fleet, 0)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, of=5)
 @pytest.mark.parametrize("answers_echo", [True, False])
 async def test_link_with_traffic_is_never_taken_for_silent(seed: int, answers_echo: bool) -> None:
     """With events at any moment, a slow service and checks at every turn, a link that works is never given up."""

@@ -6,13 +6,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConnectionLostError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet
+from tests.support.seeds import seeds
 
 STORE = ("list", "acquire", "steal", "read", "write", "reset", "scope", "record", "ensure")
 
@@ -106,10 +105,7 @@ class _History:
             assert all(spec.position.offset != "@latest" for spec in fleet.hub.attached)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("seed", range(300 if metafunc.config.getoption("--long") else 12))
-
-
+@seeds(4, of=300)
 async def test_hosts_process_what_is_sent_to_a_started_hub_in_random_histories(seed: int) -> None:
     """Whatever links, hosts, stores and management do: once opened, a partition loses nothing but what its hub lost."""
     await _History(seed).run()

@@ -29,6 +29,7 @@ from eventpump.reports import (
 )
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 
@@ -564,7 +565,7 @@ async def test_a_hub_that_is_recreated(action: Any) -> None:
 # --------------------------------------------------------------------------------------------------- random histories
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, of=12)
 async def test_whatever_happens_every_subscription_gets_everything(seed: int) -> None:
     """Hosts are killed and join, links are cut, handlers are slow and raise, subscriptions come and go.
 

@@ -15,6 +15,7 @@ from eventpump.emulator.log import PartitionLog
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.capture import NamePattern, read_blocks
 from eventpump.eventhubs.events import EventData
+from tests.support.seeds import seeds
 
 
 def _publish(log: PartitionLog, count: int, size: int = 10) -> None:
@@ -75,7 +76,7 @@ async def test_windows_end_by_size(tmp_path: Path) -> None:
     assert max(len(numbers) for _, numbers in files) <= 5
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, of=5)
 async def test_each_event_is_in_one_file_over_retention_and_restarts(tmp_path: Path, seed: int) -> None:
     """Retention drops events before their window ends, and writers come and go: all numbers are there, once."""
     rng, log = random.Random(seed), PartitionLog("telemetry", "0")

@@ -34,6 +34,7 @@ from eventpump.amqp.performatives import Attach, Begin, Close, Detach, Flow, Ope
 from eventpump.net import stream
 from eventpump.net.stream import CLOSE_TIMEOUT, BufferedReads, ConnectionProtocol
 from eventpump.testing.clock import VirtualClock
+from tests.support.seeds import seeds
 from tests.unit.amqp.pair import config, frame, only, sent
 from tests.unit.net.ends import Recorder
 
@@ -648,7 +649,7 @@ async def test_finish_sends_what_waits_for_a_slow_peer() -> None:
     assert protocol.unsent == 0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(4, of=10)
 async def test_output_arrives_in_order_whatever_is_queued_and_read(seed: int) -> None:
     """Small answers, runs of events and large messages, a peer that reads in fits: each byte comes once, in order.
 
@@ -709,7 +710,7 @@ def transfers(count: int, rng: random.Random) -> tuple[bytes, list[bytes]]:
     return b"".join(frames), payloads
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(4, of=10)
 async def test_what_a_kept_buffer_brings_is_not_overwritten_by_the_next_read(seed: int) -> None:
     """Payloads, frames that were cut, and what waits for a turn are as they came, whatever comes into the buffer."""
     rng = random.Random(seed)

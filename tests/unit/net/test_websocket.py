@@ -19,6 +19,7 @@ from eventpump.net import stream
 from eventpump.net.route import Route, dial
 from eventpump.net.stream import ConnectionProtocol
 from eventpump.net.websocket import PATH, SUBPROTOCOL, WebSocketServer, connect
+from tests.support.seeds import seeds
 from tests.support.waiting import Changes
 from tests.unit.amqp.pair import config, only
 from tests.unit.net.ends import Client, Recorder
@@ -120,7 +121,7 @@ def upgrading(then: Upgraded) -> Handler:
 # ---------------------------------------------------------------------------------------------------- bytes
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(2, of=3)
 async def test_websocket_delivers_every_byte_in_order(seed: int) -> None:
     """Whatever the pieces, and however often either end stops reading, the same bytes arrive in the same order."""
     rng = random.Random(seed)

@@ -18,6 +18,7 @@ from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.seeds import seeds
 
 DEFLATE = PayloadCodec("deflate", zlib.compress, zlib.decompress)
 
@@ -119,7 +120,7 @@ async def test_sizes_are_those_of_the_encoded_event() -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, of=5)
 async def test_buffered_events_are_encoded_and_refusals_lose_nothing(seed: int, *, idempotent: bool) -> None:
     """A random stream with poison in it: what is accepted arrives, in order, and poison takes no room."""
     rng = random.Random(seed)

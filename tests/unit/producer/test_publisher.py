@@ -32,6 +32,7 @@ from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
+from tests.support.seeds import seeds
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
 BEFORE, AFTER, LATE = SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE, SendFault.STORED_LATE
@@ -842,11 +843,7 @@ async def test_drained_fails_what_was_not_sent(scene: Scene, operation: str) -> 
 # ------------------------------------------------------------------------------------------------- everything
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(400 if metafunc.config.getoption("--long") else 25))
-
-
+@seeds(10, of=400)
 async def test_send_stores_every_event_once_and_in_order_in_any_history(scene: Scene, seed: int) -> None:
     """Batches under every fault, cancelled and sent again: exactly once, in order, and no number for two events."""
     rng = random.Random(seed)

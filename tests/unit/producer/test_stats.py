@@ -24,6 +24,7 @@ from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.producer.stats import ProducerStats, SendCount
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
+from tests.support.seeds import seeds
 
 RETRY = RetryOptions(max_retries=2, base_delay=1, mode="fixed")
 
@@ -77,7 +78,7 @@ async def test_what_is_in_doubt_is_counted_when_its_outcome_is_known() -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@seeds(3, of=8)
 async def test_a_buffered_producer_counts_every_accepted_event_once(seed: int, *, idempotent: bool) -> None:
     """Faults of every kind: receipts, callbacks and counters agree, and stored events of idempotent ones are sent."""
     rng = random.Random(seed)

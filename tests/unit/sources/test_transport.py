@@ -20,6 +20,7 @@ from eventpump.sources.transport import SourceTransport
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.sink import RecordingSink
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.seeds import seeds
 
 _EARLIEST = EventPosition.earliest()
 
@@ -88,7 +89,7 @@ class Unruly(MemorySource):
         return link
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, of=12)
 async def test_whatever_a_source_does_a_reader_gets_each_event_once_in_order(seed: int) -> None:
     """Until it behaves again nothing is lost, and what it did is an error that is retried."""
     source = Unruly(seed)
@@ -103,7 +104,7 @@ async def test_whatever_a_source_does_a_reader_gets_each_event_once_in_order(see
     assert seen == list(range(300))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, of=6)
 async def test_whatever_a_source_does_a_host_goes_on(seed: int) -> None:
     """Its partition is processed completely, in order, at least once."""
     source, seen, done = Unruly(seed), list[int](), asyncio.Event()

@@ -18,6 +18,7 @@ from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.watch import GATHER, REFUSED_SECONDS, HubsWatch
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.connecting import connection_string_to
+from tests.support.seeds import seeds
 
 STRING = connection_string_to("ns.servicebus.windows.net", hub="telemetry")
 GROUPS = ("$Default", "watch")
@@ -255,7 +256,7 @@ async def test_looks_are_fewer_while_the_service_is_busy() -> None:
     assert len(hub.looks) - looked <= 10 * REQUESTS_PER_SECOND / 2
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, of=12)
 async def test_watch_sees_every_event_in_random_histories(seed: int) -> None:
     """Events, lost connections and links, refusals, retention and added partitions in any order: what is known never
     goes back, never runs ahead, and reaches the end; a partition has at most one link, with credit for one event."""
