@@ -206,7 +206,7 @@ def check_event(raw: bytes) -> None:
 class StampEntry(Entry):
     """What the emulator stores: the envelope, the key, the producer's numbers, and stamping."""
 
-    name, gate, long = "stamp", 2_500, 150_000
+    name, gate, long = "stamp", 600, 150_000
 
     def __init__(self) -> None:
         self._events = tuple(
