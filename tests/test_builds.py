@@ -33,12 +33,12 @@ _PART = (
 _TIMEOUT = 240.0
 
 
-def _run(build: str, timeout: float, *paths: str) -> None:
+def _run(build: str, timeout: float, *options: str) -> None:
     taps = ("EVENTPUMP_", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(taps)}
     if build == "pure":
         environment[PURE] = "1"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--build", build, *paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--build", build, *options]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -60,7 +60,7 @@ def _other() -> str:
 @pytest.mark.timeout(_TIMEOUT + 60)
 def test_what_uses_the_core_passes_in_the_other_build() -> None:
     """Unit tests, the comparison with the reference, and one file over a socket."""
-    _run(_other(), _TIMEOUT, *_PART)
+    _run(_other(), _TIMEOUT, "--hypothesis-profile=few", *_PART)
 
 
 @pytest.mark.long

@@ -141,7 +141,7 @@ def _test_part(python: Path, source: Path, package: Path) -> None:
     _run(_INSTALL_TIMEOUT, interpreter, "-c", imported, folder=package)
     tests = [ROOT / "tests" / "unit" / name for name in _PART]
     pytest_there = (interpreter, "-m", "pytest", "-p", "no:cacheprovider", "--build", "pure")
-    _run(_TEST_TIMEOUT, *pytest_there, *tests, installed=package)
+    _run(_TEST_TIMEOUT, *pytest_there, "--hypothesis-profile=few", *tests, installed=package)
 
 
 def _test_all(python: Path, source: Path, folder: Path) -> None:
