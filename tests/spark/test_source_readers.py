@@ -517,6 +517,7 @@ def test_query_with_a_logged_batch_past_retention_fails_or_goes_on(hub: Hub) -> 
     hub.drop_before(4)
     with pytest.raises(DataLossError, match="begins at 4"):
         strict.new_reader().partitions(json.loads(starts[0]), json.loads(strict.log[-1]))
+    lenient.restart()
     assert lenient.read(starts[1], lenient.log[-1]) == [("0", 4, b"e")]
 
 
@@ -583,6 +584,16 @@ def test_query_does_not_ask_again_for_what_is_known(pair: Hub) -> None:
     pair.publish(b"d")
     assert engine.batch() == [("0", 3, b"d")]
     assert requests.fired >= asked + 3
+
+
+def test_query_does_not_ask_where_it_is_to_read_a_batch(pair: Hub) -> None:
+    """The ranges of a batch follow from its start and end, without a request, however late they are wanted."""
+    pair.publish(b"a", b"b")
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=1, snapshotInterval=1e-6)
+    assert engine.batch() == [("0", 0, b"a")]
+    requests = pair.service.add_fault(Delay(0), role=LinkRole.MANAGEMENT, count=None)
+    assert len(engine.reader.partitions(engine.start(), {pair.name: {"0": 2, "1": 0}})) == 1
+    assert requests.fired == 0
 
 
 # ----------------------------------------------------------------------------------------------------- several hubs

@@ -35,6 +35,13 @@ GATHER: Final = 0.01
 REFUSED_SECONDS: Final = 30.0
 """Seconds after which a partition whose link was refused for good is watched again."""
 
+FOLLOWED: Final = 10
+"""The most events that a link shows of a partition between two calls, each of them the newest when it is shown: a link
+that falls behind stops, so that no stream is received twice."""
+
+TRUSTED_SECONDS: Final = 5.0
+"""For so long after an answer, a partition whose link waits for the next event is not asked for again."""
+
 
 class HubsWatch:
     """Keeps the driver's knowledge of the hubs of one query up to date. On one event loop, one call at a time.
@@ -96,6 +103,8 @@ class HubsWatch:
     async def refresh(self) -> None:
         """Read what the budget allows at once, unless it is too soon after the last time for `snapshot_interval`.
 
+        What links have shown is not asked for: a link that waits for an event shows that there is none.
+
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
@@ -103,7 +112,32 @@ class HubsWatch:
         now = asyncio.get_running_loop().time()
         pause = min(self._interval, self._looks.pace(self._budget.rate(now), self._interval).seconds)
         if now >= self._last_round + pause and (free := self._budget.free(now)):
-            await self._read(self._looks.next(free, now))
+            shown = self._waiting_links() - set(self._looks.unknown(now - TRUSTED_SECONDS))
+            if items := [each for each in self._looks.next(free, now) if each not in shown]:
+                await self._read(items)
+
+    def _waiting_links(self) -> set[Item]:
+        """Return the partitions whose next event a link waits for, and the hubs of which that is each partition."""
+        found: set[Item] = set()
+        for index, links in enumerate(self._links):
+            if links is not None:
+                ends = self._looks.snapshots(self._names)[self._names[index].lower()].bounds
+                waiting = {each for each, bounds in ends.items() if links.waits_for(each, bounds.latest)}
+                found |= {Item(index, each) for each in waiting}
+                if waiting == ends.keys():
+                    found.add(Item(index, None))
+        return found
+
+    def watch(self, drained: Mapping[int, Mapping[str, int]], *, skips_busy: bool = False) -> None:
+        """Have links show the next event of partitions.
+
+        Args:
+            drained: Per index of a hub, and per partition that is read to its end, the number of the next event.
+            skips_busy: Whether no new link is opened where more than `FOLLOWED` events have passed the last one.
+        """
+        for index, links in enumerate(self._links):
+            if links is not None:
+                links.watch(drained.get(index, {}), skips_busy=skips_busy)
 
     async def until_news(self, drained: Mapping[int, Mapping[str, int]]) -> None:
         """Wait until something may have changed: an event was shown by a link, or the next round of requests is done.
@@ -115,9 +149,7 @@ class HubsWatch:
             ServiceError: The service did not answer in time, or refused.
         """
         loop = asyncio.get_running_loop()
-        for index, links in enumerate(self._links):
-            if links is not None:
-                links.watch(drained.get(index, {}))
+        self.watch(drained)
         now = loop.time()
         pace = self._looks.pace(self._budget.rate(now), self._interval)
         pause = max(0.0, self._last_round + pace.seconds - now, self._budget.wait(pace.requests, now))
@@ -171,12 +203,14 @@ class _Watched:
 
     Args:
         number: The number of the event that it shows next, or has shown.
+        followed: How many events it may still show after that one.
         is_parked: Whether it has shown its event, and can show the one after it.
     """
 
     feed: PartitionFeed[bytes]
     cursor: FeedCursor[bytes]
     number: int
+    followed: int = FOLLOWED
     is_parked: bool = False
 
 
@@ -204,7 +238,7 @@ class _WatchLinks:
         self._rng = random.Random()
         self._is_closed = False
 
-    def watch(self, drained: Mapping[str, int]) -> None:
+    def watch(self, drained: Mapping[str, int], *, skips_busy: bool) -> None:
         """Watch partitions.
 
         Args:
@@ -215,12 +249,13 @@ class _WatchLinks:
         for partition_id, number in drained.items():
             watched = self._watched.get(partition_id)
             if watched is not None:
+                watched.followed = FOLLOWED
                 if not watched.is_parked and watched.number == number:
                     continue
                 if watched.is_parked and watched.number + 1 == number and watched.feed.error is None:
-                    watched.number, watched.is_parked = number, False
-                    watched.feed.resume(1)
-                    self._show(partition_id, watched)
+                    self._go_on(partition_id, watched)
+                    continue
+                if skips_busy and number - watched.number > FOLLOWED:
                     continue
                 self._drop(partition_id, watched)
             if not self._is_closed and now >= self._refused_until.get(partition_id, now):
@@ -248,6 +283,17 @@ class _WatchLinks:
         )
         watched = self._watched[partition_id] = _Watched(feed, feed.cursor(), number)
         feed.start()
+        self._show(partition_id, watched)
+
+    def waits_for(self, partition_id: str, number: int) -> bool:
+        """Return whether a link is there to show an event as soon as the partition has it."""
+        watched = self._watched.get(partition_id)
+        return watched is not None and not watched.is_parked and watched.number == number and watched.feed.is_attached
+
+    def _go_on(self, partition_id: str, watched: _Watched) -> None:
+        """Have a link that has shown its event show the one after it."""
+        watched.number, watched.is_parked = watched.number + 1, False
+        watched.feed.resume(1)
         self._show(partition_id, watched)
 
     def _show(self, partition_id: str, watched: _Watched) -> None:
@@ -282,6 +328,10 @@ class _WatchLinks:
             _log.warning("partition %s: an event without a number was received: %s", partition_id, error)
             return
         self._on_shown(partition_id, event)
+        newest = event.last_enqueued
+        if watched.is_parked and watched.followed and newest is not None and newest.sequence_number == watched.number:
+            watched.followed -= 1
+            self._go_on(partition_id, watched)
 
     def _drop(self, partition_id: str, watched: _Watched) -> None:
         del self._watched[partition_id]

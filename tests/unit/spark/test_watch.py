@@ -10,12 +10,17 @@ from itertools import pairwise
 
 import pytest
 
-from eventpump.errors import ConfigurationError, ConnectionLostError, LinkDetachedError, ServiceBusyError
+from eventpump.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    LinkDetachedError,
+    ServiceBusyError,
+)
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.spark.source.looks import REQUESTS_PER_SECOND, ROUND
 from eventpump.spark.source.options import SourceOptions
-from eventpump.spark.source.watch import GATHER, REFUSED_SECONDS, HubsWatch
+from eventpump.spark.source.watch import FOLLOWED, GATHER, REFUSED_SECONDS, TRUSTED_SECONDS, HubsWatch
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.connecting import connection_string_to
 from tests.support.seeds import seeds
@@ -99,7 +104,7 @@ async def test_watched_partitions_are_only_those_that_are_drained(hub: FakeHub) 
 
 
 async def test_watched_link_is_used_for_the_next_event_as_well(hub: FakeHub) -> None:
-    """Where exactly one event was read it goes on with another credit; after more of them, a new link is opened."""
+    """It goes on with another credit after an event that is the newest; after more of them, a new link is opened."""
     watch = watch_of(hub)
     await watch.refresh()
     for count, links in ((1, 1), (1, 1), (3, 1), (1, 2), (1, 2)):
@@ -110,7 +115,60 @@ async def test_watched_link_is_used_for_the_next_event_as_well(hub: FakeHub) -> 
         await waiting
         assert latest(watch)["7"] == before + count
         assert len(hub.attached) == links
-        assert hub.credit("7") == [0]
+        assert hub.credit("7") == [1 if count == 1 else 0]
+    await watch.aclose()
+
+
+async def test_watched_events_that_come_one_by_one_are_seen_between_calls(hub: FakeHub) -> None:
+    """While Spark works on a batch, a link shows each event that is the newest, without a request; but not a stream."""
+    watch = watch_of(hub)
+    await watch.refresh()
+    watch.watch({0: latest(watch)})
+    await asyncio.sleep(1.0)
+    looked = len(hub.looks)
+    for number in range(FOLLOWED + 5):
+        assert latest(watch)["7"] == min(number, FOLLOWED + 1)
+        hub.publish("7", b"x")
+        await asyncio.sleep(0.05)
+    assert (len(hub.looks), hub.credit("7"), len(hub.attached)) == (looked, [0], 128)
+    hub.publish("90", count=3)
+    await asyncio.sleep(0.05)
+    hub.publish("90", b"x")
+    await asyncio.sleep(0.05)
+    assert (latest(watch)["90"], hub.credit("90")) == (3, [0])
+    hub.publish("17", count=FOLLOWED + 2)
+    await asyncio.sleep(0.05)
+    watch.watch({0: latest(watch)}, skips_busy=True)
+    await asyncio.sleep(0.05)
+    assert (hub.credit("7"), hub.credit("90"), hub.credit("17"), len(hub.attached)) == ([0], [1], [0], 129)
+    await watch.aclose()
+
+
+async def test_watched_partitions_are_not_asked_for() -> None:
+    """A partition whose next event a link waits for needs no request, for a time; any other is asked for at once."""
+    hub = FakeHub(partitions=4, consumer_groups=GROUPS)
+    watch = watch_of(hub)
+    await watch.refresh()
+    watch.watch({0: latest(watch)})
+    await asyncio.sleep(1.0)
+    looked, began = len(hub.looks), now()
+    hub.publish("1", b"x")
+    hub.publish("2", count=2)
+    await asyncio.sleep(0.5)
+    hub.publish("2", b"x")
+    await watch.refresh()
+    assert [each for each, _ in hub.looks[looked:]] == ["2"]
+    assert latest(watch) == {"0": 0, "1": 1, "2": 3, "3": 0}
+    hub.refuse(LinkDetachedError("away"), partition_id="3", times=float("inf"))
+    hub.detach("3", LinkDetachedError("moved"))
+    await asyncio.sleep(0.5)
+    looked = len(hub.looks)
+    await watch.refresh()
+    assert [each for each, _ in hub.looks[looked:]] == ["2", "3"]
+    await asyncio.sleep(began + TRUSTED_SECONDS - now())
+    looked = len(hub.looks)
+    await watch.refresh()
+    assert sorted(each for each, _ in hub.looks[looked:]) == ["0", "1", "2", "3"]
     await watch.aclose()
 
 
