@@ -255,7 +255,7 @@ async def test_create_killed_at_any_call_leaves_a_whole_record_or_none(
 
 
 async def test_create_without_hard_links_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system has no hard links, the error says what a ledger takes, and nothing is left."""
+    """Where a file system has no hard links, the error names the record and what a ledger takes; nothing is left."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -263,7 +263,7 @@ async def test_create_without_hard_links_says_so(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "link", refuse)
     store = DirectoryLedger(tmp_path)
     await store.open()
-    with pytest.raises(StoreError, match="takes a file system with hard links, or a blob container"):
+    with pytest.raises(StoreError, match=rf"create {NAME} in .*takes a file system with hard links, or"):
         await store.create(NAME, FIRST)
     assert list(temporaries(tmp_path)) == []
 

@@ -40,28 +40,28 @@ class DirectoryLedger:
         """Create the directory, and write to the disk what it holds, so that this outlives a loss of power."""
         if self._is_closed:
             raise ClosedError("ledger")
-        await self._in_thread("open", self._prepare)
+        await self._in_thread("open", "", self._prepare)
         self._is_open = True
 
     async def create(self, name: str, body: bytes) -> bool:
         """Create a record where there is none."""
         path = self._find("create", name)
-        return await self._in_thread("create", lambda: _create(path, body))
+        return await self._in_thread("create", name, lambda: _create(path, body))
 
     async def read(self, name: str) -> bytes | None:
         """Read a record."""
         path = self._find("read", name)
-        return await self._in_thread("read", lambda: _read(path))
+        return await self._in_thread("read", name, lambda: _read(path))
 
     async def list(self, directory: str) -> list[str]:
         """List the records of a directory."""
         path = self._find("list", f"{directory}/any").parent
-        return await self._in_thread("list", lambda: _list(path))
+        return await self._in_thread("list", directory, lambda: _list(path))
 
     async def delete(self, name: str) -> None:
         """Delete a record."""
         path = self._find("delete", name)
-        await self._in_thread("delete", lambda: path.unlink(missing_ok=True))
+        await self._in_thread("delete", name, lambda: path.unlink(missing_ok=True))
 
     async def aclose(self) -> None:
         """Close it."""
@@ -74,14 +74,15 @@ class DirectoryLedger:
             raise StoreError(f"{operation} {name}", "the ledger is not open: call open() first")
         return self._path.joinpath(*split_name(name))
 
-    async def _in_thread(self, operation: str, work: Callable[[], _T]) -> _T:
+    async def _in_thread(self, operation: str, name: str, work: Callable[[], _T]) -> _T:
         try:
             return await asyncio.to_thread(work)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             if operation == "create" and error.errno in (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS):
                 reason = f"{reason}: a ledger takes a file system with hard links, or a blob container"
-            raise StoreError(f"{operation} ledger {self._path}", reason) from error
+            of = f"{name} in " if name else ""
+            raise StoreError(f"{operation} {of}ledger {self._path}", reason) from error
 
     def _prepare(self) -> None:
         _make(self._path)
