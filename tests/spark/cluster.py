@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from importlib import util
 from pathlib import Path
@@ -21,14 +22,27 @@ from eventpump.spark.java import java_home
 from eventpump.spark.local import SHORT_LIVED
 
 APP = Path(__file__).with_name("cluster_app.py")
+SPECULATIVE = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.multiplier": "1.1",
+}
+"""A second attempt at a task as soon as it takes a little longer than the others."""
 _START = 90.0
 _PACKAGE = "org.apache.spark.deploy"
+_HOSTS = ("127.0.0.1", "localhost")
+"""This machine, under the names of two."""
 
 
 class Daemon:
     """A master or a worker."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path, started: str) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: Path, host: str, started: str
+    ) -> None:
+        self.host = host
         self.process = subprocess.Popen(
             command,
             cwd=directory,
@@ -87,11 +101,17 @@ class Daemon:
 
 
 class Driver:
-    """A driver, as spark-submit runs it in client mode."""
+    """A driver, as spark-submit runs it in client mode.
+
+    Attributes:
+        ended: Its exit code, once it has one; negative for a signal.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
+        self.ended: Future[int] = Future()
         self._log = log
+        threading.Thread(target=lambda: self.ended.set_result(process.wait()), daemon=True).start()
 
     @property
     def log(self) -> str:
@@ -108,7 +128,7 @@ class Driver:
         Returns:
             Its exit code, negative for a signal.
         """
-        return self.process.wait(timeout)
+        return self.ended.result(timeout)
 
 
 class StandaloneCluster:
@@ -222,12 +242,15 @@ class StandaloneCluster:
         work = self.directory / f"worker-{len(self._daemons)}"
         work.mkdir()
         options = ["--cores", str(self._slots), "--memory", "1g", "--work-dir", str(work), self.master]
-        return self._start("worker.Worker", *options, started="Successfully registered with master")
+        # Spark begins no speculative attempt on the host of the first one, and compares hosts by their names.
+        hosts = [each.host for each in self.workers]
+        host = min(_HOSTS, key=hosts.count)
+        return self._start("worker.Worker", *options, host=host, started="Successfully registered with master")
 
-    def _start(self, name: str, *options: str, started: str) -> Daemon:
-        command = [str(self._home / "bin" / "spark-class"), f"{_PACKAGE}.{name}", "--host", "127.0.0.1"]
+    def _start(self, name: str, *options: str, host: str = _HOSTS[0], started: str) -> Daemon:
+        command = [str(self._home / "bin" / "spark-class"), f"{_PACKAGE}.{name}", "--host", host]
         command += ["--port", "0", "--webui-port", "0", *options]
-        daemon = Daemon(command, self._environment, self.directory, started)
+        daemon = Daemon(command, self._environment, self.directory, host, started)
         self._daemons.append(daemon)
         return daemon
 

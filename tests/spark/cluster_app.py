@@ -7,10 +7,27 @@ Spark and the package, as a user's program does, and prints `done` at the end.
 from __future__ import annotations
 
 import json
+import random
 import sys
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+
+
+def sink(options: dict[str, Any]) -> Any:
+    """Make the sink, which with `small_batches` "switching" publishes each batch in one way or the other, by chance."""
+    import eventpump.spark
+    from eventpump.spark.sink.small import BatchSizes
+
+    if options.get("small_batches") != "switching":
+        return eventpump.spark.foreach_batch_producer(**options)
+    publish = eventpump.spark.foreach_batch_producer(**{**options, "small_batches": "auto"})
+
+    def switching(frame: DataFrame, batch_id: int) -> None:
+        publish._running(options["sink_id"]).sizes = BatchSizes(random.choice(("always", "never")))
+        publish(frame, batch_id)
+
+    return switching
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -31,8 +48,7 @@ def main(settings: dict[str, Any]) -> None:
     if files is not None:
         writing = events.writeStream.format("parquet").option("path", files)
     else:
-        publish = eventpump.spark.foreach_batch_producer(**{"order_by": "n", **settings["sink"]})
-        writing = events.writeStream.foreachBatch(publish)
+        writing = events.writeStream.foreachBatch(sink({"order_by": "n", **settings["sink"]}))
     writing.option("checkpointLocation", settings["checkpoint"]).trigger(availableNow=True).start().awaitTermination()
     if files is not None:
         print("rows", spark.read.parquet(files).distinct().count())  # noqa: T201 - what this program is for

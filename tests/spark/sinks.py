@@ -137,7 +137,7 @@ def numbered_stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
 def run_query(frame: DataFrame, writer: Any, checkpoint: str) -> None:
     """Run a query on what there is."""
     writing = frame.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint)
-    assert writing.trigger(availableNow=True).start().awaitTermination(100)
+    writing.trigger(availableNow=True).start().awaitTermination()
 
 
 def connected_workers(service: SparkService, root: int | None = None) -> list[psutil.Process]:

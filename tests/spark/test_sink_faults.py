@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from eventpump.emulator.faults import Fault, Hold, LinkRole
+from tests.spark.cluster import SPECULATIVE, StandaloneCluster
 from tests.spark.service import SparkService
 from tests.spark.sinks import SinkHub, connected_workers, numbered_stream, run_query
 from tests.support.venv import python_with
@@ -97,7 +98,7 @@ class Drivers:
         Returns:
             Its exit code, negative for a signal.
         """
-        returncode = driver.wait(timeout=200)
+        returncode = driver.wait()
         assert returncode in (0, -signal.SIGKILL), self._log.read_text()
         return returncode
 
@@ -172,7 +173,7 @@ def test_killed_driver_whose_workers_live_on_adds_nothing(drivers: Drivers) -> N
         os.killpg(old.pid, signal.SIGSTOP)
     assert drivers.run() == 0
     os.killpg(old.pid, signal.SIGCONT)
-    old.wait(timeout=200)
+    old.wait()
     assert drivers.run() == 0
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
 
@@ -200,20 +201,15 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("options", [ORDERED, BLOCKS], ids=["rows", "blocks"])
-def test_speculative_attempts_store_rows_once(drivers: Drivers, options: dict[str, Any]) -> None:
+def test_speculative_attempts_store_rows_once(drivers: Drivers, tmp_path: Path, options: dict[str, Any]) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
-    speculative = {
-        "spark.speculation": "true",
-        "spark.speculation.interval": "50ms",
-        "spark.speculation.quantile": "0.5",
-        "spark.speculation.minTaskRuntime": "50ms",
-        "spark.speculation.multiplier": "1.1",
-    }
-    # Nobody lets go of the first attempt: what publishes the rest can only be another.
-    with held_midway(drivers.sink) as hold:
-        driver = drivers.start(master="local-cluster[2,2,1024]", spark={**CLUSTER, **speculative}, **options)
+    # Spark begins the second attempt on another host only, which no local-cluster has. The first attempt would wait for
+    # an hour, and nobody lets go of it: what publishes the rest can only be the second.
+    with StandaloneCluster(tmp_path) as cluster, held_midway(drivers.sink) as hold:
+        spark = {**CLUSTER, **SPECULATIVE}
+        driver = drivers.start(master=cluster.master, spark=spark, operation_timeout=3600.0, **options)
         assert drivers.await_end(driver) == 0
         assert hold.fired
     drivers.sink.require_exactly(range(ROWS), is_ordered=options is ORDERED)
