@@ -54,9 +54,6 @@ _MEANT = re.compile(
 _SHORTEST = 8
 """A secret of fewer characters is as good as a word, and is not looked for."""
 _REPRS_PER_CLASS = 3
-_WITHOUT_PARTS = {"unit", "fuzz"}
-"""The suites that stand on no real parts; what lives there may be a captured request for a token, mutated so that it is
-none."""
 
 
 class LeakedError(Exception):
@@ -214,13 +211,15 @@ class LeakWatch:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Look away from a test whose tokens are any text: half of what it says would hold one."""
+        if self._is_off:
+            gc.collect()  # or its garbage is found among what is alive after another test
         self._is_off = item.get_closest_marker("made_up_tokens") is not None
         self._renew_tap(off=self._is_off)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Fail a test that leaked, once its fixtures are gone too."""
-        if not _WITHOUT_PARTS.intersection(item.path.parts):
+        if "unit" not in item.path.parts:
             self._look_at_reprs()
         yield
         self._look_at_children()
