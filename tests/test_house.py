@@ -182,7 +182,7 @@ _COVERED_BY = {
     [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
-        ["mypy"],
+        ["mypy", "--cache-dir=/dev/null"],
         ["lint-imports", "--no-cache"],
     ],
     ids=lambda command: " ".join(command),
