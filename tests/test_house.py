@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -182,7 +183,7 @@ _COVERED_BY = {
     [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
-        ["mypy", "--cache-dir=/dev/null"],
+        ["mypy", f"--cache-dir={os.devnull}"],
         ["lint-imports", "--no-cache"],
     ],
     ids=lambda command: " ".join(command),
