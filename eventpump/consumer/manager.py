@@ -628,6 +628,8 @@ class PartitionManager:
             if (pump := partition.running(name)) is not None
         ]
         task = asyncio.current_task()
+        if any(pump.waits_for(task) for pump in pumps):
+            await asyncio.sleep(0)  # a loop that was just left has dropped its iterator, which says so in the next turn
         for pump in pumps:
             if pump.waits_for(task):
                 instead = "call context.seek, or " if operation == "seek" else ""

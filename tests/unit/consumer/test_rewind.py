@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -334,6 +335,36 @@ async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, kind:
         assert text.startswith(
             f"{operation}: waits until the code that calls it is done with its batch of partition 0: "
         )
+        await host.aclose()
+        await work
+
+
+@pytest.mark.parametrize("operation", _WAITING)
+@pytest.mark.parametrize("error", [None, KeyError])
+async def test_loop_that_was_left_may_wait(operation: str, error: type[Exception] | None) -> None:
+    """Code behind a loop that ended with `break` or an exception has no batch."""
+    found: list[object] = []
+
+    async def loop() -> None:
+        with contextlib.suppress(KeyError):
+            async for _ in host.batches():
+                if error is not None:
+                    raise error
+                break
+        again = asyncio.create_task(others())
+        found.append(await _WAITING[operation](host))
+        again.cancel()
+
+    async def others() -> None:
+        async for _ in host.batches():
+            pass
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=10)
+        host = fleet.host("a", NO_PROCESSOR)
+        work = asyncio.create_task(loop())
+        await asyncio.sleep(60)
+        assert found == [("0",)]
         await host.aclose()
         await work
 
