@@ -59,7 +59,7 @@ from eventpump.spark.sink.executor import (
     sorted_rows,
 )
 from eventpump.spark.sink.patience import retried
-from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned
+from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned, require_form
 from eventpump.spark.sink.records import (
     Done,
     PackingLimits,
@@ -637,6 +637,8 @@ class _Publication:
             )
             return
         plan = worker.run(planned_batch(self._store, self._transport, self._batch, self._options))
+        if plan is not None:
+            require_form(self._batch, plan)
         router, is_stamped = (self._batch.router, False) if plan is None else (plan.router, plan.is_stamped)
         encoding = self._encoding(len(done.partitions), router, is_stamped)
         if self._is_collected(encoding):

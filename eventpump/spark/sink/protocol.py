@@ -257,7 +257,7 @@ def prepare(batch: Batch) -> Procedure[Plan | Done | Unplanned]:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
-    _check_form(batch, plan)
+    require_form(batch, plan)
     yield from _claim(batch)
     return (yield from _follow(batch, plan, concluded))
 
@@ -384,7 +384,7 @@ def _check(batch: Batch, record: BatchRecord, name: str) -> None:
         )
 
 
-def _check_form(batch: Batch, plan: Plan) -> None:
+def require_form(batch: Batch, plan: Plan) -> None:
     """Check that the rows become the events that an earlier attempt may have sent some of, in their order.
 
     Raises:
@@ -403,9 +403,9 @@ def _check_form(batch: Batch, plan: Plan) -> None:
     for option, before, after in changes:
         raise ConfigurationError(
             option,
-            f"batch {batch.batch_id} of the sink {batch.sink.sink_id!r} was begun with {before!r} and is not done; "
-            f"with {after!r} rows of it could be lost, and others stored twice. Restart the query as it was until the "
-            "batch is done, and change the option then",
+            f"batch {batch.batch_id} of the sink {batch.sink.sink_id!r} was begun with {before!r} and is "
+            f"repeated; with {after!r} rows of it could be lost, and others stored twice. Restart the query as it was "
+            "until the next batch, and change the option then",
         )
 
 
@@ -495,7 +495,7 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
         return mine
     existing = yield from _read(batch, name, Plan)
     assert existing is not None, "a record that was there is gone"
-    _check_form(batch, existing)
+    require_form(batch, existing)
     return existing
 
 

@@ -256,18 +256,24 @@ class Looks:
         count = min(len(self), rate, max(ROUND, math.ceil(rate * interval)))
         return Pace(count, count / rate, favors_active=True)
 
-    def next(self, count: int, now: float, *, favors_active: bool = True) -> list[Item]:
+    def next(self, count: int, now: float, *, favors_active: bool = True, without: Collection[Item] = ()) -> list[Item]:
         """Return what to read next: what was not read for the longest time, and partitions that lately had events.
 
         Args:
             favors_active: Whether such partitions are among it even if it is not their turn.
+            without: What need not be read.
         """
-        if count >= len(self._asked):
-            return sorted(self._asked, key=_order)
-        active = [each for each, grown in self._active.items() if favors_active and now - grown <= ACTIVE_SECONDS]
+        wanted = self._asked.keys() - without
+        if count >= len(wanted):
+            return sorted(wanted, key=_order)
+        active = [
+            each
+            for each in wanted & self._active.keys()
+            if favors_active and now - self._active[each] <= ACTIVE_SECONDS
+        ]
         active.sort(key=lambda each: (self._asked[each], _order(each)))
         first = active[: count // _ACTIVE_SHARE]
-        others = sorted(self._asked.keys() - set(first), key=lambda each: (self._asked[each], _order(each)))
+        others = sorted(wanted - set(first), key=lambda each: (self._asked[each], _order(each)))
         return first + others[: count - len(first)]
 
     def facts(self, hub: int) -> HubFacts:

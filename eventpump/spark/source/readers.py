@@ -423,8 +423,9 @@ class _Query:
             await self._watch.until_known()  # not anew: the batch's end was just found
             snapshots = self._watch.snapshots
             assert self._last is not None
-            # What comes while Spark computes is known then. In busy partitions each batch would open another link.
-            self._watch.watch(self._drained(self._last, snapshots), skips_busy=True)
+            if not self._ends_at_target:
+                # What comes while Spark computes is known then. In busy partitions each batch would open another link.
+                self._watch.watch(self._drained(self._last, snapshots), skips_busy=True)
             return snapshots
 
         ranges, losses = source_ranges(begin, self._last, self._run(known()))

@@ -39,6 +39,9 @@ FOLLOWED: Final = 10
 """The most events that a link shows of a partition between two calls, each of them the newest when it is shown: a link
 that falls behind stops, so that no stream is received twice."""
 
+_OLD_ROUNDS: Final = 2
+"""A trigger reads, whatever it takes, what was not read for as long as this many rounds of all partitions take."""
+
 TRUSTED_SECONDS: Final = 5.0
 """For so long after an answer, a partition whose link waits for the next event is not asked for again."""
 
@@ -103,7 +106,8 @@ class HubsWatch:
     async def refresh(self) -> None:
         """Read what the budget allows at once, unless it is too soon after the last time for `snapshot_interval`.
 
-        What links have shown is not asked for: a link that waits for an event shows that there is none.
+        After a long time without a call everything is read, as fast as the budget allows. What links have shown is not
+        asked for: a link that waits for an event shows that there is none.
 
         Raises:
             ServiceError: The service did not answer in time, or refused.
@@ -113,7 +117,14 @@ class HubsWatch:
         pause = min(self._interval, self._looks.pace(self._budget.rate(now), self._interval).seconds)
         if now >= self._last_round + pause and (free := self._budget.free(now)):
             shown = self._waiting_links() - set(self._looks.unknown(now - TRUSTED_SECONDS))
-            if items := [each for each in self._looks.next(free, now) if each not in shown]:
+            # After a long trigger interval everything is old: what is not read now would wait for the next trigger.
+            full_rounds = _OLD_ROUNDS * len(self._looks) / self._budget.rate(now)
+            old = [
+                each
+                for each in self._looks.unknown(now - max(self._interval, TRUSTED_SECONDS + full_rounds))
+                if each not in shown
+            ]
+            if items := old if len(old) > free else self._looks.next(free, now, without=shown):
                 await self._read(items)
 
     def _waiting_links(self) -> set[Item]:
@@ -133,7 +144,7 @@ class HubsWatch:
 
         Args:
             drained: Per index of a hub, and per partition that is read to its end, the number of the next event.
-            skips_busy: Whether no new link is opened where more than `FOLLOWED` events have passed the last one.
+            skips_busy: Whether no new link is opened where more than `FOLLOWED` events came since the call before.
         """
         for index, links in enumerate(self._links):
             if links is not None:
@@ -204,6 +215,7 @@ class _Watched:
     Args:
         number: The number of the event that it shows next, or has shown.
         followed: How many events it may still show after that one.
+        known: The number of the partition's next event when its link was last left as it is.
         is_parked: Whether it has shown its event, and can show the one after it.
     """
 
@@ -211,6 +223,7 @@ class _Watched:
     cursor: FeedCursor[bytes]
     number: int
     followed: int = FOLLOWED
+    known: int = 0
     is_parked: bool = False
 
 
@@ -255,7 +268,8 @@ class _WatchLinks:
                 if watched.is_parked and watched.number + 1 == number and watched.feed.error is None:
                     self._go_on(partition_id, watched)
                     continue
-                if skips_busy and number - watched.number > FOLLOWED:
+                before, watched.known = max(watched.known, watched.number), number
+                if skips_busy and number - before > FOLLOWED:
                     continue
                 self._drop(partition_id, watched)
             if not self._is_closed and now >= self._refused_until.get(partition_id, now):

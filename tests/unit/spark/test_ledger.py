@@ -462,7 +462,7 @@ def test_plan_of_other_rows_is_refused_until_its_batch_is_done(began: RowForm, n
     """Rows in another order would take the numbers of those that are stored; nothing is asked of the service."""
     existing = plan(1, form=began)
     outside = Outside(done(0), existing)
-    with pytest.raises(ConfigurationError, match=f"{option}: batch 1 of the sink 'sink' was begun with .* is not done"):
+    with pytest.raises(ConfigurationError, match=f"{option}: batch 1 of the sink 'sink' was begun with .* is repeated"):
         outside.run(begin(batch(1, form=now)))
     assert outside.made == []
     assert outside.run(begin(batch(1, form=began))) == existing

@@ -109,6 +109,15 @@ def test_rounds_read_a_few_active_partitions_each_time() -> None:
     assert {Item(0, "5"), Item(0, "77"), Item(0, "120")} <= set(known.next(40, 9.0))
 
 
+def test_what_need_not_be_read_takes_no_place_of_another() -> None:
+    """Neither by its turn, nor because it lately had events."""
+    known = looks(8)
+    known.answered(0, partition("1", 5), 1.0, 1.0)
+    shown = {Item(0, None), *(Item(0, str(number)) for number in range(1, 5))}
+    assert known.next(3, 2.0, without=shown) == [Item(0, "0"), Item(0, "5"), Item(0, "6")]
+    assert known.next(9, 2.0, without=shown) == [Item(0, each) for each in "0567"]
+
+
 def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
     """Its number, or that of the newest event if the service states it; an event that was known is no news."""
     known = looks(1, last=4)

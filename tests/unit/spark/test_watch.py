@@ -172,6 +172,59 @@ async def test_watched_partitions_are_not_asked_for() -> None:
     await watch.aclose()
 
 
+async def test_everything_is_known_after_a_long_trigger_interval() -> None:
+    """More partitions than a second has requests for: none is left for the next trigger."""
+    hub = FakeHub(partitions=100, consumer_groups=GROUPS)
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [SourceOptions.from_options({"connectionString": STRING}).for_stream()])
+    await watch.refresh()
+    await asyncio.sleep(60)
+    for each in hub.partition_ids:
+        hub.publish(each, count=20)
+    await watch.refresh()
+    assert set(latest(watch).values()) == {20}
+    await watch.aclose()
+
+
+async def test_busy_partition_is_asked_for_in_place_of_what_links_show() -> None:
+    """Requests that are free go to the partitions without a link that waits."""
+    hub = FakeHub(partitions=64, consumer_groups=GROUPS)
+    watch = watch_of(hub)
+    await watch.refresh()
+    watch.watch({0: latest(watch)}, skips_busy=True)
+    behind = []
+    for turn in range(100):
+        hub.publish("63", count=20)
+        for other in range(4):
+            hub.publish(str((4 * turn + other) % 63), b"x")
+            await asyncio.sleep(0.05)
+        await watch.refresh()
+        watch.watch({0: latest(watch)}, skips_busy=True)
+        behind.append((turn + 1) * 20 - latest(watch)["63"])
+    assert max(behind[10:]) <= 100  # a second
+    await watch.aclose()
+
+
+async def test_partition_that_had_a_burst_is_watched_again_while_others_have_events() -> None:
+    """Its link comes back with the first batch that finds it quiet, not when the query has nothing else to do."""
+    hub = FakeHub(partitions=4, consumer_groups=GROUPS)
+    watch = watch_of(hub, snapshotInterval="3600")
+    await watch.refresh()
+    watch.watch({0: latest(watch)}, skips_busy=True)
+    hub.publish("3", count=20)
+    for turn in range(20):
+        if turn == 5:
+            await watch.look_at_all()
+        if turn == 10:
+            hub.publish("3", b"x")
+        hub.publish("0", b"x")
+        await asyncio.sleep(0.2)
+        await watch.refresh()
+        watch.watch({0: latest(watch)}, skips_busy=True)
+    assert latest(watch)["3"] == 21
+    await watch.aclose()
+
+
 async def test_watched_events_are_seen_after_an_outage(hub: FakeHub) -> None:
     """A link that was lost is opened again, however often that fails, and shows what came meanwhile."""
     watch = watch_of(hub)
