@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.service import SparkService
@@ -106,3 +108,49 @@ def key_of(row: Row) -> Key:
 def keys_of(frame: DataFrame) -> list[Key]:
     """Collect a frame's keys, by partition; those of one partition stay in the order they came in."""
     return sorted(map(key_of, frame.collect()), key=lambda key: int(key[0]))
+
+
+class _Endings(StreamingQueryListener):
+    """Waits for the end of every query that has begun."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self._count(1)
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._changed:
+            self._running += change
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._running == 0)
+
+
+@contextmanager
+def listening(spark: Any, listener: StreamingQueryListener) -> Iterator[None]:
+    """Have a listener called, until the queries that are started meanwhile have ended; they must be stopped in it.
+
+    With Spark Connect, removing the last listener waits forever if an event comes at that moment (SPARK-59623).
+    """
+    endings = _Endings()
+    spark.streams.addListener(listener)
+    spark.streams.addListener(endings)  # called after the other one
+    try:
+        yield
+    finally:
+        endings.wait()
+        spark.streams.removeListener(endings)
+        spark.streams.removeListener(listener)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eventpump.spark import LagListener, QueryLag, register
+from tests.spark.reading import listening
 from tests.spark.service import SparkService
 
 BACKLOG = 10
@@ -47,8 +48,6 @@ def test_progress_of_a_query_that_catches_up_has_its_lag(
     service.publish_all(hub, {"0": [b"x"] * BACKLOG, "1": [b"y"] * (2 * BACKLOG)})
     register(spark)
     gauge = Gauge()
-    listener = LagListener(gauge)
-    spark.streams.addListener(listener)
     rows = (
         spark.readStream.format("eventpump")
         .options(connectionString=service.connection_string, hub=hub, startingPosition="earliest")
@@ -56,13 +55,12 @@ def test_progress_of_a_query_that_catches_up_has_its_lag(
         .schema("body binary")
         .load()
     )
-    with caplog.at_level(logging.INFO, "eventpump.spark"):
+    with caplog.at_level(logging.INFO, "eventpump.spark"), listening(spark, LagListener(gauge)):
         query = rows.writeStream.format("noop").queryName(session).option("checkpointLocation", checkpoint).start()
         try:
             gauge.until_caught_up()
         finally:
             query.stop()
-            spark.streams.removeListener(listener)
     assert [lag.total for lag in gauge.lags] == [2 * BACKLOG, BACKLOG, 0]
     assert {lag.name for lag in gauge.lags} == {session}
     assert {lag.query_id for lag in gauge.lags} == {str(query.id)}

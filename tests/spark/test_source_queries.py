@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, LinkRole
 from eventpump.spark import register, with_lag
-from tests.spark.reading import BODIES, HubReading, Key, keys_of
+from tests.spark.reading import BODIES, HubReading, Key, keys_of, listening
 from tests.spark.service import SparkService
 
 
@@ -198,20 +198,20 @@ def test_query_that_watches_several_hubs(
         "watchConsumerGroup": "watch", "snapshotInterval": "3600",
     }  # fmt: skip
     arrivals = Arrivals()
-    spark.streams.addListener(arrivals)
     rows = with_lag(spark.readStream.format("eventpump").options(**options).load()).select("hub", "partition", "body")
     table = str(tmp_path / "table")
     writer = rows.writeStream.format("parquet").option("path", table).option("checkpointLocation", checkpoint)
-    query = writer.start()
-    try:
-        expected: list[tuple[str, str, bytes]] = []
-        for number, (hub, partition_id) in enumerate(((hubs[0], "1"), (hubs[1], "0"), (hubs[0], "0"), (hubs[0], "1"))):
-            service.publish(hub, bodies(number, 1), partition_id)
-            expected.append((hub, partition_id, b"%d" % number))
-            arrivals.until_read(len(expected))
-    finally:
-        query.stop()
-        spark.streams.removeListener(arrivals)
+    expected: list[tuple[str, str, bytes]] = []
+    with listening(spark, arrivals):
+        query = writer.start()
+        try:
+            places = ((hubs[0], "1"), (hubs[1], "0"), (hubs[0], "0"), (hubs[0], "1"))
+            for number, (hub, partition_id) in enumerate(places):
+                service.publish(hub, bodies(number, 1), partition_id)
+                expected.append((hub, partition_id, b"%d" % number))
+                arrivals.until_read(len(expected))
+        finally:
+            query.stop()
     found = spark.read.parquet(table).collect()
     assert sorted((row["hub"], row["partition"], bytes(row["body"])) for row in found) == sorted(expected)
     assert all(0 <= lag < 60 for lag in arrivals.lags)
