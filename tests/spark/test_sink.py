@@ -385,6 +385,8 @@ def test_sink_of_an_unknown_query_compares_a_batch_that_is_done(
     # As after a crash between the ledger and Spark's commit.
     sink.writer(small_batches=small_batches, order_by=order_by)(numbered(spark, 0, 40).repartition(3), 0)
     assert sink.receipts[0] == sink.receipts[1]
+    with pytest.raises(ConfigurationError, match=r"order_by: batch 0 of the sink 'sink' was begun with"):
+        sink.writer(small_batches=small_batches, order_by=() if order_by else ("n",))(numbered(spark, 0, 40), 0)
     # Staged rows may differ when they are repeated.
     sink.writer(small_batches=small_batches, staging=True)(numbered(spark, 0, 50), 0)
     assert "is done already and is not published" in caplog.text
