@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -221,6 +221,23 @@ class Side(_Process):
         """
         result: Any = json.loads(self.line(timeout))
         return {str(key): float(value) for key, value in result.items()}
+
+
+class LimitedEmulator(Side):
+    """The emulator in a process of its own, with the service's limit of requests (`benchmarks.sides.limited`).
+
+    Args:
+        hubs: How many partitions each hub has, by name.
+        consumer_groups: Those that each hub has, besides `$Default`.
+    """
+
+    def __init__(self, hubs: Mapping[str, int], consumer_groups: Sequence[str] = ()) -> None:
+        super().__init__("limited:service", hubs=hubs, consumer_groups=consumer_groups)
+        try:
+            self.connection_string = self.line(START_TIMEOUT)
+        except BaseException:
+            self.stop()
+            raise
 
 
 def run_side(

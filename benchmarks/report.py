@@ -226,6 +226,11 @@ def _build(row: Row) -> str:
     return f"{row.build}, Python {row.python}"
 
 
+def sized(count: int) -> str:
+    """Return a number of bytes as a person writes it."""
+    return f"{count // 1024} KiB" if count % 1024 == 0 else f"{count} B"
+
+
 def table(rows: Sequence[Row], repeats: Mapping[str, Sequence[float]] | None = None) -> str:
     """Lay the rows out as plain text, their notes below.
 

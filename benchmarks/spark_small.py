@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from statistics import median
 
-from benchmarks.processes import BenchmarkError, Side
+from benchmarks.processes import BenchmarkError, LimitedEmulator, Side
 from benchmarks.report import Row
 from eventpump import EventData, EventProducer, PartitionReader
 
@@ -16,6 +16,8 @@ GOALS = {4: (300.0, 0.25), 32: (400.0, 0.4), 128: (700.0, 0.8)}
 """Milliseconds in the median, and seconds of CPU of Spark per batch, by the target's partitions."""
 SOURCE_PARTITIONS = 4
 EVENTS = 8
+WATCH = "watch"
+"""The consumer group in which the query watches its source."""
 TIMEOUT = 600.0
 
 
@@ -50,9 +52,14 @@ def small(quick: bool, log: Log) -> list[Row]:
 
 def _run(small_batches: str, partitions: int, rounds: int, warm_up: int) -> tuple[float, float]:
     """Return milliseconds from acceptance to acceptance in the median, and seconds of CPU per batch."""
-    with Side("spark_small:service", source=SOURCE_PARTITIONS, target=partitions) as service:
-        text = service.line(TIMEOUT)
-        settings = {"connection_string": text, "small_batches": small_batches, "warm_up": EVENTS * warm_up}
+    with LimitedEmulator({"source": SOURCE_PARTITIONS, "target": partitions}, [WATCH]) as service:
+        text = service.connection_string
+        settings = {
+            "connection_string": text,
+            "watch": WATCH,
+            "small_batches": small_batches,
+            "warm_up": EVENTS * warm_up,
+        }
         with Side("spark_small:query", **settings) as query:
             query.wait_ready(TIMEOUT)
             asyncio.run(_drive(text, query, rounds + warm_up))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.meter import median_run
-from benchmarks.processes import EmulatorProcess, Side, run_side, version
-from benchmarks.report import Row
+from benchmarks.processes import EmulatorProcess, LimitedEmulator, Side, run_side, version
+from benchmarks.report import Row, sized
 
 Log = Callable[[str], None]
 
@@ -17,42 +17,53 @@ OBVIOUS_GOAL = 10.0
 IDLE_LIMIT = 2.0
 GROWTH_ALLOWED = 64.0
 """MiB by which a worker's highest resident memory may move: pieces of 16 MiB come and go, in the allocator's order."""
-PARTITIONS = 4
+HUB = "bench"
+PARTITIONS, BODY_SIZE = 4, 1024
+"""The hub's partitions, and the bytes of a body, unless a row says otherwise."""
+FURTHER = ((4, 100), (32, 1024), (32, 100), (128, 1024), (128, 100))
+"""What one round of rates is measured with too."""
 TIMEOUT = 900.0
 
 
 def source(quick: bool, log: Log) -> list[Row]:
     """Rows per second and CPU per row, the cost of a trigger, of an idle query, memory, and what the caches hit."""
-    rows = _rates(quick, log)
+    rows = _rates(PARTITIONS, BODY_SIZE, ("ours", "memory", "obvious"), quick, log, rounds=1 if quick else 3)
     rows += _fixed_costs(quick, log)
     rows.append(_memory(quick, log))
+    for partitions, body_size in () if quick else FURTHER:
+        rows += _rates(partitions, body_size, ("ours", "memory"), quick, log, rounds=1)
     return rows
 
 
-def _rates(quick: bool, log: Log) -> list[Row]:
+def _rates(partitions: int, body_size: int, kinds: Sequence[str], quick: bool, log: Log, *, rounds: int) -> list[Row]:
     # The emulator keeps 1 GiB, so what is read has to fit.
     events, per_batch = (240_000, 40_000) if quick else (640_000, 80_000)
     few, few_per_batch = (24_000, 4_000) if quick else (64_000, 8_000)
-    runs: dict[str, list[Mapping[str, float]]] = {"ours": [], "memory": [], "obvious": []}
-    with EmulatorProcess(PARTITIONS) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB, "partitions": PARTITIONS}
-        log(f"filling {events} events")
-        run_side("ours:fill", TIMEOUT, **place, events=events)
-        for _ in range(1 if quick else 3):
+    runs: dict[str, list[Mapping[str, float]]] = {kind: [] for kind in kinds}
+    what = f"{partitions} partitions, events of {sized(body_size)}"
+    with LimitedEmulator({HUB: partitions}) as emulator:
+        place = {"connection_string": emulator.connection_string, "hub": HUB}
+        log(f"filling {events} events: {what}")
+        run_side("ours:fill", TIMEOUT, **place, partitions=partitions, events=events, body_size=body_size)
+        for _ in range(rounds):
             for kind, found in runs.items():
-                amount = {"events": few, "per_batch": few_per_batch} if kind == "obvious" else {
-                    "events": events, "per_batch": per_batch,
-                }  # fmt: skip
-                found.append(run_side("spark_source:rate", TIMEOUT, kind=kind, **place, **amount, service=emulator.pid))
-                log(f"{kind}: {_told(found[-1])}")
-    ours, memory, obvious = (median_run(found, "wall") for found in runs.values())
+                options = {"kind": kind, "service": emulator.pid, "body_size": body_size}
+                # Rows in memory come from as many tasks in every row.
+                options["partitions"] = PARTITIONS if kind == "memory" else partitions
+                options["events"], options["per_batch"] = (few, few_per_batch) if kind == "obvious" else (
+                    events, per_batch,
+                )  # fmt: skip
+                found.append(run_side("spark_source:rate", TIMEOUT, **place, **options))
+                log(f"{what}, {kind}: {_told(found[-1])}")
+    ours, memory = (median_run(runs[kind], "wall") for kind in ("ours", "memory"))
     limited = (
-        f"the emulator took {ours['service']:.2f} µs of CPU per row besides, and the cores were {ours['busy']:.0%} busy"
+        f"rounds: {rounds}; the emulator took {ours['service']:.2f} µs of CPU per row besides, "
+        f"and the cores were {ours['busy']:.0%} busy"
     )
     note = f"{ours['rate']:,.0f} rows/s, peer {{:,.0f}}"
-    return [
+    rows = [
         _row(
-            "spark-source: time",
+            f"spark-source: time, {what}",
             MEMORY,
             ours["wall"],
             memory["wall"],
@@ -60,7 +71,13 @@ def _rates(quick: bool, log: Log) -> list[Row]:
             CEILING_GOAL,
             f"{note.format(memory['rate'])}; {limited}",
         ),
-        _row("spark-source: CPU of Spark", MEMORY, ours["cost"], memory["cost"], "µs CPU/row", None, ""),
+        _row(f"spark-source: CPU of Spark, {what}", MEMORY, ours["cost"], memory["cost"], "µs CPU/row", None, ""),
+    ]
+    if "obvious" not in runs:
+        return rows
+    obvious = median_run(runs["obvious"], "wall")
+    return [
+        *rows,
         _row(
             "spark-source: time, beside tuples",
             OBVIOUS,

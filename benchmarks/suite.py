@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks import spark_small, spark_source
+from benchmarks import spark_sink, spark_small, spark_source
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, PEER, Log, shown
 from benchmarks.fanout import fanout
@@ -93,28 +93,6 @@ def transports(quick: bool, log: Log) -> list[Row]:
         for peer in list(sides)[1:]
         if peer in runs[kind]
     ]
-
-
-def _row(
-    name: str,
-    peer: str,
-    subject: Mapping[str, float],
-    other: Mapping[str, float],
-    *,
-    goal: float | None = None,
-    note: str = "",
-) -> Row:
-    return Row(
-        name=name,
-        peer=peer,
-        subject_value=subject["cost"],
-        peer_value=other["cost"],
-        unit="µs CPU/event",
-        subject_busy=subject["busy"],
-        peer_busy=other["busy"],
-        goal=goal,
-        note=note,
-    )
 
 
 def idle(quick: bool, log: Log) -> list[Row]:
@@ -289,61 +267,6 @@ def _run_slow(quick: bool, log: Log, partitions: int, fills: list[tuple[int, int
     return run
 
 
-def spark_sink(quick: bool, log: Log) -> list[Row]:
-    """Publishing a DataFrame of 1 KiB rows, beside `foreachPartition` with `EventHubProducerClient.send_batch`."""
-    rows, batches, peer_batches = (20_000, 2, 1) if quick else (200_000, 4, 1)
-    triggers = {"batches": 5 if quick else 30, "warm_up": 5}
-    found: dict[str, list[Mapping[str, float]]] = {"ours": [], "plain": [], "theirs": []}
-    small: dict[str, list[Mapping[str, float]]] = {"ours": [], "plain": [], "theirs": []}
-    with EmulatorProcess(4) as emulator:
-        place = {"connection_string": emulator.connection_string, "hub": emulator.HUB}
-        for _ in range(1 if quick else 3):
-            for kind, runs in found.items():
-                count = peer_batches if kind == "theirs" else batches
-                options = {"kind": kind, "rows": rows, "batches": count, "body_size": 1024, "warm_up": 2}
-                runs.append(run_side("spark_sink:rate", 900, **place, **options))
-                log(f"{kind}: {runs[-1]['wall']:.2f} µs and {_told(runs[-1])}")
-        for kind, runs in small.items():
-            runs.append(run_side("spark_sink:trigger", 300, **place, kind=kind, **triggers))
-            log(f"{kind}: {runs[-1]['median']:.0f} ms for a batch of eight rows")
-    return [
-        row
-        for kind, name in (("ours", "exactly once"), ("plain", "at least once"))
-        for row in _spark_sink_rows(name, found[kind], found["theirs"], small[kind][0], small["theirs"][0])
-    ]
-
-
-def _spark_sink_rows(
-    name: str,
-    ours: list[Mapping[str, float]],
-    theirs: list[Mapping[str, float]],
-    small: Mapping[str, float],
-    other_small: Mapping[str, float],
-) -> list[Row]:
-    subject, peer = median_run(ours), median_run(theirs)
-    loop = f"{PEER}, foreachPartition"
-    note = f"all of Spark; {subject['rate']:,.0f} rows/s, peer {peer['rate']:,.0f}"
-    return [
-        _row(f"spark-sink: {name}", loop, subject, peer, note=note),
-        Row(
-            name=f"spark-sink: {name}, time per row",
-            peer=loop,
-            subject_value=subject["wall"],
-            peer_value=peer["wall"],
-            unit="µs",
-            subject_busy=subject["busy"],
-            peer_busy=peer["busy"],
-        ),
-        Row(
-            name=f"spark-sink: {name}, a batch of eight rows",
-            peer=loop,
-            subject_value=small["median"],
-            peer_value=other_small["median"],
-            unit="ms",
-        ),
-    ]
-
-
 BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
     "stages": stages,
@@ -358,7 +281,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "memory": memory,
     "scale": scale,
     "spark-source": spark_source.source,
-    "spark-sink": spark_sink,
+    "spark-sink": spark_sink.sink,
     "spark-small": spark_small.small,
 }
 

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.processes import READY
+from benchmarks.sides.common import BODY_SIZE
 from benchmarks.sides.stages import make_messages
 from eventpump.spark.data_source import register
 from eventpump.spark.local import local_session
@@ -83,15 +84,15 @@ class _CountedReader(DataSourceStreamReader):
 
 
 @cache
-def _rows_in_memory(columns: tuple[str, ...]) -> pa.RecordBatch:
-    return RowEncoder("0", columns).encode(PackedEvents.pack(make_messages(_BATCH)))
+def _rows_in_memory(columns: tuple[str, ...], body_size: int) -> pa.RecordBatch:
+    return RowEncoder("0", columns).encode(PackedEvents.pack(make_messages(_BATCH, body_size)))
 
 
 class _InMemoryReader(_CountedReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the same rows over and over."""
         _, start, end = partition.value
-        rows = _rows_in_memory(tuple(self.options["columns"].split(",")))
+        rows = _rows_in_memory(tuple(self.options["columns"].split(",")), int(self.options["bodysize"]))
         while start < end:
             yield rows.slice(0, min(_BATCH, end - start))
             start += _BATCH
@@ -275,7 +276,7 @@ def _format(kind: str) -> str:
 
 def _stream(
     spark: SparkSession, kind: str, connection_string: str, hub: str, partitions: int, events: int, per_batch: int,
-    columns: Sequence[str] = tuple(COLUMN_TYPES), **more: object,
+    columns: Sequence[str] = tuple(COLUMN_TYPES), body_size: int = BODY_SIZE, **more: object,
 ) -> DataFrame:  # fmt: skip
     reader = spark.readStream.format(_format(kind))
     if kind == "ours":
@@ -293,6 +294,7 @@ def _stream(
             "partitions": partitions,
             "events": events,
             "perbatch": per_batch,
+            "bodysize": body_size,
         }
     return reader.options(**{name: str(value) for name, value in options.items()}).schema(ddl(columns)).load()
 
@@ -310,11 +312,13 @@ def rate(
     per_batch: int,
     service: int,
     columns: Sequence[str] = tuple(COLUMN_TYPES),
+    body_size: int = BODY_SIZE,
     warm_up: int = 2,
 ) -> dict[str, float]:
     """Read so many events in batches, to nowhere.
 
     Args:
+        body_size: Of rows in memory.
         warm_up: Batches that are not counted.
 
     Returns:
@@ -324,7 +328,9 @@ def rate(
     with _session() as spark:
         watch = _Watch(service)
         spark.streams.addListener(watch)
-        query = _to_nowhere(_stream(spark, kind, connection_string, hub, partitions, events, per_batch, columns))
+        query = _to_nowhere(
+            _stream(spark, kind, connection_string, hub, partitions, events, per_batch, columns, body_size)
+        )
         query.processAllAvailable()
         watch.wait_for(events)
         query.stop()

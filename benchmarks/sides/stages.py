@@ -40,10 +40,10 @@ CHUNK = 230
 """How many 1 KiB events one read holds."""
 
 
-def make_messages(count: int) -> list[bytes]:
+def make_messages(count: int, body_size: int = BODY_SIZE) -> list[bytes]:
     """Return events as the service sends them."""
     moment = datetime(2026, 1, 1, tzinfo=UTC)
-    body = b"x" * BODY_SIZE
+    body = b"x" * body_size
     return [
         ReceivedEvent.build(
             body, offset=str((1 << 33) + number * 1120), sequence_number=100_000 + number, enqueued_time=moment
