@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from eventpump.emulator.config import HubSpec
 from eventpump.testing.threaded import EmulatorThread
 
 _SIZES = (1, 2, 3, 4, 8)
-_HUBS_PER_SIZE = 100
+_HUBS_PER_SIZE = 400
 
 
 class SparkService(EmulatorThread):
@@ -30,7 +29,7 @@ class SparkService(EmulatorThread):
             ],
             **options,
         )
-        self._unused = {size: itertools.count() for size in _SIZES}
+        self._unused = {size: iter(range(_HUBS_PER_SIZE)) for size in _SIZES}
 
     def new_hub(self, partitions: int = 2) -> str:
         """Return a hub of 1, 2, 3, 4 or 8 partitions that no other test knows.
