@@ -47,7 +47,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "clock": "the time, suspension included",
     "cancellation": "cancelled, or failed?",
     "logs": "log lines of several packages",
-    "core": "leases, credit, back-off, checkpoints, numbering, batching",
+    "core": "leases, credit, back-off, checkpoints, numbering, routing",
     "eventhubs": "Event Hubs on AMQP: events, addresses, filters, envelopes, signatures, conditions",
     "amqp": "AMQP 1.0 in both roles: codec, connection, sessions, links",
     "errors": "the error tree, and Recovery",
@@ -101,9 +101,10 @@ RECEIVED: Final[Sequence[Row]] = (
         Node(
             "consumer/delivery.py",
             "acts",
-            "takes up to max_batch_size, checks that the lease is alive, creates ReceivedEvents",
+            "takes up to max_batch_size from the cache, which creates the ReceivedEvents",
         )
     ],
+    [Node("consumer/dispatch.py", "acts", "checks that the lease is alive, and has handler.py call the processor")],
     [Node("your process_events", "outside", "the first read of a field scans the message once (amqp/sections.py)")],
     [Node("core/checkpoint.py", "decides", "after it returned: is a checkpoint due, and where?")],
     [
@@ -147,7 +148,7 @@ SENT: Final[Sequence[Row]] = (
     ],
     [Node("transport/links.py", "acts", "one delivery per message, waits for credit and for the outcome")],
     [Node("amqp/link.py, session.py, connection.py", "decides", "cuts the message to frames within the window")],
-    [Node("net/stream.py", "acts", "one write")],
+    [Node("net/stream.py", "acts", "writes chunks of about 64 KiB, while the peer reads")],
     [Node("the service", "outside", "accepted, or an AMQP condition that eventhubs/conditions.py maps to an error")],
 )
 
@@ -157,7 +158,7 @@ ROW: Final[Sequence[Row]] = (
         Node("sink, driver", "outside", "Spark calls foreachBatch", 1),
     ],
     [
-        Node("spark/source/lookups.py", "acts", "keeps a snapshot of each hub's first and last numbers", 0),
+        Node("spark/source/looks.py", "decides", "keeps a snapshot of each hub's first and last numbers", 0),
         Node(
             "spark/sink/protocol.py",
             "decides",
