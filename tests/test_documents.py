@@ -144,6 +144,23 @@ def test_map_of_modules_has_every_module() -> None:
     assert {name: sorted(modules) for name, modules in _described().items()} == found
 
 
+def test_walks_name_files_and_functions_that_exist() -> None:
+    """Each function in the walks of design.md, file by file, is of the file that is named before it."""
+    sections = re.findall(
+        r"^### File by file.*?(?=^#)", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    assert len(sections) == 2
+    for section in sections:
+        code = ""
+        for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", section, re.M):
+            for name in re.findall(r"`([^`]+)`", cell):
+                if name.endswith(".py"):
+                    code = (ROOT / "eventpump" / name).read_text(encoding="utf-8")
+                    continue
+                for part in name.split("."):
+                    assert re.search(rf"\b(class|def) {part}\b", code), f"{name}: {cell}"
+
+
 @pytest.mark.parametrize("name", drawings())
 def test_diagrams_are_what_the_script_draws(name: str) -> None:
     """The drawings in the repository are what `python docs/draw.py` draws from the layers contract."""
