@@ -35,11 +35,12 @@ from eventpump.spark.sink.exactly_once import (
     prepare_batch,
     sink_of,
 )
+from eventpump.spark.sink.patience import retried
 from eventpump.spark.sink.protocol import Batch, DriverRun, OnProducerStateLost, Unplanned
 from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan
 from eventpump.spark.sink.small import KeptPublishers, publish_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
-from tests.faults.programs import CONNECTION, HUB, stored
+from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 
 PARTITIONS = ("0", "1", "2", "3")
 LIMITS = PackingLimits(max_events=7)
@@ -78,6 +79,7 @@ class Query:
     Args:
         shares: What a batch holds for a partition.
         paths: Return whether the driver publishes the next batch itself, as a small one.
+        compares: Whether rows that are stored are compared, as where Spark does not name the query.
     """
 
     transport: Transport
@@ -92,6 +94,7 @@ class Query:
     paths: Callable[[], bool] = lambda: False
     kept: KeptPublishers = field(default_factory=KeptPublishers)
     is_first: bool = False
+    compares: bool = False
 
     def batch(self, batch_id: int) -> Batch:
         """Announce a batch."""
@@ -103,10 +106,12 @@ class Query:
 
     async def begin(self, batch_id: int) -> Plan | Done:
         """Begin a batch."""
-        step = await prepare_batch(self.store, self.transport, self.batch(batch_id), OPTIONS)
+        batch = self.batch(batch_id)
+        step = await retried(lambda: prepare_batch(self.store, self.transport, batch, OPTIONS))
         self.is_first = False
         if isinstance(step, Unplanned):
-            step = await plan_batch(self.store, self.transport, step, None, OPTIONS)
+            unplanned = step
+            step = await retried(lambda: plan_batch(self.store, self.transport, unplanned, None, OPTIONS))
             self.is_first = step.run_id == self.driver.run_id
         return step
 
@@ -119,7 +124,9 @@ class Query:
     async def finish(self, plan: Plan, outcomes: list[PartitionOutcome]) -> Plan | Done:
         """Finish a batch."""
         batch = self.batch(plan.batch_id)
-        return await finish_batch(self.store, self.transport, batch, plan, outcomes, self.policy, OPTIONS)
+        return await retried(
+            lambda: finish_batch(self.store, self.transport, batch, plan, outcomes, self.policy, OPTIONS)
+        )
 
     async def attempt(
         self, plan: Plan, partition_id: str, *, portion: int = 9, killed_at: int | None = None
@@ -131,7 +138,9 @@ class Query:
             killed_at: The portion before which the attempt is killed.
         """
         rows = encoded(self.shares(plan.batch_id, partition_id))
-        async with PartitionPublishing(self.transport, plan, partition_id, options=OPTIONS) as publishing:
+        async with PartitionPublishing(
+            self.transport, plan, partition_id, options=OPTIONS, compares=self.compares
+        ) as publishing:
             for number, start in enumerate(range(0, len(rows), portion)):
                 if number == killed_at:
                     raise KilledError
@@ -143,7 +152,9 @@ class Query:
         """Publish every share that has rows, as the driver does with a small batch."""
         shares = {each: encoded(rows) for each in plan.partition_ids if (rows := self.shares(plan.batch_id, each))}
         is_first, self.is_first = self.is_first, False
-        return await publish_shares(self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first)
+        return await publish_shares(
+            self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first, compares=self.compares and not is_first
+        )
 
     async def tasks(self, plan: Plan) -> list[PartitionOutcome]:
         """Publish every share that has rows."""
@@ -167,7 +178,7 @@ class Query:
 @asynccontextmanager
 async def query_of(connection_string: str, path: Path, **options: Any) -> AsyncIterator[Query]:
     """Make a run, closed at the end."""
-    settings = connection_settings(connection_string, HUB, **CONNECTION)
+    settings = connection_settings(connection_string, HUB, retry=RETRY, **CONNECTION)
     transport, store = make_transport(settings), DirectoryLedger(path)
     query: Query | None = None
     try:

@@ -49,10 +49,12 @@ from eventpump.spark.sink.records import (
     done_name,
     encode_record,
 )
+from eventpump.spark.sink.small import compare_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 from tests.faults.sinking import (
     OPTIONS,
+    PARTITIONS,
     PATHS,
     CountingTransport,
     KilledError,
@@ -173,7 +175,7 @@ async def test_sink_under_random_faults_stores_every_row_once_in_order(
     committed = 0
     try:
         for _ in range(1000):
-            async with query_of(emulator.connection_string, tmp_path) as query:
+            async with query_of(emulator.connection_string, tmp_path, compares=rng.random() < 0.5) as query:
                 dies = None
                 while dies is None and committed < batches:
                     dies = rng.choice([None, None, "planned", "published", "done"])
@@ -340,6 +342,64 @@ async def test_attempt_with_fewer_rows_than_are_stored_fails(emulator: Emulator,
     query.shares = lambda *_: ["0.0", "0.1"]
     with pytest.raises(InvalidClientStateError, match="12 rows of the batch are stored, but it now has only 2"):
         await query.attempt(plan, "0")
+
+
+def others(rng: random.Random, rows: list[str]) -> list[str]:
+    """Return rows that are those of a share or not: in the same order or another, more, fewer, others."""
+    kind = rng.choice(["same", "more", "other end", "fewer", "other", "inserted", "one of another"])
+    place = rng.randrange(len(rows))
+    return {
+        "same": rows,
+        "more": [*rows, "further"],
+        "other end": [*rows[:place], *(f"{row} of another" for row in rows[place:])],
+        "fewer": rows[:place],
+        "other": [f"{row} of another" for row in rows],
+        "inserted": [*rows[:place], "inserted", *rows[place:]],
+        "one of another": [*rows[:place], "another", *rows[place + 1 :]],
+    }[kind]
+
+
+@pytest.mark.parametrize("directly", [True, False])
+async def test_rows_of_another_query_are_refused_before_any_is_sent(
+    emulator: Emulator, tmp_path: Path, seed: int, directly: bool
+) -> None:
+    """*No loss*: a batch that another run has begun goes on only if the rows that are stored are those of this run."""
+    rng = random.Random(seed)
+    outcomes = {await a_batch_begun_by_another(emulator, tmp_path / f"{each}", rng, directly) for each in range(16)}
+    assert outcomes == {True, False}
+
+
+async def a_batch_begun_by_another(emulator: Emulator, place: Path, rng: random.Random, directly: bool) -> bool:
+    """Begin a batch, publish part of it, and go on with rows that may be others. Return whether they were published."""
+    began = {each: [f"{place.name}.{each}.{row}" for row in range(rng.choice([0, 1, 9, 40]))] for each in PARTITIONS}
+    count = {each: rng.choice([0, 1, 1, 1]) * rng.randrange(len(rows) + 1) for each, rows in began.items()}
+    changed = dict(began)
+    for each in rng.sample(PARTITIONS, rng.choice([0, 1, 4])):
+        changed[each] = others(rng, began[each]) if began[each] else []
+    before = {each: await stored(emulator.connection_string, each) for each in PARTITIONS}
+    part = {each: rows[: count[each]] for each, rows in began.items()}
+    async with query_of(emulator.connection_string, place, shares=lambda _, each: part[each]) as first:
+        await first.tasks(await first.plan(0))
+    fits = all(changed[each][: count[each]] == part[each] for each in PARTITIONS)
+    async with query_of(
+        emulator.connection_string, place, shares=lambda _, each: changed[each], compares=True
+    ) as second:
+        plan = await second.plan(0)
+        try:
+            if directly:
+                done = await second.finish(plan, await second.directly(plan))
+            else:
+                shares = {each: encoded(rows) for each, rows in changed.items()}
+                await compare_shares(second.transport, plan, shares, OPTIONS)
+                done = await second.finish(plan, await second.tasks(plan))
+            was_refused = not isinstance(done, Done)
+        except (ConfigurationError, InvalidClientStateError):
+            was_refused = True
+    assert was_refused is not fits
+    for each in PARTITIONS:
+        expected = (changed if fits else part)[each]
+        assert (await stored(emulator.connection_string, each))[len(before[each]) :] == expected
+    return fits
 
 
 async def test_digest_depends_on_rows_not_on_portions(query: Query) -> None:

@@ -12,6 +12,7 @@ import psutil  # type: ignore[import-untyped]  # it comes without types
 from pyspark.sql import DataFrame, SparkSession
 
 from eventpump import PartitionReader
+from eventpump.errors import StoreError
 from eventpump.spark import BatchReceipt, ForeachBatchWriter, foreach_batch_producer
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.spark.service import SparkService
@@ -61,6 +62,41 @@ class StumblingLedger(DirectoryLedger):
         created = await super().create(name, body)
         self._stumble()
         return created
+
+
+class FailingLedger(DirectoryLedger):
+    """A ledger in a directory whose calls fail: the first two of each kind, and all that delete.
+
+    Attributes:
+        failed: The kinds of calls that have failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._left = {"open": 2, "read": 2, "create": 2}
+        self.failed: set[str] = set()
+
+    def _call(self, kind: str) -> None:
+        if self._left[kind]:
+            self._left[kind] -= 1
+            self.failed.add(kind)
+            raise StoreError(kind, "an outage")
+
+    async def open(self) -> None:
+        self._call("open")
+        await super().open()
+
+    async def read(self, name: str) -> bytes | None:
+        self._call("read")
+        return await super().read(name)
+
+    async def create(self, name: str, body: bytes) -> bool:
+        self._call("create")
+        return await super().create(name, body)
+
+    async def delete(self, name: str) -> None:
+        self.failed.add("delete")
+        raise StoreError("delete", "an outage")
 
 
 class SinkHub:

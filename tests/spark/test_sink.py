@@ -25,6 +25,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Hold, LinkRole, Reject
 from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
+from eventpump.options.base import RetryOptions
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
 from eventpump.spark.sink.columns import EventColumns
@@ -32,6 +33,7 @@ from eventpump.spark.sink.small import is_orderable, order_keys
 from tests.spark.service import SparkService
 from tests.spark.sinks import (
     COLUMNS,
+    FailingLedger,
     SinkHub,
     StumbleError,
     StumblingLedger,
@@ -576,6 +578,18 @@ def test_sink_replay_in_another_order_is_refused(spark: SparkSession, sink: Sink
     sink.require_exactly(range(100))
 
 
+def test_sink_of_other_rows_for_a_batch_that_is_unfinished_is_refused(spark: SparkSession, sink: SinkHub) -> None:
+    """*No loss*: where Spark does not name the query, an unfinished batch goes on only with the same rows."""
+    with pytest.raises(StumbleError):
+        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
+    for rows in (numbered(spark, 1000, 1200), numbered(spark, 1, 101), numbered(spark, 0, 50), numbered(spark, 0, 0)):
+        with pytest.raises(Exception, match=r"are other rows than this query's|the batch.* now has only"):
+            sink.writer()(rows, 0)
+        sink.require_exactly(range(100))
+    sink.writer()(numbered(spark, 0, 100).repartition(3), 0)
+    sink.require_exactly(range(100))
+
+
 @pytest.mark.long
 def test_sink_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink: SinkHub) -> None:
     """A batch that was planned is routed by the partitions of then, the next one by those of now."""
@@ -641,6 +655,22 @@ def test_sink_with_staging_publishes_the_rows_written_first(spark: SparkSession,
     sink.require_exactly(numbers)
     assert not list((sink.ledger / "staging~" / "sink").iterdir())
     assert not list((sink.ledger / "sink").glob("*staged*"))
+
+
+@pytest.mark.long
+def test_sink_with_staging_waits_for_a_ledger_that_fails(
+    spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage of the ledger at any of its calls is waited for; what is not deleted after the batch is only logged."""
+    ledger = FailingLedger(sink.ledger)
+    retry = RetryOptions(base_delay=0.01, max_delay=0.05)
+    for batch_id in range(2):
+        sink.writer(staging=str(sink.ledger / "staging~"), ledger=ledger, retry=retry)(
+            numbered(spark, batch_id * 50, batch_id * 50 + 50), batch_id
+        )
+    sink.require_exactly(range(100))
+    assert ledger.failed >= {"open", "read", "create", "delete"}
+    assert "is done, but its staged rows are left" in caplog.text
 
 
 def test_sink_without_staging_fails_where_rows_are_missing(spark: SparkSession, sink: SinkHub) -> None:

@@ -22,6 +22,8 @@ class WorkStep(enum.Enum):
     """Attach as the plan's producer with a null number; then `looked`, `unknown_producer` or `fenced`."""
     SCAN = "scan"
     """Look for the stamp, or else the content, of row `offset` after the planned tail; then `scanned`."""
+    COMPARE = "compare"
+    """Compare the rows from `compared` up to `position` with what is stored; then `same`."""
     SEND = "send"
     """Publish from row `position` on; then `published`, `troubled` or `fenced`."""
     REST = "rest"
@@ -59,10 +61,14 @@ class PartitionWork:
 
     Args:
         max_tries: How many failures in a row that count, without any row being stored, are retried; None for no limit.
+        compares: Whether rows that others have stored are compared with those of this attempt, as they may be another
+            query's.
+        sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Attributes:
         rows: How many rows have been received so far.
         position: Rows before it are stored; None before the first look.
+        compared: Rows before it need not be compared any more.
         found: How many rows were stored at the first look.
     """
 
@@ -73,7 +79,10 @@ class PartitionWork:
         "_is_suspicious",
         "_must_look",
         "_must_scan",
+        "_sends",
         "_tries",
+        "compared",
+        "compares",
         "found",
         "loss",
         "max_tries",
@@ -81,9 +90,14 @@ class PartitionWork:
         "rows",
     )
 
-    def __init__(self, entry: PartitionPlan, *, max_tries: int | None = 3) -> None:
+    def __init__(
+        self, entry: PartitionPlan, *, max_tries: int | None = 3, compares: bool = False, sends: bool = True
+    ) -> None:
         self._entry = entry
+        self._sends = sends
         self.max_tries = max_tries
+        self.compares = compares
+        self.compared = entry.offset
         self.rows = 0
         self.position: int | None = None
         self.found = entry.offset
@@ -104,11 +118,25 @@ class PartitionWork:
             return WorkStep.LOST
         if self._must_look:
             return WorkStep.LOOK
+        if self.must_compare:
+            return WorkStep.COMPARE
         position = self._entry.offset if self._must_scan else self.position
         assert position is not None
-        if position < self.rows:
+        if position < self.rows and self._sends:
             return WorkStep.SCAN if self._must_scan else WorkStep.SEND
-        return WorkStep.END if self._is_ended else WorkStep.REST
+        return WorkStep.END if self._is_ended or not self._sends else WorkStep.REST
+
+    @property
+    def must_compare(self) -> bool:
+        """Whether rows are stored that were not compared yet."""
+        return self.compares and self.position is not None and self.compared < self.position
+
+    @property
+    def needed(self) -> int | None:
+        """Rows before it are not needed any more; None before the first look."""
+        if self.position is None:
+            return None
+        return min(self.compared, self.position) if self.compares else self.position
 
     def error(self) -> EventPumpError:
         """Return the error the attempt failed with."""
@@ -178,6 +206,11 @@ class PartitionWork:
         else:
             self._arrived_at(self._entry.offset)
 
+    def same(self, count: int) -> None:
+        """Record that rows from `compared` on are stored as they are here."""
+        assert self.must_compare
+        self.compared += count
+
     def published(self, first_number: int, count: int) -> None:
         """Record that rows from `position` on were accepted.
 
@@ -185,6 +218,8 @@ class PartitionWork:
             first_number: The number of the first of them.
         """
         assert self.position is not None
+        assert not self.must_compare
+        self.compared = self.position + count
         assert first_number == self._entry.number_of(self.position), "rows were sent under the numbers of other rows"
         self._arrived_at(self.position + count)
 

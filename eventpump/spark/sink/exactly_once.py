@@ -98,6 +98,8 @@ _log = logging.getLogger("eventpump.spark")
 T = TypeVar("T")
 U = TypeVar("U")
 
+_DROPPED_AT_ONCE: Final = 1024
+"""Rows that are compared before they are dropped."""
 _AT_ONCE: Final = 32
 """Requests for partitions that are on their way at a time."""
 
@@ -438,6 +440,9 @@ class PartitionPublishing:
         plan: Of the batch.
         partition_id: One of the plan's.
         publisher: One that was kept from an earlier batch, to begin with instead of looking; see `may_continue`.
+        compares: Whether rows that are stored already are compared with those of this attempt: where Spark does not
+            name the query, they may be another query's.
+        sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Raises:
         KeyError: The plan has no such partition.
@@ -452,6 +457,8 @@ class PartitionPublishing:
         options: PublishOptions = _DEFAULTS,
         rng: random.Random | None = None,
         publisher: PartitionPublisher | None = None,
+        compares: bool = False,
+        sends: bool = True,
     ) -> None:
         self._transport = transport
         self._plan = plan
@@ -459,8 +466,9 @@ class PartitionPublishing:
         self._options = options
         self._rng = random.Random() if rng is None else rng
         self._backoff = Backoff(options.retry.base_delay, max(options.retry.base_delay, LONGEST_DELAY))
-        self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
+        self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries, compares=compares, sends=sends)
         self._progressed_at = 0.0
+        self._compared_at = self._entry.tail  # the sequence number of the last event that is a row of this attempt
         self._publisher = publisher
         self._digest = hashlib.sha256()
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
@@ -478,6 +486,11 @@ class PartitionPublishing:
             assert may_continue(publisher.sequencer, self._entry)
             self._limit_messages(publisher)
             self._work.continued()
+
+    @property
+    def partition_id(self) -> str:
+        """The partition."""
+        return self._entry.partition_id
 
     @property
     def held_bytes(self) -> int:
@@ -527,12 +540,22 @@ class PartitionPublishing:
         self._pack()
         self._changed.set()
         # Rows of a message that is not full yet are not sent: waiting for them to be stored would not end.
-        while self._held > self._options.buffer_bytes and (self._packed or self._work.position is None):
+        while self._held > self._options.buffer_bytes and (
+            self._packed or self._work.position is None or self._work.must_compare
+        ):
             self._room.clear()
             await self._room.wait()
             if self._is_over():
                 return False
         return True
+
+    async def compare(self) -> None:
+        """End the rows of an attempt that does not send, and wait until those that are stored are compared.
+
+        Raises:
+            Exception: As `finish`.
+        """
+        await self._end()
 
     async def finish(self) -> PartitionOutcome:
         """End the rows, and wait until all are stored.
@@ -541,11 +564,18 @@ class PartitionPublishing:
             A receipt; or the loss of the producer's state, for `finish_batch`.
 
         Raises:
+            ConfigurationError: The rows that are stored are others.
             ProducerDisconnectedError: The producer was taken over: the query must fail.
             InvalidClientStateError: The service has more rows of the batch than it has now.
             EventError: An event is larger than the service takes, or carries numbers already; a note names its row.
             ServiceError: No success within the retries; another attempt may have it.
         """
+        await self._end()
+        if self._work.loss is not None:
+            return self._work.loss
+        return self._work.receipt(self._digest.hexdigest())
+
+    async def _end(self) -> None:
         assert self._task is not None
         if not self._is_ended:
             self._is_ended = True
@@ -553,9 +583,6 @@ class PartitionPublishing:
             self._pack()
             self._changed.set()
         await asyncio.shield(self._task)
-        if self._work.loss is not None:
-            return self._work.loss
-        return self._work.receipt(self._digest.hexdigest())
 
     def release(self) -> PartitionPublisher | None:
         """Return the publisher, for the next batch, after `finish` has returned a receipt. It is the caller's then.
@@ -587,8 +614,8 @@ class PartitionPublishing:
         return task.done()
 
     def _add(self, first: int, events: Sequence[bytes]) -> None:
-        """Keep rows that are not known to be stored."""
-        skipped = max(0, (self._work.position or self._entry.offset) - first)
+        """Keep rows that are not known to be stored, or have to be compared."""
+        skipped = max(0, (self._work.needed or self._entry.offset) - first)
         rows: Sequence[bytes] = events[skipped:] if skipped else events
         if self._plan.is_stamped:
             prefix = self._plan.stamp_prefix(self._entry.partition_id)
@@ -631,10 +658,7 @@ class PartitionPublishing:
         position = self._work.position
         if position is None:
             return
-        stored = self._rows[: max(0, position - self._base)]
-        del self._rows[: len(stored)]
-        self._held -= sum(map(len, stored))
-        self._base = max(self._base, position)
+        self._drop_until(self._work.needed)
         while self._packed and self._packed[0].first < position:
             self._packed.popleft()
         if (self._packed[0].first if self._packed else self._open_from) != position:
@@ -643,6 +667,13 @@ class PartitionPublishing:
             self._open = BatchPacker(self._open.limit, idempotent=True, oversized=True)
         self._pack()
         self._room.set()
+
+    def _drop_until(self, row: int | None) -> None:
+        assert row is not None
+        dropped = self._rows[: max(0, row - self._base)]
+        del self._rows[: len(dropped)]
+        self._held -= sum(map(len, dropped))
+        self._base = max(self._base, row)
 
     # ------------------------------------------------------------------------------------------ the attempt
 
@@ -665,12 +696,14 @@ class PartitionPublishing:
                     await self._look()
                 elif step is WorkStep.SCAN:
                     await self._scan()
+                elif step is WorkStep.COMPARE:
+                    await self._compare()
                 else:
                     await self._send()
                 self._forget_stored()
             except ProducerDisconnectedError as error:
                 work.fenced(error)
-            except EventError:
+            except (EventError, ConfigurationError):
                 raise
             except EventPumpError as error:
                 if step is WorkStep.LOOK and isinstance(error, ServiceError) and error.recovery is Recovery.GIVE_UP:
@@ -726,6 +759,56 @@ class PartitionPublishing:
                         is_stored = True
                         break
         self._work.scanned(is_stored=is_stored)
+
+    async def _compare(self) -> None:
+        """Find the rows that are stored in the tail, in their order, among the events of others.
+
+        Raises:
+            ConfigurationError: They are not there.
+        """
+        work, partition_id, hub = self._work, self._entry.partition_id, self._plan.sink.hub
+        tail = await self._transport.get_partition_properties(hub, partition_id)
+        if tail.beginning_sequence_number > self._compared_at + 1:
+            _log.warning("%s, but are not compared with this query's: retention has passed", self._stored_rows())
+            assert work.position is not None
+            work.same(work.position - work.compared)
+            return
+        last = tail.last_enqueued_sequence_number
+        events = read_tail(self._transport, hub, partition_id, self._compared_at, last, self._options)
+        async with aclosing(events):
+            async for event in events:
+                if not await self._has_row_to_compare():
+                    return
+                if _content(event.raw) != _content(self._rows[work.compared - self._base]):
+                    continue
+                self._compared_at = event.sequence_number
+                work.same(1)
+                if work.compared - self._base >= _DROPPED_AT_ONCE or not work.must_compare:
+                    self._drop_until(work.compared)
+                    self._room.set()
+                if not work.must_compare:
+                    return
+        raise ConfigurationError(
+            "sink_id",
+            f"{self._stored_rows()}, and are other rows than this query's: they are another query's, or this query "
+            "returns other rows when a batch is repeated. Use another sink_id for a query with a new checkpoint",
+        )
+
+    async def _has_row_to_compare(self) -> bool:
+        """Wait for the next row to compare. Return False if the rows have ended before, which is a failure."""
+        while self._work.compared >= self._work.rows:
+            if self._is_ended:
+                return False
+            # Without room, there would be none.
+            self._drop_until(self._work.compared)
+            self._room.set()
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def _stored_rows(self) -> str:
+        batch = f"batch {self._plan.batch_id} of the sink {self._plan.sink.sink_id!r}"
+        return f"{self._work.position} rows of {batch} are stored in partition {self._entry.partition_id}"
 
     async def _send(self) -> None:
         assert self._publisher is not None

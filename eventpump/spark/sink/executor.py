@@ -22,7 +22,7 @@ from eventpump.spark.sink.blocks import blocks_of
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import ANYWHERE, EventEncoder, StableRouter, hashed, task_number
 from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions
-from eventpump.spark.sink.records import PartitionOutcome, Plan, encode_outcome
+from eventpump.spark.sink.records import Plan, encode_outcome
 
 _AT_ONCE: Final = 32
 """Partitions that a task publishes at a time."""
@@ -192,17 +192,24 @@ class PublishTask:
 
     Args:
         rows_of: Reads the batches; returns the rows in the order of the plan's numbers.
+        compares: Whether rows that are stored are compared with these.
+        sends: Whether rows are sent; otherwise only those that are stored are compared.
     """
 
     connection: SparkConnection
     plan: Plan
     options: PublishOptions
     rows_of: RowsOf
+    compares: bool = False
+    sends: bool = True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, and yield one outcome per partition. Raises like :class:`PartitionPublishing`."""
+        """Publish, and yield one outcome per partition; or its id, if nothing is sent. Raises like
+        :class:`PartitionPublishing`."""
         worker.spare_collections()
-        publishing = _Publishing(worker.transport(self.connection), self.plan, self.options)
+        publishing = _Publishing(
+            worker.transport(self.connection), self.plan, self.options, compares=self.compares, sends=self.sends
+        )
         try:
             for partition, shares in groupby(self.rows_of(batches), key=itemgetter(0)):
                 worker.run(publishing.begin(self.plan.partition_ids[partition]))
@@ -213,7 +220,7 @@ class PublishTask:
         finally:
             worker.run(publishing.aclose())
         if outcomes:
-            yield pa.RecordBatch.from_arrays([pa.array(list(map(encode_outcome, outcomes)))], schema=_OUTCOME)
+            yield pa.RecordBatch.from_arrays([pa.array(outcomes)], schema=_OUTCOME)
 
 
 class _Publishing:
@@ -222,13 +229,17 @@ class _Publishing:
     On the loop's thread.
     """
 
-    def __init__(self, transport: Transport, plan: Plan, options: PublishOptions) -> None:
+    def __init__(
+        self, transport: Transport, plan: Plan, options: PublishOptions, *, compares: bool, sends: bool
+    ) -> None:
         self._transport = transport
         self._plan = plan
         self._options = options
+        self._compares = compares
+        self._sends = sends
         self._current: PartitionPublishing | None = None
-        self._ending: dict[asyncio.Task[PartitionOutcome], PartitionPublishing] = {}
-        self._outcomes: list[PartitionOutcome] = []
+        self._ending: dict[asyncio.Task[str], PartitionPublishing] = {}
+        self._outcomes: list[str] = []
 
     async def begin(self, partition_id: str) -> None:
         """Begin with the next partition. Waits while too much is being sent.
@@ -241,7 +252,14 @@ class _Publishing:
             len(self._ending) >= _AT_ONCE or sum(each.held_bytes for each in self._ending.values()) > _IN_FLIGHT
         ):
             await self._some_ended()
-        publishing = PartitionPublishing(self._transport, self._plan, partition_id, options=self._options)
+        publishing = PartitionPublishing(
+            self._transport,
+            self._plan,
+            partition_id,
+            options=self._options,
+            compares=self._compares,
+            sends=self._sends,
+        )
         self._current = await publishing.__aenter__()
 
     async def put(self, events: list[bytes]) -> bool:
@@ -249,8 +267,11 @@ class _Publishing:
         assert self._current is not None
         return await self._current.put(events)
 
-    async def finish(self) -> list[PartitionOutcome]:
-        """Wait until everything is stored.
+    async def finish(self) -> list[str]:
+        """Wait until everything is stored, or compared.
+
+        Returns:
+            The outcomes as text, or the ids of the partitions.
 
         Raises:
             EventPumpError: A partition's attempt has failed.
@@ -265,9 +286,12 @@ class _Publishing:
         if current is not None:
             self._ending[asyncio.get_running_loop().create_task(self._finish(current))] = current
 
-    async def _finish(self, publishing: PartitionPublishing) -> PartitionOutcome:
+    async def _finish(self, publishing: PartitionPublishing) -> str:
         try:
-            return await publishing.finish()
+            if self._sends:
+                return encode_outcome(await publishing.finish())
+            await publishing.compare()
+            return publishing.partition_id
         finally:
             await publishing.__aexit__(None, None, None)
 

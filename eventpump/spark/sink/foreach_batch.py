@@ -25,8 +25,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.codecs import PayloadCodec
+from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs, loaded_codecs
 from eventpump.options.connection import TransportType
@@ -58,7 +59,7 @@ from eventpump.spark.sink.executor import (
     encoded_names,
     sorted_rows,
 )
-from eventpump.spark.sink.patience import retried
+from eventpump.spark.sink.patience import patiently, retried
 from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned, require_form
 from eventpump.spark.sink.records import (
     Done,
@@ -76,6 +77,7 @@ from eventpump.spark.sink.small import (
     BatchSizes,
     KeptPublishers,
     SmallBatches,
+    compare_shares,
     is_orderable,
     publish_shares,
     shares_of,
@@ -429,29 +431,45 @@ class ForeachBatchWriter:
         """Open the ledger, once per process."""
         store: LedgerStore = self.settings.ledger
         if self._opened_by != os.getpid():
-            worker.run(store.open())
+            self._ask_store(store.open)
             self._opened_by = os.getpid()
         return store
+
+    def _ask_store(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Call the ledger's store, again where it failed, until `retry_timeout` is over."""
+        settings = self.settings
+        on_retry = retry_logger(_log, "ledger", hub=settings.connection.hub)
+        base_delay = settings.publishing.retry.base_delay
+        return worker.run(patiently(ask, settings.retry_timeout, base_delay=base_delay, on_retry=on_retry))
 
     def _staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
         """Write the rows, unless an earlier attempt has, and return the rows that were written first."""
         store, sink = self._store(), directory_name(plan.sink.sink_id)
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
-        raw = worker.run(store.read(name))
+        raw = self._ask_store(lambda: store.read(name))
         if raw is None:
             assert self.settings.staging is not None
-            rows_at = staged.write(rows, staged.batch_directory(self.settings.staging, sink, plan.batch_id))
-            raw = rows_at.encode()
-            if not worker.run(store.create(name, raw)):
-                raw = worker.run(store.read(name))
-                assert raw is not None, "an existing record is gone"
+            body = staged.write(rows, staged.batch_directory(self.settings.staging, sink, plan.batch_id)).encode()
+            is_first = self._ask_store(lambda: store.create(name, body))
+            raw = body if is_first else self._ask_store(lambda: store.read(name))
+            assert raw is not None, "an existing record is gone"
         return staged.read(rows.sparkSession, staged.Staged.decode(raw))
 
     def _unstage(self, spark: SparkSession, sink_id: str, batch_id: int) -> None:
+        """Delete the rows of a batch that is done. If that fails, it is logged."""
         assert self.settings.staging is not None
         store, sink = self._store(), directory_name(sink_id)
-        staged.discard(spark, staged.batch_directory(self.settings.staging, sink, batch_id))
-        worker.run(store.delete(f"{sink}/{staged.record_name(batch_id)}"))
+        name = f"{sink}/{staged.record_name(batch_id)}"
+        directories = {staged.batch_directory(self.settings.staging, sink, batch_id)}
+        try:
+            raw = worker.run(store.read(name))
+            if raw is not None:  # the option may be another than when the rows were written
+                directories.add(staged.Staged.decode(raw).directory.rpartition("/")[0])
+            for directory in directories:
+                staged.discard(spark, directory)
+            worker.run(store.delete(name))
+        except StoreError as error:
+            _log.warning("batch %d of the sink %r is done, but its staged rows are left: %s", batch_id, sink_id, error)
 
 
 class _Publication:
@@ -494,10 +512,11 @@ class _Publication:
                 used = [step.partition_ids[each] for each in self._shares]
             step = worker.run(self._patient(partial(plan_batch, *ledger, step, used, self._options)))
             is_first = step.run_id == self._batch.run_id
+        compares = not is_first and None in (step.query_id, self._batch.query_id)
         while isinstance(step, Plan):
             plan = step
-            outcomes = self._outcomes(plan, is_first=is_first)
-            is_first = False
+            outcomes = self._outcomes(plan, is_first=is_first, compares=compares)
+            is_first = compares = False
             finishing = partial(
                 finish_batch, *ledger, self._batch, plan, outcomes, self._settings.on_producer_state_lost, self._options
             )
@@ -508,17 +527,32 @@ class _Publication:
     def _patient(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         return retried(attempt, self._settings.retry_timeout)
 
-    def _outcomes(self, plan: Plan, *, is_first: bool) -> list[PartitionOutcome]:
+    def _outcomes(self, plan: Plan, *, is_first: bool, compares: bool) -> list[PartitionOutcome]:
+        if compares and self._settings.staging is not None:
+            _log.warning(
+                "batch %d of the sink %r was begun, and goes on with the rows that were staged then; it is not known "
+                "whether it is this query's: Spark does not provide the query's id",
+                plan.batch_id,
+                plan.sink.sink_id,
+            )
+            compares = False
         encoding = self._encoding(len(plan.partitions), plan.router, plan.is_stamped)
         kept = self._running.kept
         if self._is_collected(encoding):
             shares = {plan.partition_ids[each]: events for each, events in self._shares.items()}
-            publishing = publish_shares(self._transport, plan, shares, kept, self._options, is_first=is_first)
+            publishing = publish_shares(
+                self._transport, plan, shares, kept, self._options, is_first=is_first, compares=compares
+            )
             return worker.run(publishing)
         worker.run(kept.aclose())  # tasks will publish under the same numbers
-        task = PublishTask(self._settings.connection, plan, self._options, self._rows_of)
-        found = self._placed(encoding, plan).mapInArrow(task, OUTCOME_DDL).collect()
-        return [decode_outcome(row["outcome"]) for row in found]
+        task = PublishTask(self._settings.connection, plan, self._options, self._rows_of, compares=compares)
+        placed = self._placed(encoding, plan)
+        if compares:
+            # A job of its own: no row is sent to any partition where those of another query are stored in one.
+            used = {row["outcome"] for row in placed.mapInArrow(replace(task, sends=False), OUTCOME_DDL).collect()}
+            unused: dict[str, list[bytes]] = {each: [] for each in plan.partition_ids if each not in used}
+            worker.run(compare_shares(self._transport, plan, unused, self._options))
+        return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     # ------------------------------------------------------------------------------------------ rows
 

@@ -226,6 +226,7 @@ async def publish_shares(
     options: PublishOptions,
     *,
     is_first: bool,
+    compares: bool = False,
 ) -> list[PartitionOutcome]:
     """Publish a batch's rows, the partitions at the same time.
 
@@ -233,11 +234,13 @@ async def publish_shares(
         shares: The encoded rows by partition, in the order of the plan's numbers.
         kept: The links of the batch before, if the driver published that too; afterwards, those of this one.
         is_first: Whether the plan was just created by this run, so that no earlier attempt may have sent anything.
+        compares: Whether rows that are stored are compared with these, before any is sent.
 
     Returns:
         An outcome for each partition with rows.
 
     Raises:
+        ConfigurationError: Other rows are stored.
         EventPumpError: As :class:`PartitionPublishing`. The other partitions' attempts were ended too.
     """
     if not is_first:
@@ -245,7 +248,9 @@ async def publish_shares(
 
     async def publish(partition_id: str, events: Sequence[bytes]) -> PartitionOutcome:
         publisher = await kept.take(plan.partition(partition_id))
-        async with PartitionPublishing(transport, plan, partition_id, options=options, publisher=publisher) as each:
+        async with PartitionPublishing(
+            transport, plan, partition_id, options=options, publisher=publisher, compares=compares
+        ) as each:
             await each.put(events)
             outcome = await each.finish()
             publisher = each.release()
@@ -253,4 +258,30 @@ async def publish_shares(
             await kept.keep(partition_id, publisher)
         return outcome
 
+    if compares:
+        await compare_shares(transport, plan, {each: shares.get(each, ()) for each in plan.partition_ids}, options)
     return list((await each_partition(shares, publish)).values())
+
+
+async def compare_shares(
+    transport: Transport, plan: Plan, shares: Mapping[str, Sequence[bytes]], options: PublishOptions
+) -> None:
+    """Compare what is stored of a batch with rows that may be another query's. Nothing is sent.
+
+    Args:
+        shares: As for `publish_shares`; empty for partitions of which this query has no rows.
+
+    Raises:
+        ConfigurationError: Other rows are stored.
+        InvalidClientStateError: More rows are stored than there are.
+        EventPumpError: As :class:`PartitionPublishing`.
+    """
+
+    async def compare(partition_id: str, events: Sequence[bytes]) -> None:
+        async with PartitionPublishing(
+            transport, plan, partition_id, options=options, compares=True, sends=False
+        ) as each:
+            await each.put(events)
+            await each.compare()
+
+    await each_partition(shares, compare)
