@@ -53,6 +53,19 @@ from eventpump.emulator.log import (
 from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
 from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
+from eventpump.eventhubs.conditions import (
+    ARGUMENT_ERROR,
+    ARGUMENT_OUT_OF_RANGE,
+    CONNECTION_FORCED,
+    DETACH_FORCED,
+    INTERNAL_ERROR,
+    INVALID_FIELD,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    RESOURCE_LIMIT_EXCEEDED,
+    TRANSFER_LIMIT_EXCEEDED,
+    UNAUTHORIZED_ACCESS,
+)
 from eventpump.eventhubs.filters import parse_source_filter
 from eventpump.eventhubs.names import (
     EPOCH,
@@ -79,7 +92,6 @@ CLOSE_GRACE = 1.0
 """Seconds that a client has to answer the service's close."""
 _MIN_IDLE_TIME_OUT = 1000
 """Milliseconds. The service's AMQP library has a higher limit, and answers with the same condition."""
-_ARGUMENT_ERROR = "com.microsoft:argument-error"
 
 
 class _RefusedError(Exception):
@@ -160,7 +172,7 @@ class ServiceConnection:
                     elif link.state is LinkState.ATTACH_RECEIVED:
                         # A transfer before credit is tolerated (protocol.md 7.5), but not one before the link is
                         # accepted.
-                        link.detach(AmqpError("amqp:link:transfer-limit-exceeded", "The link is not attached yet."))
+                        link.detach(AmqpError(TRANSFER_LIMIT_EXCEEDED, "The link is not attached yet."))
                 case CreditChanged(link):
                     end = self._ends.get(link)
                     if end is not None:
@@ -217,7 +229,7 @@ class ServiceConnection:
         _logger.error(
             "unexpected error in the emulator: it closes one connection and serves the others", exc_info=error
         )
-        self.guard(self.close, AmqpError("amqp:internal-error", "The service failed, and closes the connection."))
+        self.guard(self.close, AmqpError(INTERNAL_ERROR, "The service failed, and closes the connection."))
 
     # --------------------------------------------------------------------------------------- the links' calls
 
@@ -254,7 +266,7 @@ class ServiceConnection:
         """End every link to a hub that was deleted."""
         for end in list(self._ends.values()):
             if end.target.hub == hub.lower():
-                end.detach(AmqpError("amqp:not-found", entity_not_found(self.service.address_of(str(end.address)))))
+                end.detach(AmqpError(NOT_FOUND, entity_not_found(self.service.address_of(str(end.address)))))
 
     def detached(self, end: LinkEnd) -> None:
         """Called when the service has ended a link."""
@@ -377,11 +389,11 @@ class ServiceConnection:
         node = link.remote.target if link.is_receiver else link.remote.source
         text = None if node is None else node.address
         if not isinstance(text, str):
-            raise _RefusedError("amqp:invalid-field", "The link names no address.")
+            raise _RefusedError(INVALID_FIELD, "The link names no address.")
         try:
             return parse_address(text)
         except ValueError:
-            raise _RefusedError("amqp:not-found", entity_not_found(excerpt(text))) from None
+            raise _RefusedError(NOT_FOUND, entity_not_found(excerpt(text))) from None
 
     def _attach(self, link: Link, address: Address, target: FaultTarget, *, ends_with: AmqpError | None = None) -> None:
         """Attach a link, or refuse it.
@@ -419,7 +431,7 @@ class ServiceConnection:
             raise self._unauthorized(address, "Manage,EventHub-Read")
         if not self._had_token and len(self._ends) >= bounds.LINKS_WITHOUT_TOKEN:
             raise _RefusedError(
-                "amqp:resource-limit-exceeded",
+                RESOURCE_LIMIT_EXCEEDED,
                 f"A connection has {bounds.LINKS_WITHOUT_TOKEN} links at most before it has put a token.",
             )
         limit = bounds.REQUEST if self._had_token else bounds.REQUEST_WITHOUT_TOKEN
@@ -437,7 +449,7 @@ class ServiceConnection:
         """Attach an idempotent producer: once its partition's ledger has admitted it (protocol.md 8.2)."""
         hub, partition = self._destination(address)
         if partition is None:
-            raise _RefusedError("amqp:not-allowed", "An idempotent producer sends to one partition.")
+            raise _RefusedError(NOT_ALLOWED, "An idempotent producer sends to one partition.")
         assert link.remote is not None
         claim = claim_of(link.remote.properties)
         if isinstance(claim, Refusal):
@@ -461,7 +473,7 @@ class ServiceConnection:
         """Refuse an idempotent producer's link, because the ledger could not be written."""
         end.closed()
         if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
-            end.link.refuse(AmqpError("amqp:internal-error", f"The producer's state could not be stored: {reason}"))
+            end.link.refuse(AmqpError(INTERNAL_ERROR, f"The producer's state could not be stored: {reason}"))
             self._changed()
 
     def _destination(self, address: Address) -> tuple[Hub, PartitionLog | None]:
@@ -469,7 +481,7 @@ class ServiceConnection:
             raise self._unauthorized(address, "Send")
         hub = self._hub_of(address)
         if address.kind is AddressKind.CONSUMER:
-            raise _RefusedError("amqp:not-allowed", "A consumer group cannot be sent to.")
+            raise _RefusedError(NOT_ALLOWED, "A consumer group cannot be sent to.")
         return hub, None if address.kind is not AddressKind.PARTITION else self._partition_of(hub, address)
 
     def _attach_consumer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
@@ -477,20 +489,20 @@ class ServiceConnection:
             raise self._unauthorized(address, "Listen")
         hub = self._hub_of(address)
         if address.kind is not AddressKind.CONSUMER or address.consumer_group is None:
-            raise _RefusedError("amqp:not-allowed", "Events are read from a partition of a consumer group.")
+            raise _RefusedError(NOT_ALLOWED, "Events are read from a partition of a consumer group.")
         if not hub.has_group(address.consumer_group):
-            raise _RefusedError("amqp:not-found", entity_not_found(self.service.address_of(str(address))))
+            raise _RefusedError(NOT_FOUND, entity_not_found(self.service.address_of(str(address))))
         partition = self._partition_of(hub, address)
         assert link.remote is not None
         assert link.remote.source is not None
         try:
             cursor = partition.locate(parse_source_filter(link.remote.source.filter))
         except (ValueError, InvalidPositionError, OffsetBeyondEndError) as error:
-            raise _RefusedError(_ARGUMENT_ERROR, str(error)) from None
+            raise _RefusedError(ARGUMENT_ERROR, str(error)) from None
         properties = link.remote.properties or {}
         epoch, name = properties.get(EPOCH), properties.get(RECEIVER_NAME)
         if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):
-            raise _RefusedError(_ARGUMENT_ERROR, "The receiver's epoch is not an integer.")
+            raise _RefusedError(ARGUMENT_ERROR, "The receiver's epoch is not an integer.")
         readers = self.service.readers_of(hub, address.consumer_group, partition)
         end = ConsumerEnd(
             self,
@@ -555,20 +567,18 @@ class ServiceConnection:
     def _hub_of(self, address: Address) -> Hub:
         hub = self.service.hub(address.hub)
         if hub is None:
-            raise _RefusedError("amqp:not-found", self.service.no_such_hub(str(address)))
+            raise _RefusedError(NOT_FOUND, self.service.no_such_hub(str(address)))
         return hub
 
     def _partition_of(self, hub: Hub, address: Address) -> PartitionLog:
         partition = hub.partition(address.partition_id or "")
         if partition is None:
-            raise _RefusedError(
-                "com.microsoft:argument-out-of-range", invalid_partition(hub, address.partition_id or "")
-            )
+            raise _RefusedError(ARGUMENT_OUT_OF_RANGE, invalid_partition(hub, address.partition_id or ""))
         return partition
 
     def _unauthorized(self, address: Address, claim: str) -> _RefusedError:
         return _RefusedError(
-            "amqp:unauthorized-access",
+            UNAUTHORIZED_ACCESS,
             f"Unauthorized access. '{claim}' claim(s) are required to perform this operation. Resource: "
             f"'{self.service.address_of(str(address))}'.",
         )
@@ -639,7 +649,7 @@ class ServiceConnection:
     def _close_idle(self, seconds: float) -> None:
         self.close(
             AmqpError(
-                "amqp:connection:forced",
+                CONNECTION_FORCED,
                 f"The connection was inactive for more than the allowed {int(seconds * 1000)} milliseconds and is "
                 "closed by container 'LinkTracker'.",
             )
@@ -653,7 +663,7 @@ class ServiceConnection:
                 minutes, seconds = divmod(int(idle), 60)
                 end.detach(
                     AmqpError(
-                        "amqp:link:detach-forced",
+                        DETACH_FORCED,
                         f"The link '{excerpt(end.link.name)}' is force detached. Details: "
                         f"AmqpMessagePublisher.IdleTimerExpired: Idle timeout: 00:{minutes:02}:{seconds:02}.",
                     )
@@ -668,7 +678,7 @@ class ServiceConnection:
             if not is_allowed:
                 end.detach(
                     AmqpError(
-                        "amqp:unauthorized-access",
+                        UNAUTHORIZED_ACCESS,
                         f"ExpiredToken: The token is expired. Resource: '{self.service.address_of(str(end.address))}'.",
                     )
                 )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from eventpump.amqp.performatives import AmqpError
+from eventpump.eventhubs.conditions import CONNECTION_FORCED, DETACH_FORCED, SERVER_BUSY
 
 
 class LinkRole(enum.Enum):
@@ -44,7 +45,7 @@ class Refuse:
 class Reject:
     """Reject a producer's message, storing nothing; answer a request with the status of the condition."""
 
-    condition: str = "com.microsoft:server-busy"
+    condition: str = SERVER_BUSY
     description: str = "The request was terminated because the entity is being throttled. Please wait 4 seconds."
 
 
@@ -95,7 +96,7 @@ class StoreLate:
 class CloseConnection:
     """Close the connection with an error."""
 
-    condition: str = "amqp:connection:forced"
+    condition: str = CONNECTION_FORCED
     description: str = "The connection was closed by a fault."
 
 
@@ -103,7 +104,7 @@ class CloseConnection:
 class DetachLink:
     """Detach the link with an error; a producer's message is not stored."""
 
-    condition: str = "amqp:link:detach-forced"
+    condition: str = DETACH_FORCED
     description: str = "The link was force detached by a fault."
 
 

@@ -21,7 +21,13 @@ from eventpump.amqp.types import Int, Short
 from eventpump.emulator import bounds
 from eventpump.emulator.readers import Refusal
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.conditions import OUT_OF_ORDER_SEQUENCE, PRODUCER_EPOCH_STOLEN
+from eventpump.eventhubs.conditions import (
+    ARGUMENT_ERROR,
+    ARGUMENT_OUT_OF_RANGE,
+    NOT_ALLOWED,
+    OUT_OF_ORDER_SEQUENCE,
+    PRODUCER_EPOCH_STOLEN,
+)
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 
@@ -29,10 +35,6 @@ LOOK_BACK = 5
 """How many of the last batches are recognized as repeats. The service's number is unknown; Kafka's is five."""
 NOTHING_PUBLISHED = 0
 """The answer to an attach before the first event. According to an older source it is -1 (protocol.md 8.2)."""
-
-_OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
-_ARGUMENT_ERROR = "com.microsoft:argument-error"
-_NOT_ALLOWED = "amqp:not-allowed"
 
 _KEYS = (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQUENCE_NUMBER)
 _TYPES = (int, Short, Int)
@@ -165,7 +167,7 @@ class PublishingLedger:
         self._expire()
         if any(value is not None and value < 0 for value in (claim.producer_id, claim.epoch, claim.number)):
             return Refusal(
-                _OUT_OF_RANGE, "The producer's id, epoch and sequence number must be zero or positive numbers."
+                ARGUMENT_OUT_OF_RANGE, "The producer's id, epoch and sequence number must be zero or positive numbers."
             )
         standing = nothing_published if claim.number is None else claim.number
         if claim.producer_id is None:
@@ -208,7 +210,7 @@ class PublishingLedger:
         if run.epoch > state.epoch:
             # The service's behavior is unknown: all known clients raise their epoch by attaching.
             return Refusal(
-                _NOT_ALLOWED,
+                NOT_ALLOWED,
                 f"Producer {run.producer_id} has no link of epoch {run.epoch}: the current one is {state.epoch}.",
             )
         batch = (run.first, run.count)
@@ -290,9 +292,9 @@ def claim_of(properties: Mapping[Any, Any] | None) -> Claim | Refusal:
     values = tuple(given.get(key) for key in _KEYS)
     if not all(key in given for key in _KEYS) and any(key in given for key in _KEYS):
         # A rule stated by clients; the service's behavior is unknown.
-        return Refusal(_ARGUMENT_ERROR, "A producer gives its id, epoch and sequence number together, or none of them.")
+        return Refusal(ARGUMENT_ERROR, "A producer gives its id, epoch and sequence number together, or none of them.")
     if not all(value is None or type(value) is kind for value, kind in zip(values, _TYPES, strict=True)):
-        return Refusal(_ARGUMENT_ERROR, "A producer's id is a long, its epoch a short, its sequence number an int.")
+        return Refusal(ARGUMENT_ERROR, "A producer's id is a long, its epoch a short, its sequence number an int.")
     return Claim(*(None if value is None else int(value) for value in values))
 
 
@@ -328,7 +330,7 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
             if isinstance(found, Refusal):
                 return found
             if found[:2] != (producer_id, epoch):
-                return Refusal(_ARGUMENT_ERROR, "The events of a batch are of several producers or epochs.")
+                return Refusal(ARGUMENT_ERROR, "The events of a batch are of several producers or epochs.")
             number = found[2]
             layout = _layout_of(raw)
             is_uniform = False
@@ -367,13 +369,15 @@ def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refus
     producer_id, epoch, number = (annotations.get(key) for key in _KEYS)
     if type(producer_id) is not int or type(epoch) is not Short or type(number) is not Int:
         refusal = Refusal(
-            _NOT_ALLOWED,
+            NOT_ALLOWED,
             "An event on an idempotent producer's link is annotated with its id (long), epoch (short) and sequence "
             "number (int).",
         )
         return refusal, left
     if producer_id < 0 or epoch < 0 or number < 0:
-        refusal = Refusal(_OUT_OF_RANGE, "An event's producer id, epoch and sequence number must be zero or positive.")
+        refusal = Refusal(
+            ARGUMENT_OUT_OF_RANGE, "An event's producer id, epoch and sequence number must be zero or positive."
+        )
         return refusal, left
     return (producer_id, epoch, number), left
 
@@ -419,7 +423,7 @@ def _layout_of(raw: bytes) -> _Layout:
 
 
 def _unknown(producer_id: int) -> Refusal:
-    return Refusal(_NOT_ALLOWED, f"The producer {producer_id} is not known to this partition.")
+    return Refusal(NOT_ALLOWED, f"The producer {producer_id} is not known to this partition.")
 
 
 def _stolen(producer_id: int, received: int, current: int) -> Refusal:

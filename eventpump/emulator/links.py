@@ -34,6 +34,7 @@ from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.emulator.stamping import add_delivery_annotations
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.addresses import Address
+from eventpump.eventhubs.conditions import ARGUMENT_ERROR, DECODE_ERROR, INTERNAL_ERROR, MESSAGE_SIZE_EXCEEDED
 from eventpump.eventhubs.envelope import decode_batch, partition_key_of
 from eventpump.eventhubs.hashing import MAX_KEY_LENGTH, partition_for_hash, partition_for_key
 from eventpump.eventhubs.names import (
@@ -266,7 +267,7 @@ class ProducerEnd(ReceivingEnd):
         payload = item.payload
         if len(payload) > service.max_message_size:
             error = AmqpError(
-                "amqp:link:message-size-exceeded",
+                MESSAGE_SIZE_EXCEEDED,
                 f"The received message (delivery-id:{item.delivery_id}, size:{len(payload)} bytes) exceeds the "
                 f"limit ({service.max_message_size} bytes) currently allowed on the link.",
             )
@@ -279,11 +280,11 @@ class ProducerEnd(ReceivingEnd):
             else:
                 events, batch_key = [payload], None
         except AmqpDecodeError as error:
-            self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
+            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), drops=drops)
             return
         if key is not None and len(key) > MAX_KEY_LENGTH and service.refuses_long_keys:
             text = f"The partition key has {len(key)} characters. It may have {MAX_KEY_LENGTH}."
-            self._turn_down(item, AmqpError("com.microsoft:argument-error", text), drops=drops)
+            self._turn_down(item, AmqpError(ARGUMENT_ERROR, text), drops=drops)
             return
         partition = self._partition
         if partition is None and key is None:
@@ -318,7 +319,7 @@ class ProducerEnd(ReceivingEnd):
         try:
             refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
         except AmqpDecodeError as error:
-            self._turn_down(item, AmqpError("amqp:decode-error", error.description), drops=drops)
+            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), drops=drops)
         else:
             if refusal is not None:
                 self._turn_down(item, AmqpError(refusal.condition, refusal.description), drops=drops)
@@ -360,7 +361,7 @@ class ProducerEnd(ReceivingEnd):
         """Notify the producer that a message could not be stored."""
         self._unstored -= 1
         if self.is_open and ticket.delivery_id is not None:
-            error = AmqpError("amqp:internal-error", f"The event could not be stored: {reason}")
+            error = AmqpError(INTERNAL_ERROR, f"The event could not be stored: {reason}")
             self.link.settle(ticket.delivery_id, ticket.delivery_id, Rejected(error))
 
     def worked(self) -> None:
@@ -446,7 +447,7 @@ class ConsumerEnd(LinkEnd):
                 sent = self.link.send_run(log.payloads, start, RUN_BYTES)
                 more = sent > 0
         except EventTooLargeError as error:
-            self.detach(AmqpError("amqp:link:message-size-exceeded", str(error)))
+            self.detach(AmqpError(MESSAGE_SIZE_EXCEEDED, str(error)))
             return False
         self._cursor += sent
         self._end_drain()

@@ -10,7 +10,6 @@ from eventpump.amqp.codec import AmqpDecodeError, count_items
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
-from eventpump.amqp.types import Symbol
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
 from eventpump.emulator.faults import FaultTarget
@@ -19,6 +18,17 @@ from eventpump.emulator.log import invalid_partition
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs import cbs, management
 from eventpump.eventhubs.addresses import Address, AddressKind
+from eventpump.eventhubs.conditions import (
+    ARGUMENT_OUT_OF_RANGE,
+    DECODE_ERROR,
+    INTERNAL_ERROR,
+    MESSAGE_SIZE_EXCEEDED,
+    NOT_FOUND,
+    RESOURCE_LIMIT_EXCEEDED,
+    SERVER_BUSY,
+    TIMEOUT,
+    UNAUTHORIZED_ACCESS,
+)
 from eventpump.eventhubs.requests import BadRequestError, answer, message_id, reply_to
 
 if TYPE_CHECKING:
@@ -28,12 +38,12 @@ REQUEST_CREDIT = 100
 MAX_WAITING_ANSWERS = 1000
 
 _STATUS = {
-    "com.microsoft:server-busy": 503,
-    "com.microsoft:timeout": 408,
-    "amqp:unauthorized-access": 401,
-    "amqp:not-found": 404,
-    "amqp:internal-error": 500,
-    "amqp:resource-limit-exceeded": 403,
+    SERVER_BUSY: 503,
+    TIMEOUT: 408,
+    UNAUTHORIZED_ACCESS: 401,
+    NOT_FOUND: 404,
+    INTERNAL_ERROR: 500,
+    RESOURCE_LIMIT_EXCEEDED: 403,
 }
 
 
@@ -74,7 +84,7 @@ class AnswerEnd(LinkEnd):
             len(self._waiting) > MAX_WAITING_ANSWERS
             or self.connection.waiting_answers > self.connection.max_waiting_answers
         ):
-            self.detach(AmqpError("amqp:resource-limit-exceeded", "Too many answers wait for credit."))
+            self.detach(AmqpError(RESOURCE_LIMIT_EXCEEDED, "Too many answers wait for credit."))
 
     def closed(self) -> None:
         """Drop the waiting answers."""
@@ -89,7 +99,7 @@ class AnswerEnd(LinkEnd):
             while self._waiting and self.link.is_attached and self.link.send_run((self._waiting[0],)):
                 self.connection.waiting_answers -= len(self._waiting.popleft())
         except EventTooLargeError as error:
-            self.detach(AmqpError("amqp:link:message-size-exceeded", str(error)))
+            self.detach(AmqpError(MESSAGE_SIZE_EXCEEDED, str(error)))
         if self.link.is_attached and self.link.drain:
             self.link.drained()
 
@@ -105,7 +115,7 @@ class RequestEnd(ReceivingEnd):
         try:
             request = _request_of(item.payload)
         except AmqpDecodeError as error:
-            self._settle(item, AmqpError("amqp:decode-error", error.description))
+            self._settle(item, AmqpError(DECODE_ERROR, error.description))
             return
         self._settle(item, None)
         response = self._put_token(request) if self.address.kind is AddressKind.CBS else self._read(request)
@@ -162,11 +172,11 @@ class RequestEnd(ReceivingEnd):
             return management.error_response(request, error.code, error.condition, str(error))
         if not self.connection.grants.allow_read(read.hub):
             return management.error_response(
-                request, 401, Symbol("amqp:unauthorized-access"), "No valid token was put for the entity."
+                request, 401, UNAUTHORIZED_ACCESS, "No valid token was put for the entity."
             )
         hub = service.hub(read.hub)
         if hub is None:
-            return management.error_response(request, 404, Symbol("amqp:not-found"), service.no_such_hub(read.hub))
+            return management.error_response(request, 404, NOT_FOUND, service.no_such_hub(read.hub))
         if read.partition_id is None:
             return management.hub_response(
                 request,
@@ -181,7 +191,7 @@ class RequestEnd(ReceivingEnd):
             return management.error_response(
                 request,
                 400,
-                Symbol("com.microsoft:argument-out-of-range"),
+                ARGUMENT_OUT_OF_RANGE,
                 invalid_partition(hub, read.partition_id),
             )
         return management.partition_response(request, partition.facts())

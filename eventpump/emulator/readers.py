@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from eventpump.eventhubs.conditions import LINK_STOLEN, RESOURCE_LIMIT_EXCEEDED
 from eventpump.texts import excerpt
 
 MAX_SHARED_READERS = 5
-STOLEN = "amqp:link:stolen"
-LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class ReaderTable:
         if reader.epoch is None:
             if holder is not None:
                 return Refusal(
-                    STOLEN,
+                    LINK_STOLEN,
                     f"At least one receiver for the endpoint is created with epoch of '{holder.epoch}', and so "
                     "non-epoch receiver is not allowed. Either reconnect with a higher epoch, or make sure all epoch "
                     "receivers are closed or disconnected.",
@@ -75,7 +74,7 @@ class ReaderTable:
             if len(self._readers) >= MAX_SHARED_READERS:
                 names = ", ".join(each.shown_name for each in self._readers.values())
                 return Refusal(
-                    LIMIT_EXCEEDED,
+                    RESOURCE_LIMIT_EXCEEDED,
                     "Exceeded the maximum number of allowed receivers per partition in a consumer group which is "
                     f"{MAX_SHARED_READERS}. List of connected receivers - {names}.",
                 )
@@ -83,7 +82,7 @@ class ReaderTable:
             return []
         if holder is not None and holder.epoch is not None and reader.epoch < holder.epoch:
             return Refusal(
-                STOLEN,
+                LINK_STOLEN,
                 f"Receiver '{holder.shown_name}' with a higher epoch '{holder.epoch}' already exists. Receiver "
                 f"'{reader.shown_name}' with epoch {reader.epoch} cannot be created. Make sure you are creating "
                 "receivers with increasing epoch values.",
@@ -100,7 +99,7 @@ class ReaderTable:
 def _superseded(old: Reader, new: Reader) -> Refusal:
     epoch = "" if old.epoch is None else f" with epoch '{old.epoch}'"
     return Refusal(
-        STOLEN,
+        LINK_STOLEN,
         f"New receiver '{new.shown_name}' with higher epoch of '{new.epoch}' is created hence current receiver "
         f"'{old.shown_name}'{epoch} is getting disconnected. If you are recreating the receiver, make sure a higher "
         "epoch is used.",

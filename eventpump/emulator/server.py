@@ -23,6 +23,7 @@ from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
 from eventpump.errors import ConfigurationError
+from eventpump.eventhubs.conditions import CONNECTION_FORCED
 from eventpump.net.stream import BufferedReads, ConnectionProtocol
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Emulator:
             service.faults.clear()
             connections = list(service.connections)
             for connection in connections:
-                connection.close(AmqpError("amqp:connection:forced", "The service is stopping."))
+                connection.close(AmqpError(CONNECTION_FORCED, "The service is stopping."))
             if connections:
                 await asyncio.wait([connection.closed for connection in connections], timeout=STOP_TIMEOUT)
         finally:

@@ -34,7 +34,7 @@ from eventpump.errors import (
     RequestRefusedError,
     ServiceError,
 )
-from eventpump.eventhubs.conditions import UNAUTHORIZED_ACCESS
+from eventpump.eventhubs.conditions import NOT_ALLOWED, UNAUTHORIZED_ACCESS
 from eventpump.net.route import Route, client_tls, dial
 from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.options.connection import ConnectionSettings
@@ -226,7 +226,7 @@ class ClientConnection(BaseConnection):
                 case LinkAttached(link):
                     self.was_of_use = True
                     if link.is_remote_initiated:
-                        link.refuse(AmqpError("amqp:not-allowed", "this client takes no links"))
+                        link.refuse(AmqpError(NOT_ALLOWED, "this client takes no links"))
                     elif link.context is not None:
                         link.context.on_attached()
                 case LinkDetached(link, error) if link.context is not None:

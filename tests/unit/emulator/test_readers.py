@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.emulator.readers import LIMIT_EXCEEDED, MAX_SHARED_READERS, STOLEN, Reader, ReaderTable, Refusal
+from eventpump.emulator.readers import MAX_SHARED_READERS, Reader, ReaderTable, Refusal
+from eventpump.eventhubs.conditions import LINK_STOLEN, RESOURCE_LIMIT_EXCEEDED
 
 
 def reader(key: int, epoch: int | None = None, name: str | None = None) -> Reader:
@@ -19,7 +20,7 @@ def test_admit_a_sixth_shared_reader_is_refused() -> None:
         assert table.admit(reader(key, name="me" if key == 3 else None)) == []
     refused = table.admit(reader(5))
     assert isinstance(refused, Refusal)
-    assert refused.condition == LIMIT_EXCEEDED
+    assert refused.condition == RESOURCE_LIMIT_EXCEEDED
     assert "which is 5" in refused.description
     assert "nil, nil, nil, me, nil" in refused.description
     table.leave(0)
@@ -34,10 +35,10 @@ def test_admit_with_an_epoch_evicts_shared_readers() -> None:
     evicted = table.admit(reader(2, 0, "new"))
     assert isinstance(evicted, list)
     assert [each.reader.key for each in evicted] == [0, 1]
-    assert {each.refusal.condition for each in evicted} == {STOLEN}
+    assert {each.refusal.condition for each in evicted} == {LINK_STOLEN}
     refused = table.admit(reader(3))
     assert isinstance(refused, Refusal)
-    assert refused.condition == STOLEN
+    assert refused.condition == LINK_STOLEN
     assert "epoch of '0'" in refused.description
 
 
@@ -58,7 +59,7 @@ def test_admit_with_a_lower_epoch_is_refused() -> None:
     table.admit(reader(0, 4))
     refused = table.admit(reader(1, 3))
     assert isinstance(refused, Refusal)
-    assert refused.condition == STOLEN
+    assert refused.condition == LINK_STOLEN
     assert "higher epoch '4' already exists" in refused.description
 
 
