@@ -137,7 +137,7 @@ class PublishingLedger:
         expired: The ids of expired states, for the store to remove.
     """
 
-    __slots__ = ("_committed", "_now", "_states", "_takes_strangers", "_used", "expired", "retention")
+    __slots__ = ("_accept_unknown_producers", "_committed", "_now", "_states", "_used", "expired", "retention")
 
     def __init__(self) -> None:
         self.retention = ProducerRetention()
@@ -146,7 +146,7 @@ class PublishingLedger:
         self._committed: dict[int, ProducerState] = {}
         self._used: OrderedDict[int, float] = OrderedDict()  # when each was last used, least recently used first
         self._now = 0.0
-        self._takes_strangers = False
+        self._accept_unknown_producers = False
 
     def attach(
         self,
@@ -175,7 +175,7 @@ class PublishingLedger:
         else:
             known = self._states.get(claim.producer_id)
             if known is None:
-                if not self._takes_strangers:
+                if not self._accept_unknown_producers:
                     return _unknown(claim.producer_id)
                 known = ProducerState(claim.producer_id, claim.epoch or 0, standing)
             if claim.epoch is None or claim.epoch == known.epoch:
@@ -200,7 +200,7 @@ class PublishingLedger:
         self._expire()
         state = self._states.get(run.producer_id)
         if state is None:
-            if not self._takes_strangers:
+            if not self._accept_unknown_producers:
                 return _unknown(run.producer_id)
             state = ProducerState(run.producer_id, run.epoch, NOTHING_PUBLISHED)
         else:
@@ -243,17 +243,17 @@ class PublishingLedger:
         """Revert everything that was not committed."""
         self._states = dict(self._committed)
 
-    def forget(self, *, takes_strangers: bool) -> None:
+    def forget(self, *, accept_unknown_producers: bool) -> None:
         """Forget every producer.
 
         Args:
-            takes_strangers: Whether an unknown producer is from now on accepted as new, with its own id and epoch,
-                instead of being refused.
+            accept_unknown_producers: Whether an unknown producer is from now on accepted as new, with its own id and
+                epoch, instead of being refused.
         """
         self._states.clear()
         self._committed.clear()
         self._used.clear()
-        self._takes_strangers = takes_strangers
+        self._accept_unknown_producers = accept_unknown_producers
 
     def restore(self, state: ProducerState, *, now: float = 0.0) -> None:
         """Restore a stored state. It counts as used now."""

@@ -342,17 +342,17 @@ class Emulator:
         """
         self._running().recreate_hub(hub, partitions)
 
-    def forget_producers(self, hub: str, *, takes_strangers: bool = False) -> None:
+    def forget_producers(self, hub: str, *, accept_unknown_producers: bool = False) -> None:
         """Forget a hub's idempotent producers, as the service may after they have been unused for a long time.
 
         Args:
-            takes_strangers: Whether an unknown producer is accepted as new, with its own id and epoch and nothing
-                published, instead of being refused; the real service's behavior is undocumented.
+            accept_unknown_producers: Whether an unknown producer is accepted as new, with its own id and epoch and
+                nothing published, instead of being refused; the real service's behavior is undocumented.
 
         Raises:
             ConfigurationError: The hub does not exist, or is stored on disk.
         """
-        self._running().forget_producers(hub, takes_strangers=takes_strangers)
+        self._running().forget_producers(hub, accept_unknown_producers=accept_unknown_producers)
 
     def replace_key(self, key: str, *, key_name: str | None = None) -> None:
         """Replace the key of an access rule, as its owner may at any time; by default that of the connection string.

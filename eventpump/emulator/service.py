@@ -306,7 +306,7 @@ class Service:
         for connection in list(self.connections):
             connection.detach_hub(old.name)
 
-    def forget_producers(self, name: str, *, takes_strangers: bool) -> None:
+    def forget_producers(self, name: str, *, accept_unknown_producers: bool) -> None:
         """Forget a hub's idempotent producers.
 
         Raises:
@@ -316,7 +316,7 @@ class Service:
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can forget producers")
         for partition in hub.partitions:
-            partition.publishing.forget(takes_strangers=takes_strangers)
+            partition.publishing.forget(accept_unknown_producers=accept_unknown_producers)
 
     def _keep_producers(self, partitions: Sequence[PartitionLog]) -> None:
         for partition in partitions:

@@ -668,11 +668,11 @@ async def stamps(emulator: Emulator) -> list[tuple[str, object]]:
         return [(event.body_as_str(), event.properties.get(STAMP)) async for event in reader]
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
 @pytest.mark.parametrize("is_first_batch", [False, True])
 @pytest.mark.parametrize("portions", [0, 1])
 async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
-    emulator: Emulator, tmp_path: Path, portions: int, is_first_batch: bool, takes_strangers: bool
+    emulator: Emulator, tmp_path: Path, portions: int, is_first_batch: bool, accept_unknown_producers: bool
 ) -> None:
     """*No loss and no duplicate* by `tailScan`: stamps tell what is stored, whatever the service forgets, and when."""
     options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve}
@@ -688,12 +688,12 @@ async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
             await query.attempt(plan, "0")
             query.shares = twelve
         await publish_others(emulator, "another")
-        emulator.forget_producers(HUB, takes_strangers=takes_strangers)
+        emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
         done = await query.run(batch_id)
         await query.run(batch_id + 1)
-    is_seen = not takes_strangers or not is_first_batch or bool(portions)
+    is_seen = not accept_unknown_producers or not is_first_batch or bool(portions)
     assert done.receipts[0].offset == 7 * portions
-    assert done.partitions[0].owner_level == (1 if takes_strangers and is_seen else 0)
+    assert done.partitions[0].owner_level == (1 if accept_unknown_producers and is_seen else 0)
     found = [each for each in await stamps(emulator) if each[1] is not None]
     assert found == [(f"{b}.{row}", f"sink:{b}:0:{row}") for b in range(batch_id + 2) for row in range(12)]
 
@@ -707,7 +707,7 @@ async def test_tail_of_a_forgotten_fresh_producer_is_checked(
         plan = await query.plan(0)
         await publish_others(emulator, "other")
         await query.attempt(plan, "0")
-        emulator.forget_producers(HUB, takes_strangers=True)
+        emulator.forget_producers(HUB, accept_unknown_producers=True)
         outcome = await query.attempt(plan, "0")
         assert lost_of(outcome).reason is LossReason.UNCOUNTED
         with pytest.raises(ProducerStateLostError, match="partition 0"):
@@ -727,7 +727,7 @@ async def test_tail_of_rows_with_nan_is_checked(emulator: Emulator, query: Query
             return await publishing.finish()
 
     await publish()
-    emulator.forget_producers(HUB, takes_strangers=True)
+    emulator.forget_producers(HUB, accept_unknown_producers=True)
     assert lost_of(await publish()).reason is LossReason.UNCOUNTED
     assert await stored(emulator.connection_string, "0") == ["a"]
 
@@ -740,8 +740,10 @@ async def test_tail_with_events_of_others_is_no_loss(emulator: Emulator, query: 
     assert isinstance(await query.finish(plan, [await query.attempt(plan, "0")]), Done)
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_at_least_once_sends_everything_again(emulator: Emulator, tmp_path: Path, takes_strangers: bool) -> None:
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
+async def test_at_least_once_sends_everything_again(
+    emulator: Emulator, tmp_path: Path, accept_unknown_producers: bool
+) -> None:
     """*No loss* by `atLeastOnce`: what was stored is stored again, the whole share in order."""
     async with query_of(emulator.connection_string, tmp_path, policy=ANYHOW, shares=twelve) as query:
         await query.run(0)
@@ -749,7 +751,7 @@ async def test_at_least_once_sends_everything_again(emulator: Emulator, tmp_path
         query.shares = lambda *_: twelve(1, "0")[:7]
         await query.attempt(plan, "0")
         query.shares = twelve
-        emulator.forget_producers(HUB, takes_strangers=takes_strangers)
+        emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
         await query.run(1)
     assert await stored(emulator.connection_string, "0") == [*twelve(0, "0"), *twelve(1, "0")[:7], *twelve(1, "0")]
 

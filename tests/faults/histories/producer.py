@@ -655,11 +655,11 @@ class ProducerHistory:
                     link.end(error_for("amqp:resource-deleted", "the hub was deleted"))
 
     async def forget(self) -> None:
-        takes_strangers = self.world.rng.random() < 0.5
-        self.world.note("forget", "strangers are", "taken" if takes_strangers else "refused")
+        accept_unknown_producers = self.world.rng.random() < 0.5
+        self.world.note("forget", "unknown producers are", "accepted" if accept_unknown_producers else "refused")
         self.was_forgotten = True
         for partition_id in self.hub.partition_ids:
-            self.hub.partition(partition_id).publishing.forget(takes_strangers=takes_strangers)
+            self.hub.partition(partition_id).publishing.forget(accept_unknown_producers=accept_unknown_producers)
         for worker in self._living:
             for link in worker.transport.links:
                 if isinstance(link, FakeSendLink):

@@ -293,22 +293,22 @@ def test_publish_of_an_unknown_producer_is_refused() -> None:
     assert publish(ledger, Run(producer_id + 1, 0, 1, 1)) == "amqp:not-allowed"
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True])
-def test_publish_of_a_forgotten_producer_is_refused_or_new(takes_strangers: bool) -> None:
+@pytest.mark.parametrize("accept_unknown_producers", [False, True])
+def test_publish_of_a_forgotten_producer_is_refused_or_new(accept_unknown_producers: bool) -> None:
     """One that was forgotten is refused, links and events; or it counts as new, from any number on."""
     ledger = PublishingLedger()
     producer_id = attach(ledger).state.producer_id
     assert publish(ledger, Run(producer_id, 0, 1, 5)) == "stored"
-    ledger.forget(takes_strangers=takes_strangers)
+    ledger.forget(accept_unknown_producers=accept_unknown_producers)
     ledger.take_back()
     again = Claim(producer_id, 0, None)
-    if not takes_strangers:
+    if not accept_unknown_producers:
         assert publish(ledger, Run(producer_id, 0, 6, 1)) == "amqp:not-allowed"
         assert refused(ledger, again).condition == "amqp:not-allowed"
         return
     assert attach(ledger, again).number == 0
     assert publish(ledger, Run(producer_id, 0, 6, 1)) == "stored"
-    ledger.forget(takes_strangers=True)
+    ledger.forget(accept_unknown_producers=True)
     assert publish(ledger, Run(producer_id, 0, 3, 2)) == "stored"
     assert attach(ledger, again).number == 4
 

@@ -74,8 +74,8 @@ class Scene:
     def bodies(self) -> list[str]:
         return [event.body_as_str() for event in self.hub.events("0")]
 
-    def forget(self, *, takes_strangers: bool) -> None:
-        self.hub.partition("0").publishing.forget(takes_strangers=takes_strangers)
+    def forget(self, *, accept_unknown_producers: bool) -> None:
+        self.hub.partition("0").publishing.forget(accept_unknown_producers=accept_unknown_producers)
 
     async def crash(self, producer: HubProducer) -> None:
         """End a process without its last marks."""
@@ -443,15 +443,15 @@ async def test_replayable_processes_that_overlap_store_each_event_once(scene: Sc
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "replayable"])
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
 async def test_start_of_a_forgotten_publisher_raises_until_new_id_is_allowed(
-    scene: Scene, mode: str, takes_strangers: bool
+    scene: Scene, mode: str, accept_unknown_producers: bool
 ) -> None:
     """A start fails until it is asked to take a new id; then it counts from the newest mark."""
     former = scene.process(mode=mode)
     await send(former, "0", "1")
     await former.aclose()
-    scene.forget(takes_strangers=takes_strangers)
+    scene.forget(accept_unknown_producers=accept_unknown_producers)
     for _ in range(2):
         for use in (send, lambda each, _: count(each)):
             assert isinstance(await error_of(use(scene.process(mode=mode), "x")), ProducerStateLostError)
@@ -464,29 +464,31 @@ async def test_start_of_a_forgotten_publisher_raises_until_new_id_is_allowed(
     assert scene.bodies == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_send_of_a_forgotten_publisher_raises_at_its_next_attach(scene: Scene, takes_strangers: bool) -> None:
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
+async def test_send_of_a_forgotten_publisher_raises_at_its_next_attach(
+    scene: Scene, accept_unknown_producers: bool
+) -> None:
     """At its next attach; nothing of what it is given then is stored."""
     producer = scene.process()
     await send(producer, "0")
-    scene.forget(takes_strangers=takes_strangers)
+    scene.forget(accept_unknown_producers=accept_unknown_producers)
     scene.hub.lose_connections()
-    if not takes_strangers:
+    if not accept_unknown_producers:
         producer._transport = FakeTransport(scene.hub)
     for _ in range(2):
         assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
     assert scene.bodies == ["0"]
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
-async def test_start_with_a_new_id_counts_what_was_accepted(scene: Scene, takes_strangers: bool) -> None:
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
+async def test_start_with_a_new_id_counts_what_was_accepted(scene: Scene, accept_unknown_producers: bool) -> None:
     """A start with a new id counts what was accepted until then, not what the last mark in passing said."""
     producer = scene.process()
     await send(producer, "0")
     await send(producer, "1")
-    scene.forget(takes_strangers=takes_strangers)
+    scene.forget(accept_unknown_producers=accept_unknown_producers)
     scene.hub.lose_connections()
-    if not takes_strangers:
+    if not accept_unknown_producers:
         producer._transport = FakeTransport(scene.hub)
     assert isinstance(await error_of(send(producer, "2")), ProducerStateLostError)
     assert scene.state.published == 1
@@ -498,25 +500,27 @@ async def test_start_with_a_new_id_counts_what_was_accepted(scene: Scene, takes_
 class ForgettingTransport(FakeTransport):
     """One whose service has forgotten its producers at the second attach to partition 0."""
 
-    def __init__(self, hub: FakeHub, *, takes_strangers: bool) -> None:
+    def __init__(self, hub: FakeHub, *, accept_unknown_producers: bool) -> None:
         super().__init__(hub)
-        self._takes_strangers = takes_strangers
+        self._accept_unknown_producers = accept_unknown_producers
         self._attaches = 0
 
     async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
         self._attaches += 1
         if self._attaches > 1:
-            self.hub.partition("0").publishing.forget(takes_strangers=self._takes_strangers)
+            self.hub.partition("0").publishing.forget(accept_unknown_producers=self._accept_unknown_producers)
         return await super().open_send_link(spec)
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True], ids=["refused", "as new"])
+@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
 @pytest.mark.parametrize("fault", [SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE], ids=lambda each: each.name)
 async def test_doubt_that_the_service_has_forgotten_raises(
-    scene: Scene, takes_strangers: bool, fault: SendFault
+    scene: Scene, accept_unknown_producers: bool, fault: SendFault
 ) -> None:
     """Nobody can settle it any more: those who wait get the error, and so does every later send."""
-    producer = scene.process(transport=ForgettingTransport(scene.hub, takes_strangers=takes_strangers))
+    producer = scene.process(
+        transport=ForgettingTransport(scene.hub, accept_unknown_producers=accept_unknown_producers)
+    )
     failed: list[tuple[int, type[Exception]]] = []
     buffered = HubBufferedProducer(
         producer, on_error=lambda events, partition_id, error: failed.append((len(events), type(error)))
@@ -539,7 +543,7 @@ async def test_send_refused_as_not_allowed_attaches_again(scene: Scene) -> None:
     """A transfer that is refused as not allowed is followed by an attach, which shows what is the matter."""
     producer = scene.process()
     await send(producer, "0")
-    scene.forget(takes_strangers=False)
+    scene.forget(accept_unknown_producers=False)
     assert isinstance(await error_of(send(producer, "1")), RequestRefusedError)
     assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
 
@@ -549,7 +553,7 @@ async def test_reset_state_begins_anew(scene: Scene) -> None:
     former = scene.process()
     await send(former, "0")
     await former.aclose()
-    scene.forget(takes_strangers=False)
+    scene.forget(accept_unknown_producers=False)
     store = MemoryPublisherStateStore(scene.states)
     await store.open()
     await store.reset_state(*KEY)

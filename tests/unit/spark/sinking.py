@@ -114,12 +114,12 @@ class Partition:
     Args:
         nothing: The number answered where nothing is published, -1 or 0.
         look_back: How many messages a repeat is recognised among; 0 refuses repeats.
-        takes_strangers: Whether a producer it does not know is taken as a new one, instead of refused.
+        accept_unknown_producers: Whether a producer it does not know is accepted as a new one, instead of refused.
     """
 
     nothing: int
     look_back: int
-    takes_strangers: bool
+    accept_unknown_producers: bool
     ids: Iterable[int]
     log: list[Row] = field(default_factory=list)
     producers: dict[int, Producer] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Partition:
     def find(self, producer_id: int, level: int) -> Producer:
         known = self.producers.get(producer_id)
         if known is None:
-            if not self.takes_strangers:
+            if not self.accept_unknown_producers:
                 raise UnknownError
             known = self.add(producer_id, level)
         if level < known.level:
@@ -230,8 +230,8 @@ class World:
     Args:
         policy: What follows when producers are lost.
         forgets: How often the service may forget a producer.
-        takes_strangers: See `Partition`. Such a service forgets only while nothing is on its way and no attempt lives:
-            what comes later than its memory reaches is stored again, and nobody can help it.
+        accept_unknown_producers: See `Partition`. Such a service forgets only while nothing is on its way and no
+            attempt lives: what comes later than its memory reaches is stored again, and nobody can help it.
         near_wrap: Whether the sink's numbers are near 2^31 from the start.
         renews: Whether producers are renewed there, instead of going across.
         paths: How often the driver publishes a batch by itself, as a small one: 0 for never to 1 for always.
@@ -244,7 +244,7 @@ class World:
         *,
         policy: OnProducerStateLost = OnProducerStateLost.FAIL,
         forgets: int = 0,
-        takes_strangers: bool = False,
+        accept_unknown_producers: bool = False,
         near_wrap: bool = False,
         renews: bool = False,
         paths: float = 0.5,
@@ -258,13 +258,13 @@ class World:
         self.rng = rng
         self.policy = policy
         self.forgets = forgets
-        self.takes_strangers = takes_strangers
+        self.accept_unknown_producers = accept_unknown_producers
         self.has_forgotten = False
         self.takes_over = 0 if policy is OnProducerStateLost.FAIL else rng.choice([0, 0, 1, 2])
         self.is_calm = False
         ids = itertools.count(1)
         nothing, look_back = rng.choice([-1, 0]), rng.choice([0, 1, 5])
-        self.partitions = {each: Partition(nothing, look_back, takes_strangers, ids) for each in PARTITIONS}
+        self.partitions = {each: Partition(nothing, look_back, accept_unknown_producers, ids) for each in PARTITIONS}
         self.records: dict[str, bytes] = {}
         self.late: list[tuple[str, Transfer]] = []
         self.runs: list[Run] = []
@@ -641,7 +641,7 @@ class World:
     def may_forget(self) -> bool:
         if not self.forgets or not any(each.producers for each in self.partitions.values()):
             return False
-        return not self.takes_strangers or not (self.late or self.living)
+        return not self.accept_unknown_producers or not (self.late or self.living)
 
     def forget(self) -> None:
         """Let the service forget every producer of a partition."""
@@ -748,7 +748,7 @@ def walk(seed: int, steps: int = 1500) -> World:
         rng,
         policy=policy,
         forgets=rng.choice([0, 1, 2]),
-        takes_strangers=rng.random() < 0.5,
+        accept_unknown_producers=rng.random() < 0.5,
         near_wrap=near_wrap,
         renews=rng.random() < 0.5,
         paths=rng.choice([0.0, 0.5, 0.5, 1.0]),
