@@ -339,7 +339,6 @@ class Modified(Composite):
 
 
 Outcome = Accepted | Rejected | Released | Modified
-DeliveryState = Outcome | Received
 
 # ------------------------------------------------------------------------------- performatives (2.7)
 
@@ -504,6 +503,7 @@ class SaslInit(Composite):
     hostname: str | None = _of(_STRING)
 
 
+# No mechanism in use has these two. Registered, a peer's is an unexpected SASL frame, not one that cannot be decoded.
 @_register("amqp:sasl-challenge:list")
 @dataclass(slots=True, repr=False)
 class SaslChallenge(Composite):

@@ -98,10 +98,6 @@ class ShareLedger:
             raise ValueError(f"{name} had number {number} already")
         self._next[name] = number + 1
 
-    def next_of(self, name: str) -> int:
-        """Return the number that a member gets next."""
-        return self._next[name]
-
     def is_new(self, name: str, number: int) -> bool:
         """Return whether a member has not had the event of a number yet."""
         return number >= self._next[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from eventpump.amqp.types import Symbol, ULong
+from eventpump.amqp.types import Symbol
 
 VENDOR: Final = "com.microsoft:"
 
@@ -41,8 +41,6 @@ PUBLISHER: Final = Symbol("x-opt-publisher")
 
 SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
 """The key of the filter map, and the descriptor we send."""
-SELECTOR_DESCRIPTORS: Final = (SELECTOR_FILTER, ULong(0x0000_468C_0000_0004), ULong(0x0000_0013_7000_000A))
-"""The three descriptors in use: Python and Java; JavaScript and Go; .NET."""
 
 # ---------------------------------------------------------------------------------------------------- messages
 

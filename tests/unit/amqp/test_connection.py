@@ -21,13 +21,16 @@ from eventpump.amqp.performatives import (
     AmqpError,
     Begin,
     Close,
+    Composite,
     Detach,
     End,
     Flow,
     Open,
+    SaslChallenge,
     SaslInit,
     SaslMechanisms,
     SaslOutcome,
+    SaslResponse,
     Transfer,
 )
 from eventpump.amqp.types import Symbol
@@ -76,6 +79,17 @@ def test_sasl_outcome_code_1_alone_is_an_authentication_error(code: int, expecte
     client.start()
     client.receive(SASL_HEADER + frame(0, SaslMechanisms([Symbol("ANONYMOUS")]), kind=1))
     assert condition(client.receive(frame(0, SaslOutcome(code), kind=1))) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "unexpected"), [(Role.CLIENT, SaslChallenge(b"?")), (Role.SERVER, SaslResponse(b"!"))]
+)
+def test_connection_ends_at_a_challenge_or_its_response(role: Role, unexpected: Composite) -> None:
+    """No mechanism of ours has a challenge: one is an unexpected SASL frame, not one that cannot be decoded."""
+    engine = Connection(config(), role)
+    if role is Role.CLIENT:
+        engine.start()
+    assert condition(engine.receive(SASL_HEADER + frame(0, unexpected, kind=1))) == "amqp:illegal-state"
 
 
 def test_connection_ends_when_the_mechanism_is_not_offered() -> None:

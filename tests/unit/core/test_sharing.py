@@ -99,7 +99,8 @@ class LinkAgainstModel(RuleBasedStateMachine):
     def nobody_is_behind_the_cache(self) -> None:
         assert self.ledger.members == tuple(self.cursors)
         for name, number in self.expected.items():
-            assert self.ledger.next_of(name) == number
+            assert self.ledger.is_new(name, number)
+            assert not self.ledger.is_new(name, number - 1)
 
     def teardown(self) -> None:
         """In the end all of them have everything."""
