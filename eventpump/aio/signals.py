@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM for code on an event loop, on every platform."""
+"""SIGINT and SIGTERM for code on an event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call a function on the running loop for each SIGINT and SIGTERM; afterwards they are handled as before.
 
-    Outside of the main thread, which alone can handle signals, nothing is changed.
+    Works on every platform. Outside of the main thread, which alone can handle signals, nothing is changed.
 
     Args:
         arrived: Called with the signal. Must not raise.
@@ -39,3 +39,34 @@ def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None
                 loop.remove_signal_handler(number)
             if handler is not None:  # of code that is not Python's
                 signal.signal(number, handler)
+
+
+@contextmanager
+def handling_first_signal(arrived: Callable[[], None]) -> Iterator[None]:
+    """Call a function on the running loop for the first SIGINT or SIGTERM; from then on both have their default effect.
+
+    Where a loop handles no signals, outside of the main thread and on Windows, nothing is changed.
+
+    Args:
+        arrived: Called once at most. Must not raise.
+    """
+    loop = asyncio.get_running_loop()
+    handled: list[signal.Signals] = []
+
+    def give_back() -> None:
+        while handled:
+            loop.remove_signal_handler(handled.pop())
+
+    def first() -> None:
+        give_back()
+        arrived()
+
+    for number in SIGNALS:
+        # Raises outside of the main thread, and on some platforms.
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, first)
+            handled.append(number)
+    try:
+        yield
+    finally:
+        give_back()

@@ -7,14 +7,14 @@ import functools
 import inspect
 import logging
 import random
-import signal
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
 
 from eventpump.aio.retry import retrying
+from eventpump.aio.signals import handling_first_signal
 from eventpump.aio.tasks import gather
 from eventpump.app.handlers import EventPublisher, Function, Handler, Middleware, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
@@ -388,9 +388,10 @@ class EventHubsApp:
         stopping = self._stopping = asyncio.Event()
         self._hosts.clear()
         self._producers.clear()
-        watched = self._watch_signals() if handle_signals else []
         try:
             async with AsyncExitStack() as stack:
+                if handle_signals:
+                    stack.enter_context(handling_first_signal(self._signalled))
                 # Entered first, and so closed last: hosts finish what they have in hand.
                 try:
                     await self._open_producers(stack, overrides, stopping)
@@ -402,7 +403,6 @@ class EventHubsApp:
                 await gather(host.run(until=stopping.wait()) for host in hosts)
         finally:
             self._stopping = None
-            self._unwatch_signals(watched)
 
     def _check_publications(self) -> None:
         subscribed = {each.route.handler.function for each in self._subscribers}
@@ -479,24 +479,9 @@ class EventHubsApp:
         used.append(store)
         return store
 
-    def _watch_signals(self) -> list[signal.Signals]:
-        watched: list[signal.Signals] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # Raises outside of the main thread, and on some platforms.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
-                watched.append(number)
-        return watched
-
-    def _signalled(self, watched: list[signal.Signals]) -> None:
+    def _signalled(self) -> None:
         _log.info("closing on a signal")
-        self._unwatch_signals(watched)
         self.stop()
-
-    @staticmethod
-    def _unwatch_signals(watched: list[signal.Signals]) -> None:
-        while watched:
-            asyncio.get_running_loop().remove_signal_handler(watched.pop())
 
     # --------------------------------------------------------------------------------------------------------- testing
 

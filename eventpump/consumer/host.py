@@ -8,14 +8,14 @@ import logging
 import os
 import random
 import secrets
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import suppress
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
+from eventpump.aio.signals import handling_first_signal
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.batches import BatchIterator, BatchQueue, BatchSource
@@ -181,21 +181,20 @@ class PartitionHost:
             problem = f"must be awaitable, such as done.wait() or asyncio.sleep(60), and is {type(given).__name__}"
             raise ConfigurationError("until", problem)
         main = self._main = asyncio.get_running_loop().create_task(self._run(), name="eventpump host")
-        signals = self._watch_signals() if handle_signals else []
         end = None if until is None else asyncio.ensure_future(until)
         if end is not None:
             end.add_done_callback(lambda _: self._stop(self._settings.close_timeout))
         cancelled: asyncio.CancelledError | None = None
         try:
-            while not main.done():
-                try:
-                    await asyncio.wait({main})
-                except asyncio.CancelledError as error:
-                    self._stop(self._settings.close_timeout if cancelled is None else 0.0)
-                    cancelled = error
+            with handling_first_signal(self._signalled) if handle_signals else nullcontext():
+                while not main.done():
+                    try:
+                        await asyncio.wait({main})
+                    except asyncio.CancelledError as error:
+                        self._stop(self._settings.close_timeout if cancelled is None else 0.0)
+                        cancelled = error
         finally:
             self._is_closed = True
-            self._unwatch_signals(signals)
             has_ended = end is not None and end.done()
             if end is not None and not end.done():
                 end.cancel()
@@ -524,24 +523,9 @@ class PartitionHost:
                     raise
                 _log.warning("host %s: closing failed: %s: %s", self._owner_id, type(error).__name__, error)
 
-    def _watch_signals(self) -> list[signal.Signals]:
-        watched: list[signal.Signals] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # Raises outside of the main thread, and on some platforms.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self._signalled, watched)
-                watched.append(number)
-        return watched
-
-    def _signalled(self, watched: list[signal.Signals]) -> None:
+    def _signalled(self) -> None:
         _log.info("host %s: closing on a signal", self._owner_id)
-        self._unwatch_signals(watched)
         self._stop(self._settings.close_timeout)
-
-    @staticmethod
-    def _unwatch_signals(watched: list[signal.Signals]) -> None:
-        while watched:
-            asyncio.get_running_loop().remove_signal_handler(watched.pop())
 
 
 def _make_name() -> str:

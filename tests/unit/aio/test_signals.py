@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from eventpump.aio.signals import SIGNALS, handling_signals
+from eventpump.aio.signals import SIGNALS, handling_first_signal, handling_signals
 
 
 @pytest.mark.real_time
@@ -36,12 +36,42 @@ async def test_signals_are_handed_over_and_then_handled_as_before(
 
 
 @pytest.mark.real_time
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+async def test_first_signal_is_handed_over_and_the_next_has_its_default_effect(number: signal.Signals) -> None:
+    """Once the first signal has arrived, neither of them is handled any more."""
+    arrived = asyncio.Event()
+    with handling_first_signal(arrived.set):
+        os.kill(os.getpid(), number)
+        await arrived.wait()
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
+
+
+async def test_first_signal_that_never_comes_is_not_handled_afterwards() -> None:
+    """Without a signal, the end of the block gives both back."""
+    with handling_first_signal(lambda: None):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
+
+
+async def test_first_signal_is_not_handled_where_loops_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows nothing is changed: Ctrl-C has its own effect."""
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", refuse)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with handling_first_signal(lambda: None):
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.real_time
 async def test_another_thread_handles_no_signals() -> None:
     """Outside of the main thread nothing is changed, and nothing is raised."""
     before = [signal.getsignal(number) for number in SIGNALS]
 
     async def work() -> None:
-        with handling_signals(lambda _: None):
+        with handling_signals(lambda _: None), handling_first_signal(lambda: None):
             assert [signal.getsignal(number) for number in SIGNALS] == before
 
     thread = threading.Thread(target=asyncio.run, args=(work(),))
