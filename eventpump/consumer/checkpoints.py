@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
@@ -14,6 +15,8 @@ from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import CheckpointStore
+
+_T = TypeVar("_T")
 
 FAILURES_REPORTED = 3
 """Failed writes in a row after which the waiters fail. The write is retried nevertheless."""
@@ -162,3 +165,22 @@ def store_error(error: BaseException, operation: str, partition_id: str | None, 
         ours = StoreError(operation, f"{type(error).__name__}: {error}", partition_id=partition_id)
     ours.__cause__ = error
     return ours
+
+
+async def call_store(operation: str, call: Awaitable[_T], timeout: float) -> _T:
+    """Return what a store's call returns.
+
+    Args:
+        operation: The name of the operation, for the error.
+        call: The call.
+        timeout: The time-out that the store has for it, in seconds, for the error.
+
+    Raises:
+        EventPumpError: The store failed: its own error, or a `StoreError`.
+    """
+    try:
+        return await call
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise store_error(error, operation, None, timeout) from error

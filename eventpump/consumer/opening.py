@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
-from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.checkpoints import call_store, store_error
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
@@ -179,12 +179,14 @@ class GroupStart:
         Raises:
             StoreError: The store failed, or this version cannot read the start positions in it.
         """
-        stored = await self._call("read scope record", self._store.read_scope_record())
+        stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         while stored is None:
             first = ScopeRecord(properties.created_at, len(properties.partition_ids), self.starts)
-            stored = await self._call("write scope record", self._store.write_scope_record(first, None))
+            stored = await call_store(
+                "write scope record", self._store.write_scope_record(first, None), self._store_timeout
+            )
             if stored is None:
-                stored = await self._call("read scope record", self._store.read_scope_record())
+                stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         for text in stored.record.starts.values():
             self._parsed(text)
         self._stored = stored
@@ -237,7 +239,7 @@ class GroupStart:
                     self._pending.discard(entry)
                     raise _HubChangedError
                 batch = frozenset(each for each in self._pending if each[1] == created_at)
-                leases = await self._call("list leases", self._store.list_leases())
+                leases = await call_store("list leases", self._store.list_leases(), self._store_timeout)
                 known = {lease.partition_id for lease in leases} | set(properties.partition_ids)
                 names = [each for each, _ in batch]
                 # Not `self.record`: it may be newer than the properties of the hub.
@@ -274,7 +276,7 @@ class GroupStart:
 
     async def _refreshed(self) -> tuple[StoredScopeRecord, HubProperties]:
         """Read the record, and then the hub."""
-        stored = await self._call("read scope record", self._store.read_scope_record())
+        stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         if stored is None:
             await self.agree(await self.hub())
             stored = self._stored
@@ -284,19 +286,13 @@ class GroupStart:
         return stored, await self.hub()
 
     async def _swap(self, record: ScopeRecord, replaces: StoredScopeRecord | None) -> bool:
-        stored = await self._call("write scope record", self._store.write_scope_record(record, replaces))
+        stored = await call_store(
+            "write scope record", self._store.write_scope_record(record, replaces), self._store_timeout
+        )
         if stored is None:
             return False
         self._stored = stored
         return True
-
-    async def _call(self, operation: str, call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            raise store_error(error, operation, None, self._store_timeout) from error
 
     @staticmethod
     def _parsed(text: str) -> EventPosition:

@@ -6,11 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from eventpump.aio.tasks import gather
-from eventpump.cancellation import is_failure
-from eventpump.consumer.checkpoints import store_error
+from eventpump.consumer.checkpoints import call_store
 from eventpump.consumer.opening import BeginningRecord, RecordChangedError
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.core.starts import OnDataLoss, first_number, start_of
@@ -27,8 +25,6 @@ from eventpump.interfaces import (
 )
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
 from eventpump.reports import HostReport, StartIgnored
-
-_T = TypeVar("_T")
 
 _READS_AT_ONCE = 16
 
@@ -205,11 +201,11 @@ class SubscriptionRecords:
 
     async def all(self) -> list[StoredSubscription]:
         """Return all records."""
-        return await self._call("list subscriptions", self._store.list_subscriptions())
+        return await call_store("list subscriptions", self._store.list_subscriptions(), self._store_timeout)
 
     async def read(self, name: str) -> StoredSubscription | None:
         """Return a record; None if there is none."""
-        stored = await self._call("read subscription", self._store.read_subscription(name))
+        stored = await call_store("read subscription", self._store.read_subscription(name), self._store_timeout)
         if stored is not None:
             for text in stored.record.starts.values():
                 try:
@@ -220,19 +216,13 @@ class SubscriptionRecords:
 
     async def write(self, record: SubscriptionRecord, replaces: StoredSubscription | None) -> StoredSubscription | None:
         """Store a record in place of another; None if that one is not there any more."""
-        return await self._call("write subscription", self._store.write_subscription(record, replaces))
+        return await call_store(
+            "write subscription", self._store.write_subscription(record, replaces), self._store_timeout
+        )
 
     async def delete(self, stored: StoredSubscription) -> bool:
         """Delete a record; False if it is not there any more."""
-        return await self._call("delete subscription", self._store.delete_subscription(stored))
-
-    async def _call(self, operation: str, call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            raise store_error(error, operation, None, self._store_timeout) from error
+        return await call_store("delete subscription", self._store.delete_subscription(stored), self._store_timeout)
 
 
 class Subscriptions:
