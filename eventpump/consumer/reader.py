@@ -26,7 +26,7 @@ from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
 from eventpump.eventhubs.codecs import event_maker
-from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
+from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
@@ -34,9 +34,6 @@ from eventpump.options.consumer import ReaderSettings
 
 SILENCE = 30.0
 """Seconds that a link may be silent while a read waits, before it is checked."""
-
-_START = "-1"
-_LATEST = "@latest"
 
 ASK_TIME = 1.0
 """Seconds by which a read may exceed its time to find out whether missing events are lost."""
@@ -144,9 +141,9 @@ class PartitionReader:
             raise ClosedError("partition reader")
         transport = self._transport = self._transport_factory()
         try:
-            if self._end is not None or self._start.offset == _LATEST:
+            if self._end is not None or self._start.offset == LATEST_OFFSET:
                 properties = await self._properties_at_start(transport)
-                if self._start.offset == _LATEST:
+                if self._start.offset == LATEST_OFFSET:
                     self._start = end_position(self._start, properties)
                     if not self._start.inclusive:
                         self._numbers = NumberWatch(properties.last_enqueued_sequence_number + 1)
@@ -575,7 +572,7 @@ class PartitionReader:
     def _bound(self, end: EventPosition, properties: PartitionProperties) -> None:
         """Convert the end to a sequence number or a time, and find out whether the range is empty."""
         newest = properties.last_enqueued_sequence_number
-        if end.offset == _LATEST:
+        if end.offset == LATEST_OFFSET:
             end = EventPosition.at_sequence_number(newest, inclusive=True)
             self._is_at_end = properties.is_empty
         self._end = end
@@ -644,6 +641,6 @@ def _is_after(start: EventPosition, properties: PartitionProperties) -> bool:
     """Return whether a position is known to lie after everything the partition holds."""
     if start.enqueued_time is not None:
         return start.enqueued_time > properties.last_enqueued_time
-    if start.offset in {_START, None}:
+    if start.offset in {START_OFFSET, None}:
         return False
-    return start.offset == _LATEST or (start.offset == properties.last_enqueued_offset and not start.inclusive)
+    return start.offset == LATEST_OFFSET or (start.offset == properties.last_enqueued_offset and not start.inclusive)
