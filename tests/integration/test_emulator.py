@@ -42,9 +42,7 @@ from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.filters import source_filter
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, EPOCH, JWT_TOKEN_TYPE, RECEIVER_NAME, RUNTIME_METRIC
-from tests.support.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
-
-AUDIENCE = "sb://127.0.0.1/telemetry"
+from tests.support.peer import AUDIENCE, AmqpPeer, LinkRefusedError, fields_of, status_of
 
 
 @pytest.fixture
@@ -52,14 +50,6 @@ async def emulator() -> AsyncIterator[Emulator]:
     """Serve a hub of four partitions, with a group besides the default one."""
     async with Emulator([HubSpec("telemetry", 4, ("Readers",)), HubSpec("other", 1)]) as started:
         yield started
-
-
-@pytest.fixture
-async def peer(emulator: Emulator) -> AsyncIterator[AmqpPeer]:
-    """Connect with a token for the hub."""
-    async with await AmqpPeer.connect(emulator) as connected:
-        assert await connected.put_token(AUDIENCE) == 202
-        yield connected
 
 
 def event(body: bytes = b"x", **annotations: Any) -> bytes:

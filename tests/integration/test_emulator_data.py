@@ -15,9 +15,7 @@ from eventpump.emulator.server import Emulator
 from eventpump.eventhubs import management
 from eventpump.eventhubs.events import ReceivedEvent
 from tests.support.forks import COMMAND, start_python
-from tests.support.peer import AmqpPeer
-
-AUDIENCE = "sb://127.0.0.1/telemetry"
+from tests.support.peer import connect
 
 
 @dataclass
@@ -57,12 +55,6 @@ async def running(*arguments: str) -> AsyncIterator[ServiceProcess]:
 
 def event(number: int) -> bytes:
     return Message(body=Data((b"%d" % number,))).encode()
-
-
-async def connect(service: ServiceProcess | Emulator) -> AmqpPeer:
-    peer = await AmqpPeer.connect(service)
-    assert await peer.put_token(AUDIENCE) == 202
-    return peer
 
 
 async def read_all(service: ServiceProcess | Emulator, partition: str = "0") -> dict[int, tuple[str, bytes]]:

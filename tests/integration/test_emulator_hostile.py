@@ -16,7 +16,7 @@ from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, PARTITION_KEY, SAS_TOKEN_TYPE, SELECTOR_FILTER
-from tests.support.peer import AmqpPeer, LinkRefusedError, fields_of, status_of
+from tests.support.peer import AUDIENCE, AmqpPeer, LinkRefusedError, fields_of, status_of
 
 DIGITS = "9" * 5000
 
@@ -30,14 +30,6 @@ async def emulator() -> AsyncIterator[Emulator]:
     """Serve a hub of four partitions."""
     async with Emulator({"telemetry": 4}) as started:
         yield started
-
-
-@pytest.fixture
-async def peer(emulator: Emulator) -> AsyncIterator[AmqpPeer]:
-    """Connect with a token for the hub."""
-    async with await AmqpPeer.connect(emulator) as connected:
-        assert await connected.put_token("sb://127.0.0.1/telemetry") == 202
-        yield connected
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ async def test_detach_while_a_long_key_is_hashed_stores_the_event(emulator: Emul
     key = "k" * 100_000
     home = str(partition_for_key(key, 4))
     async with await AmqpPeer.connect(emulator) as other:
-        assert await other.put_token("sb://127.0.0.1/telemetry") == 202
+        assert await other.put_token(AUDIENCE) == 202
         sender = await other.attach(await other.begin(), target="telemetry")
         sender.send(keyed(key, b"x"))
         sender.detach()
@@ -132,7 +124,7 @@ async def test_refuse_long_keys_refuses_129_characters() -> None:
             Emulator({"telemetry": 4}, refuse_long_keys=refuses) as emulator,
             await AmqpPeer.connect(emulator) as peer,
         ):
-            assert await peer.put_token("sb://127.0.0.1/telemetry") == 202
+            assert await peer.put_token(AUDIENCE) == 202
             sender = await peer.attach(await peer.begin(), target="telemetry")
             assert isinstance(await peer.send(sender, keyed("k" * 128, b"x")), Accepted)
             outcome = await peer.send(sender, keyed("k" * 129, b"x"))

@@ -29,10 +29,9 @@ from eventpump.eventhubs.names import (
     PRODUCER_ID,
     PRODUCER_SEQUENCE_NUMBER,
 )
-from tests.support.peer import AmqpPeer, LinkRefusedError, Listening
+from tests.support.peer import AmqpPeer, LinkRefusedError, Listening, connect
 from tests.support.processes import EmulatorProcess
 
-AUDIENCE = "sb://127.0.0.1/telemetry"
 PARTITION = "telemetry/Partitions/0"
 LAST = 2**31 - 1
 NULLS: dict[Any, Any] = {PRODUCER_ID: None, PRODUCER_EPOCH: None, PRODUCER_SEQUENCE_NUMBER: None}
@@ -110,12 +109,6 @@ class Publisher:
         assert isinstance(outcome, Rejected), outcome
         assert outcome.error is not None
         return f"{outcome.error.condition}: {outcome.error.description}"
-
-
-async def connect(service: Listening) -> AmqpPeer:
-    peer = await AmqpPeer.connect(service)
-    assert await peer.put_token(AUDIENCE) == 202
-    return peer
 
 
 async def attach(peer: AmqpPeer, properties: dict[Any, Any] | None = None, target: str = PARTITION) -> Publisher:

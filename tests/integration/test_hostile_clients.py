@@ -25,12 +25,11 @@ from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs import cbs, management, sas
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
 from eventpump.net import stream
-from tests.support.peer import AmqpPeer, LinkRefusedError
+from tests.support.peer import AUDIENCE, AmqpPeer, LinkRefusedError
 from tests.support.processes import EmulatorProcess
 
 KIB = 1024
 MIB = 1024 * KIB
-AUDIENCE = "sb://127.0.0.1/telemetry"
 EXCEEDED = "amqp:resource-limit-exceeded"
 
 
@@ -45,14 +44,6 @@ async def emulator() -> AsyncIterator[Emulator]:
 async def stranger(emulator: Emulator) -> AsyncIterator[AmqpPeer]:
     """Connect without a token."""
     async with await AmqpPeer.connect(emulator) as connected:
-        yield connected
-
-
-@pytest.fixture
-async def peer(emulator: Emulator) -> AsyncIterator[AmqpPeer]:
-    """Connect with a token for the hub."""
-    async with await AmqpPeer.connect(emulator) as connected:
-        assert await connected.put_token(AUDIENCE) == 202
         yield connected
 
 

@@ -220,3 +220,11 @@ class Fleet:
     def scope(self) -> ConsumerScope:
         """The scope of the leases, as the memory store keys it."""
         return ConsumerScope(self.hub.fully_qualified_namespace.lower(), self.hub.name.lower(), "$default")
+
+
+def stocked(count: int, partitions: int = 1) -> Fleet:
+    """Return a fleet whose hub holds a number of events in each partition."""
+    fleet = Fleet(FakeHub(partitions=partitions))
+    for partition_id in fleet.hub.partition_ids:
+        fleet.hub.publish(partition_id, count=count)
+    return fleet

@@ -40,6 +40,9 @@ from tests.support.waiting import Changes
 PATIENCE = 10.0
 """Seconds to wait for what must come."""
 
+AUDIENCE = "sb://127.0.0.1/telemetry"
+"""For a token: the hub that most tests of a service serve."""
+
 _T = TypeVar("_T")
 
 
@@ -243,3 +246,10 @@ def status_of(message: Message) -> int:
     code = fields_of(message)["status-code"]
     assert isinstance(code, int)
     return int(code)
+
+
+async def connect(service: Listening) -> AmqpPeer:
+    """Connect with a token for the hub."""
+    peer = await AmqpPeer.connect(service)
+    assert await peer.put_token(AUDIENCE) == 202
+    return peer

@@ -20,15 +20,14 @@ from eventpump.errors import ConnectionLostError, DataLossError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
 from eventpump.options.consumer import ReaderSettings
-from eventpump.testing.transport import FakeHub
 from tests.faults.histories.manners import Oddity
+from tests.faults.histories.one_partition import PASSING, OnePartition
 from tests.faults.histories.world import Life, LifeTransport, Violation, World, choose
 
 KEYS = 5
 FOLLOWERS = 2
 CATCHING_UP = 400.0
 """Seconds after the last fault within which everything is processed."""
-_PASSING = ["amqp:link:detach-forced", "amqp:internal-error", "com.microsoft:timeout", "com.microsoft:server-busy"]
 _WORKS = {
     "quick": 20.0, "slow": 8.0, "raise": 0.7, "base": 0.3, "generator exit": 0.2, "cancelled future": 0.3,
     "cancel own task": 0.3, "deaf": 0.3,
@@ -179,13 +178,11 @@ def _kind(number: int) -> int:
     return number % (KEYS + 1)
 
 
-class KeyedReaderHistory:
+class KeyedReaderHistory(OnePartition):
     """One history."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.hub = FakeHub(partitions=1, latency=world.rng.choice((0.0, 0.01, 0.3)))
-        self.partition = self.hub.partition("0")
+        super().__init__(world, (0.0, 0.01, 0.3))
         self.is_over = False
         self.publish(world.rng.randint(20, 100))
         self.followers = [_Follower(self, f"f{number}") for number in range(FOLLOWERS)]
@@ -309,11 +306,6 @@ class KeyedReaderHistory:
         follower.process.transport.lose(ConnectionLostError("the process was killed"))
         self._begin(follower)
 
-    def detach(self) -> None:
-        condition = self.world.rng.choice(_PASSING)
-        self.world.note("detach", condition)
-        self.hub.detach(None, error_for(condition, "by the history"))
-
     def cut(self) -> None:
         process = self.world.rng.choice(self.followers).process
         assert process is not None
@@ -321,18 +313,12 @@ class KeyedReaderHistory:
         process.transport.lose(ConnectionLostError("cut by the history"))
 
     def refuse(self) -> None:
-        condition = self.world.rng.choice(_PASSING)
+        condition = self.world.rng.choice(PASSING)
         self.world.note("refuse", condition)
         self.hub.refuse(error_for(condition, "by the history"), times=float("inf"))
 
     def accept(self) -> None:
         self.hub.accept()
-
-    def retention(self) -> None:
-        if self.partition.next > self.partition.first:
-            before = self.world.rng.randint(self.partition.first + 1, self.partition.next)
-            self.world.note("retention", f"takes what is before {before}")
-            self.hub.truncate("0", before)
 
 
 async def keyed_reader_history(world: World, size: int) -> None:

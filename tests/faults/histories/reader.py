@@ -18,12 +18,11 @@ from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveSink
 from eventpump.options.consumer import ReaderSettings
-from eventpump.testing.transport import FakeHub
+from tests.faults.histories.one_partition import PASSING, OnePartition
 from tests.faults.histories.world import LifeTransport, Violation, World
 
 CATCHING_UP = 120.0
 """Seconds after the last fault within which a reader has given everything: one back-off at its longest, and slack."""
-_PASSING = ["amqp:link:detach-forced", "amqp:internal-error", "com.microsoft:timeout", "com.microsoft:server-busy"]
 
 
 @dataclass
@@ -85,7 +84,7 @@ class _Bounds:
         self._feed.detached(error)
 
 
-class ReaderHistory:
+class ReaderHistory(OnePartition):
     """One history.
 
     Args:
@@ -93,10 +92,8 @@ class ReaderHistory:
     """
 
     def __init__(self, world: World, *, is_large: bool = False) -> None:
-        self.world = world
+        super().__init__(world, (0.05, 0.3) if is_large else (0.0, 0.01, 0.3))
         self.is_large = is_large
-        self.hub = FakeHub(partitions=1, latency=world.rng.choice((0.05, 0.3) if is_large else (0.0, 0.01, 0.3)))
-        self.partition = self.hub.partition("0")
         self.readers: list[_Reader] = []
         self.is_refusing = False
         self.is_over = False
@@ -250,11 +247,6 @@ class ReaderHistory:
             each.latest_start = self.partition.first if each.is_from_start else self.partition.next
             self.world.note("reads", each.name, f"from {each.latest_start} at the latest")
 
-    def detach(self) -> None:
-        condition = self.world.rng.choice(_PASSING)
-        self.world.note("detach", condition)
-        self.hub.detach(None, error_for(condition, "by the history"))
-
     def cut(self) -> None:
         if self.readers:
             each = self.world.rng.choice(self.readers)
@@ -262,7 +254,7 @@ class ReaderHistory:
             each.transport.lose(ConnectionLostError("cut by the history"))
 
     def refuse(self) -> None:
-        condition = self.world.rng.choice(_PASSING)
+        condition = self.world.rng.choice(PASSING)
         self.world.note("refuse", condition)
         self.is_refusing = True
         self.hub.refuse(error_for(condition, "by the history"), times=float("inf"))
@@ -270,12 +262,6 @@ class ReaderHistory:
     def accept(self) -> None:
         self.is_refusing = False
         self.hub.accept()
-
-    def retention(self) -> None:
-        if self.partition.next > self.partition.first:
-            before = self.world.rng.randint(self.partition.first + 1, self.partition.next)
-            self.world.note("retention", f"takes what is before {before}")
-            self.hub.truncate("0", before)
 
 
 async def reader_history(world: World, size: int) -> None:

@@ -12,20 +12,12 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import LeaseLost, LoopBlocked, StoreFailed
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
 
 BATCHES = 60
 """The backlog of each partition, in batches of one event."""
-
-
-def _fleet(partitions: int, count: int = BATCHES) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions))
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=count)
-    return fleet
 
 
 def _all_delivered_once(fleet: Fleet) -> None:
@@ -48,7 +40,7 @@ async def test_handlers_that_compute_lose_no_lease_and_little_time(
     async def compute(context: PartitionContext, events: Events) -> None:
         clock.block(seconds)
 
-    async with _fleet(partitions) as fleet:
+    async with stocked(BATCHES, partitions) as fleet:
         host = fleet.host(
             "a",
             RecordingProcessor(fleet.record, on_events=compute),
@@ -79,7 +71,7 @@ async def test_handlers_that_compute_in_steps_lose_no_lease(
             clock.block(seconds)
             await asyncio.sleep(0)
 
-    async with _fleet(partitions, 20) as fleet:
+    async with stocked(20, partitions) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=compute)
         policy = CheckpointPolicy(every_events=1)
         host = fleet.host("a", processor, checkpoint_policy=policy, max_batch_size=1)
@@ -99,7 +91,7 @@ async def test_handlers_that_compute_beside_a_slow_store_lose_no_lease(clock: Vi
     async def compute(context: PartitionContext, events: Events) -> None:
         clock.block(1)
 
-    async with _fleet(4) as fleet:
+    async with stocked(BATCHES, 4) as fleet:
         host = fleet.host(
             "a",
             RecordingProcessor(fleet.record, on_events=compute),
@@ -124,7 +116,7 @@ async def _delivered_within(seconds: float, store_takes: float, computes: float)
         clock.block(computes)
         await asyncio.sleep(0.05)
 
-    async with _fleet(4, 1500) as fleet:
+    async with stocked(1500, 4) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=handle)
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy(every_events=1), max_batch_size=1)
         await asyncio.sleep(5)
@@ -148,7 +140,7 @@ async def test_close_of_a_host_whose_deliveries_are_held_back_is_immediate(clock
     async def compute(context: PartitionContext, events: Events) -> None:
         clock.block(2)
 
-    async with _fleet(4) as fleet:
+    async with stocked(BATCHES, 4) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=compute)
         host = await fleet.start("a", processor, max_batch_size=1)
         fleet.stores["a"].hang("renew")
@@ -168,7 +160,7 @@ async def test_blocking_handler_is_reported_before_a_lease_is_at_risk(clock: Vir
     async def compute(context: PartitionContext, events: Events) -> None:
         clock.block(3.5)
 
-    async with _fleet(1) as fleet:
+    async with stocked(BATCHES, 1) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=compute)
         await fleet.start("a", processor, max_batch_size=1)
         await asyncio.sleep(100)

@@ -32,8 +32,7 @@ from eventpump.reports import (
     UnexpectedFailure,
 )
 from eventpump.testing.clock import VirtualTimeLoop
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import NO_PROCESSOR, Fleet
+from tests.support.fleet import NO_PROCESSOR, Fleet, stocked
 
 Events = Sequence[ReceivedEvent]
 Step = Callable[[PartitionContext, Events], Awaitable[None]]
@@ -99,13 +98,6 @@ def _key(event: ReceivedEvent) -> int:
     return event.sequence_number % KEYS
 
 
-def _fleet(count: int = 0, partitions: int = 1) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions))
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=count)
-    return fleet
-
-
 async def _start(fleet: Fleet, processor: object, name: str = "a", **options: Any) -> Any:
     defaults = {"checkpoint_policy": EACH, "handler_retry": TWICE, "on_retries_exhausted": "skip"}
     return await fleet.start(name, processor, **{**defaults, **options})
@@ -136,7 +128,7 @@ async def test_as_many_calls_run_as_are_allowed(concurrency: int) -> None:
         await asyncio.sleep(0.01)
         finished.append(asyncio.get_running_loop().time())
 
-    async with _fleet(count) as fleet:
+    async with stocked(count) as fleet:
         await _start(fleet, KeyedProcessor(handle, key=lambda _: None, concurrency=concurrency))
         await fleet.until(lambda: len(finished) == count, 60)
         took, least = finished[-1] - finished[0] + 0.01, math.ceil(count / concurrency) * 0.01
@@ -151,7 +143,7 @@ async def test_events_of_a_key_come_in_order_and_others_meanwhile() -> None:
         await asyncio.sleep(rng.choice((0.0, 0.001, 0.05, 1.0)))
 
     book = _Book(handle)
-    async with _fleet(500) as fleet:
+    async with stocked(500) as fleet:
         await _start(fleet, _Keyed(book, concurrency=6))
         await fleet.until(lambda: len(book.ok) == 500, 300)
         assert [book.of_key(key) for key in range(KEYS)] == [list(range(key, 500, KEYS)) for key in range(KEYS)]
@@ -170,7 +162,7 @@ async def test_events_without_a_key_are_independent() -> None:
         await asyncio.sleep(1)
         running -= 1
 
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         await _start(fleet, KeyedProcessor(handle, concurrency=8))
         await asyncio.sleep(10)
         assert most == 8
@@ -190,7 +182,7 @@ async def test_the_partition_key_is_the_key() -> None:
         running[event.partition_key] -= 1
         order.append(event.body_as_str())
 
-    async with _fleet() as fleet:
+    async with stocked(0) as fleet:
         partition = fleet.hub.partition("0")
         for number, key in enumerate(["a", "a", "b", "a", "b"]):
             body = Data((str(number).encode(),))
@@ -205,7 +197,7 @@ async def test_the_partition_key_is_the_key() -> None:
 async def test_batches_of_a_key_hold_its_next_events() -> None:
     """With `max_batch_per_key` the handler gets what waits of the key, in order, up to so many."""
     book = _Book(_brief)
-    async with _fleet(200) as fleet:
+    async with stocked(200) as fleet:
         await _start(fleet, _Keyed(book, concurrency=2, max_batch_per_key=4))
         await asyncio.sleep(10)
         assert [book.of_key(key) for key in range(KEYS)] == [list(range(key, 200, KEYS)) for key in range(KEYS)]
@@ -220,7 +212,7 @@ async def test_a_handler_that_never_waits_leaves_the_loop_to_others() -> None:
     async def handle(context: PartitionContext, events: Events) -> None:
         seen.append((events[0].sequence_number, turns))
 
-    async with _fleet(1000) as fleet:
+    async with stocked(1000) as fleet:
         await _start(fleet, KeyedProcessor(handle, key=_key))
         while len(seen) < 1000:
             await asyncio.sleep(0)
@@ -241,7 +233,7 @@ async def test_what_a_handler_sets_in_its_context_is_not_seen_by_one_that_runs_b
         name.set("set by a handler")
         await asyncio.sleep(1)
 
-    async with _fleet(8) as fleet:
+    async with stocked(8) as fleet:
         await _start(fleet, KeyedProcessor(handle, key=_key, concurrency=8))
         await asyncio.sleep(5)
         assert seen == [""] * 8
@@ -253,7 +245,7 @@ async def test_what_a_handler_sets_in_its_context_is_not_seen_by_one_that_runs_b
 async def test_bytes_in_flight_are_bounded() -> None:
     """No further event is taken beyond the bound; one that is larger by itself is processed alone."""
     book = _Book(_brief)
-    async with _fleet() as fleet:
+    async with stocked(0) as fleet:
         fleet.hub.publish("0", *(b"x" * 1000 for _ in range(20)), b"y" * 10_000, *(b"x" * 1000 for _ in range(20)))
         sizes: list[int] = []
 
@@ -280,7 +272,7 @@ async def test_a_key_that_hangs_holds_up_others_only_at_max_ahead() -> None:
             await gate.wait()
 
     book = _Book(handle)
-    async with _fleet(500) as fleet:
+    async with stocked(500) as fleet:
         await _start(fleet, _Keyed(book, concurrency=4, max_ahead=100, max_events_in_flight=50))
         await asyncio.sleep(5)
         assert fleet.checkpoint("0") == 2
@@ -302,7 +294,7 @@ async def test_a_key_that_hangs_holds_up_others_only_at_max_ahead() -> None:
 async def test_a_key_that_is_retried_holds_up_no_other(raises: BaseException | None) -> None:
     """Its later events wait, in order; those of others are processed meanwhile; then it is skipped, and reported."""
     book = _Book(_fails_on(13, raises=raises))
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         retry = RetryOptions(max_retries=3, base_delay=10, max_delay=10)
         await _start(fleet, _Keyed(book), handler_retry=retry)
         await asyncio.sleep(1)
@@ -320,7 +312,7 @@ async def test_a_key_that_is_retried_holds_up_no_other(raises: BaseException | N
 async def test_keys_that_are_retried_take_no_place_from_others() -> None:
     """More of them than `concurrency`: while they wait, others are processed, and never more at a time than allowed."""
     book = _Book(_fails_on(3, 4, 5))
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         retry = RetryOptions(max_retries=3, base_delay=100, max_delay=100)
         await _start(fleet, _Keyed(book, concurrency=2), handler_retry=retry)
         await asyncio.sleep(1.5)
@@ -341,7 +333,7 @@ async def test_key_that_has_rested_has_a_place_before_keys_that_have_not_begun()
             raise ValueError("not now")
 
     book = _Book(handle)
-    async with _fleet(500) as fleet:
+    async with stocked(500) as fleet:
         retry = RetryOptions(max_retries=3, base_delay=1, max_delay=1)
         await _start(fleet, _Keyed(book, concurrency=1), handler_retry=retry)
         await fleet.until(lambda: 3 in book.ok, 100)
@@ -353,7 +345,7 @@ async def test_key_that_has_rested_has_a_place_before_keys_that_have_not_begun()
 async def test_a_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
     """Only the events that fail by themselves are; the watermark passes each of the others as it is processed."""
     book = _Book(_fails_on(13))
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         await _start(fleet, _Keyed(book, concurrency=1, max_batch_per_key=5), failure_policy="skip")
         await asyncio.sleep(10)
         assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [13]
@@ -375,7 +367,7 @@ async def test_an_event_is_parked_before_the_watermark_passes_it() -> None:
         parked.append(event.sequence_number)
 
     book = _Book(_fails_on(13, 14))
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         await _start(fleet, _Keyed(book), failure_policy=Park(park))
         await asyncio.sleep(20)
         assert len(book.ok) == 100 - len(range(13, 100, KEYS)) - len(range(14, 100, KEYS))
@@ -397,7 +389,7 @@ async def test_stop_partition_leaves_it_with_the_watermark_stored() -> None:
             raise ValueError("poison")
 
     book = _Book(handle)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         await _start(fleet, _Keyed(book, concurrency=5), failure_policy="stop_partition")
         await asyncio.sleep(5)
         assert len(fleet.told("a", PartitionFailed)) == 1
@@ -415,7 +407,7 @@ async def test_stop_partition_leaves_it_with_the_watermark_stored() -> None:
 async def test_stop_ends_the_host_with_the_error() -> None:
     """As of any processor."""
     book = _Book(_fails_on(5))
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         await _start(fleet, _Keyed(book), failure_policy="stop")
         with pytest.raises(ProcessorFailedError) as caught:
             await fleet.runs["a"]
@@ -440,7 +432,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_alone() -> None:
                 raise
 
     book = _Book(handle)
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         await _start(fleet, _Keyed(book), failure_policy="skip", handler_timeout=5, on_handler_timeout="cancel")
         await asyncio.sleep(60)
         assert sorted(cancelled) == [3, 4, 5]
@@ -468,7 +460,7 @@ async def test_a_key_function_that_raises_is_a_failure_of_its_event() -> None:
     async def handle(context: PartitionContext, events: Events) -> None:
         seen.extend(event.sequence_number for event in events)
 
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         await _start(fleet, KeyedProcessor(handle, key=key))
         await asyncio.sleep(10)
         assert seen == [0, 1, 2, 4, 6, 8, 9]
@@ -491,7 +483,7 @@ async def test_what_follows_an_event_whose_key_is_not_known_waits_for_it() -> No
             await gate.wait()
 
     book = _Book(handle)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         retry = RetryOptions(max_retries=20, base_delay=10, max_delay=10)
         await _start(fleet, _Keyed(book, key=key), handler_retry=retry)
         await fleet.until(lambda: len(book.errors) == 3, 60)
@@ -531,7 +523,7 @@ async def test_handlers_that_wait_now_and_then_keep_the_order_and_the_watermark(
         assert stored is None or finished.issuperset(range(stored + 1))
 
     book = _Book(handle)
-    async with _fleet(1000) as fleet:
+    async with stocked(1000) as fleet:
         await _start(fleet, _Keyed(book, concurrency=8))
         await fleet.until(lambda: len(book.ok) == 1000, 2000)
         for key in range(KEYS):
@@ -543,7 +535,7 @@ async def test_handlers_that_wait_now_and_then_keep_the_order_and_the_watermark(
 async def test_a_worker_that_other_code_cancels_between_calls_ends_the_pump_and_no_more() -> None:
     """As for the task of a pump: it is reported, the partition is tried again, and nothing is lost."""
     book = _Book(_fails_on(13))
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         retry = RetryOptions(max_retries=1, base_delay=30, max_delay=30)
         await _start(fleet, _Keyed(book), handler_retry=retry)
         await fleet.until(lambda: len(book.ok) > 40, 5, step=0.01)
@@ -576,7 +568,7 @@ async def test_checkpoint_in_a_handler_stores_the_watermark() -> None:
                 await context.checkpoint(event)
             refused.append(str(caught.value))
 
-    async with _fleet(21) as fleet:
+    async with stocked(21) as fleet:
         await _start(
             fleet, KeyedProcessor(handle, key=_key), checkpoint_policy=CheckpointPolicy.manual(), max_batch_size=7
         )
@@ -593,7 +585,7 @@ async def test_close_finishes_what_runs_and_stores_the_watermark() -> None:
         await asyncio.sleep(1 + events[0].sequence_number % 3)
 
     book = _Book(handle)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         host = await _start(fleet, _Keyed(book, concurrency=4), checkpoint_policy=CheckpointPolicy())
         await asyncio.sleep(10.5)
         await host.aclose()
@@ -622,7 +614,7 @@ async def test_close_cancels_what_does_not_return(is_deaf: bool) -> None:
                     raise
 
     book = _Book(handle)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         host = await _start(fleet, _Keyed(book), checkpoint_policy=CheckpointPolicy(), close_timeout=8)
         await asyncio.sleep(5)
         began = asyncio.get_running_loop().time()
@@ -635,7 +627,7 @@ async def test_close_cancels_what_does_not_return(is_deaf: bool) -> None:
 async def test_a_steal_stops_calls_and_the_new_owner_begins_after_the_watermark() -> None:
     """Nothing is lost, and what comes again lies above the checkpoint."""
     books = {"a": _Book(_brief), "b": _Book(_brief)}
-    async with _fleet(400, partitions=4) as fleet:
+    async with stocked(400, partitions=4) as fleet:
         await _start(fleet, KeyedProcessor(books["a"].handle, key=_key, concurrency=2))
         await asyncio.sleep(0.3)
         await _start(fleet, KeyedProcessor(books["b"].handle, key=_key, concurrency=2), "b")
@@ -657,7 +649,7 @@ async def test_no_call_begins_after_the_lease_has_run_out() -> None:
         if events[0].sequence_number == 5 and len(levels) == 1:
             loop.advance(40)
 
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         await _start(fleet, KeyedProcessor(handle, key=_key))
         await fleet.until(lambda: fleet.checkpoint("0") == 49, 120)
         assert levels[1] == list(range(6))
@@ -670,7 +662,7 @@ async def test_what_was_received_before_a_gap_is_processed_before_the_end_is_sou
         await asyncio.sleep(1)
 
     book = _Book(handle)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         processor = _Keyed(book, concurrency=2, max_events_in_flight=10)
         await _start(fleet, processor, on_data_loss="latest", prefetch_events=10, max_batch_size=5)
         await asyncio.sleep(2.5)
@@ -688,7 +680,7 @@ async def test_what_was_received_before_a_gap_is_processed_before_the_end_is_sou
 async def test_seek_lets_what_runs_end_and_drops_the_rest() -> None:
     """A key that is being retried is left at once; from the new position everything comes, in order per key."""
     book = _Book(_fails_on(13))
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         retry = RetryOptions(max_retries=5, base_delay=100, max_delay=100)
         host = await _start(fleet, _Keyed(book), handler_retry=retry)
         await asyncio.sleep(5)
@@ -709,7 +701,7 @@ async def test_context_seek_of_a_handler_begins_no_further_call_before_it() -> N
             context.seek(89)
 
     book.step = handle
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         await _start(fleet, _Keyed(book))
         await asyncio.sleep(5)
         assert sorted(book.numbers) == [*range(11), *range(90, 100)]
@@ -718,7 +710,7 @@ async def test_context_seek_of_a_handler_begins_no_further_call_before_it() -> N
 async def test_replay_waits_for_what_is_in_hand_and_changes_no_checkpoint() -> None:
     """Exactly the range comes again, and it returns when all of it is processed."""
     book = _Book(_brief)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         host = await _start(fleet, _Keyed(book, concurrency=2))
         assert await host.replay("default", from_=20, to=59) == ()
         await asyncio.sleep(0.2)
@@ -733,7 +725,7 @@ async def test_replay_waits_for_what_is_in_hand_and_changes_no_checkpoint() -> N
 async def test_pause_begins_no_call_and_resume_goes_on_with_what_is_in_hand() -> None:
     """Also for keys that are being retried or parked; nothing is lost or repeated."""
     book = _Book(_fails_on(13, 14))
-    async with _fleet(200) as fleet:
+    async with stocked(200) as fleet:
         retry = RetryOptions(max_retries=2, base_delay=1, max_delay=1)
         host = await _start(fleet, _Keyed(book, concurrency=3), handler_retry=retry)
         await asyncio.sleep(0.1)
@@ -757,7 +749,7 @@ async def test_drain_waits_for_the_watermark() -> None:
         await asyncio.sleep(20 if events[0].sequence_number == 3 else 0)
 
     book = _Book(handle)
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         host = await _start(fleet, _Keyed(book))
         await asyncio.sleep(1)
         assert 49 in book.ok
@@ -787,7 +779,7 @@ async def test_retries_without_a_limit_are_refused() -> None:
         def __init__(self) -> None:
             super().__init__(_nothing)
 
-    async with _fleet() as fleet:
+    async with stocked(0) as fleet:
         for processor in (KeyedProcessor(_nothing), Endless):
             _check_refused(lambda: fleet.host("a", processor), "handler_retry", "max_retries", "failure_policy")  # noqa: B023 - called at once
         host = fleet.host("a", NO_PROCESSOR)
@@ -809,7 +801,7 @@ async def test_bad_options_are_refused() -> None:
     _check_refused(lambda: KeyedProcessor(_nothing, max_bytes_in_flight=0), "max_bytes_in_flight")
     _check_refused(lambda: KeyedProcessor(_nothing, max_events_in_flight=31), "max_events_in_flight", "32")
     _check_refused(lambda: KeyedProcessor(_nothing, concurrency=9, max_ahead=8), "max_ahead", "9")
-    async with _fleet() as fleet:
+    async with stocked(0) as fleet:
         _check_refused(
             lambda: fleet.host("a", KeyedProcessor(_nothing), handler_retry=TWICE, call_when_idle=True),
             "call_when_idle",
@@ -819,7 +811,7 @@ async def test_bad_options_are_refused() -> None:
 async def test_subscriptions_of_both_kinds_share_a_link() -> None:
     """Each with its own checkpoints."""
     book = _Book(_brief)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         host = fleet.host("a", handler_retry=TWICE, checkpoint_policy=EACH)
         await host.subscribe("keyed", _Keyed(book), start="earliest", catch_up="shared")
         fleet.runs["a"] = asyncio.create_task(host.run())
@@ -861,7 +853,7 @@ async def test_checkpoint_of_a_stream_passes_what_does_not_match_once_what_does_
             await gate.wait()
 
     book = _Book(handle)
-    async with _fleet(60) as fleet:
+    async with stocked(60) as fleet:
         await _stream(fleet, _Keyed(book), filter=lambda event: event.sequence_number in {0, 10, 40, 42})
         await asyncio.sleep(5)
         assert sorted(book.ok) == [0, 10, 42]
@@ -883,7 +875,7 @@ async def test_checkpoints_of_a_stream_are_due_by_the_events_that_the_watermark_
     async def handle(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(1)
 
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         written: list[int] = []
         policy = CheckpointPolicy(every_events=20)
         await _stream(fleet, KeyedProcessor(handle, key=lambda _: 1), checkpoint_policy=policy)
@@ -902,7 +894,7 @@ async def test_drain_of_a_stream_waits_for_the_watermark() -> None:
         await asyncio.sleep(20 if events[0].sequence_number == 4 else 0)
 
     book = _Book(handle)
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         host = await _stream(fleet, _Keyed(book))
         await asyncio.sleep(1)
         draining = asyncio.create_task(host.drain("part"))
@@ -928,7 +920,7 @@ async def test_event_whose_filter_failed_is_asked_again_and_holds_up_its_key_alo
         return event.sequence_number % 2 == 0
 
     book = _Book(_brief)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         await _stream(
             fleet,
             _Keyed(book, max_batch_per_key=4, concurrency=2),
@@ -966,7 +958,7 @@ async def test_key_that_fails_for_an_event_in_doubt_fails_after_its_filter() -> 
         return _key(event)
 
     book = _Book()
-    async with _fleet(50) as fleet:
+    async with stocked(50) as fleet:
         await _stream(fleet, _Keyed(book, key=key), filter=matches)
         await asyncio.sleep(20)
         assert sorted(book.ok) == [number for number in range(0, 50, 2) if number not in (24, 36)]
@@ -978,7 +970,7 @@ async def test_key_that_fails_for_an_event_in_doubt_fails_after_its_filter() -> 
 async def test_replay_and_pause_of_a_stream() -> None:
     """A replay delivers what matches of its range once more, and returns when all of it is processed."""
     book = _Book(_brief)
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         host = await _stream(fleet, _Keyed(book, concurrency=2))
         await asyncio.sleep(0.05)
         host.pause("part")
@@ -997,7 +989,7 @@ async def test_replay_and_pause_of_a_stream() -> None:
 async def test_seek_of_a_stream_drops_what_has_not_begun() -> None:
     """From the new position comes what matches, and the checkpoint follows."""
     book = _Book(_fails_on(14))
-    async with _fleet(100) as fleet:
+    async with stocked(100) as fleet:
         retry = RetryOptions(max_retries=5, base_delay=100, max_delay=100)
         host = await _stream(fleet, _Keyed(book), handler_retry=retry)
         await asyncio.sleep(5)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
+from tests.unit.producer.awaiting import error_of, idle
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
 AWAY = LinkDetachedError("away")
@@ -94,17 +95,6 @@ async def scene() -> AsyncIterator[Scene]:
     await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, "a producer left a task behind"
-
-
-async def idle() -> None:
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-async def error_of(use: Awaitable[object]) -> BaseException:
-    found = (await asyncio.gather(use, return_exceptions=True))[0]
-    assert isinstance(found, BaseException), "no error was raised"
-    return found
 
 
 async def send(producer: HubProducer, *bodies: str) -> None:

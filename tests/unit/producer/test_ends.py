@@ -34,6 +34,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport
+from tests.unit.producer.awaiting import idle
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
 PUBLISHER, SENDER = "eventpump publisher of partition 0", "send to partition 0"
@@ -142,12 +143,6 @@ async def scene() -> AsyncIterator[Scene]:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def idle() -> None:
-    """Let everything run that can without time passing."""
-    for _ in range(50):
-        await asyncio.sleep(0)
 
 
 async def outcome(use: Any) -> Any:

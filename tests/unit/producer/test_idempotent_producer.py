@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
+from tests.unit.producer.awaiting import error_of, idle
 
 AFTER, BEFORE = SendFault.LOST_AFTER_STORE, SendFault.LOST_BEFORE_STORE
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
@@ -80,18 +81,6 @@ async def scene() -> AsyncIterator[Scene]:
     await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, "a producer left a task behind"
-
-
-async def idle() -> None:
-    """Let everything run that can without time passing."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-async def error_of(use: Awaitable[object]) -> BaseException:
-    found = (await asyncio.gather(use, return_exceptions=True))[0]
-    assert isinstance(found, BaseException), "no error was raised"
-    return found
 
 
 def events(*bodies: str) -> list[EventData]:

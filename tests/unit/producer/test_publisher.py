@@ -33,6 +33,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 from tests.support.seeds import seeds
+from tests.unit.producer.awaiting import error_of, idle
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
 BEFORE, AFTER, LATE = SendFault.LOST_BEFORE_STORE, SendFault.LOST_AFTER_STORE, SendFault.STORED_LATE
@@ -104,18 +105,6 @@ async def scene() -> AsyncIterator[Scene]:
     await asyncio.sleep(0)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     assert not left, "a publisher left a task behind"
-
-
-async def idle() -> None:
-    """Let everything run that can without time passing."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
-async def error_of(use: Awaitable[object]) -> BaseException:
-    found = (await asyncio.gather(use, return_exceptions=True))[0]
-    assert isinstance(found, BaseException), "no error was raised"
-    return found
 
 
 # ------------------------------------------------------------------------------------------------- publishing
