@@ -45,10 +45,16 @@ def documented(made: object) -> dict[str, str]:
     return found
 
 
+def _without_defaults(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return items of `Args` without their last sentence, where it states the default."""
+    return {name: re.sub(r" Default: .+\.$", "", text) for name, text in texts.items()}
+
+
+_FIELDS: Final = _without_defaults(documented(ConnectionSettings))
 _CONNECTION: Final = {
-    **documented(ConnectionSettings),
-    **documented(connection_settings),
-    "transport": f"{documented(ConnectionSettings)['transport']} Or a transport object: the client then uses its "
+    **_FIELDS,
+    **_without_defaults(documented(connection_settings)),
+    "transport": f"{_FIELDS['transport']} Or a transport object: the client then uses its "
     "connection, and no other option of the connection but `retry` may be given.",
     "owns_transport": "Whether a transport object is closed with the client. False to share it between clients.",
 }

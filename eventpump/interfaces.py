@@ -455,9 +455,9 @@ class ScopeRecord:
         partition_count: How many partitions the hub had when the record was written. Partitions with this number or a
             higher one were added later, and begin at their start.
         starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
-            under "" for all others.
+            under "" for all others. Default: `{}`.
         reset_for: When a newer hub of the same name was created, if the checkpoints are being reset for it; else None.
-        reset_partitions: The partitions whose reset for that newer hub is stored.
+        reset_partitions: The partitions whose reset for that newer hub is stored. Default: `frozenset()`.
     """
 
     hub_created_at: datetime
@@ -492,9 +492,9 @@ class SubscriptionRecord:
         partition_count: How many partitions the hub had then. A partition whose number is not below it was added later,
             and begins at its beginning.
         starts: Where partitions without a checkpoint begin, as text (see `eventpump.core.starts`): by partition id, and
-            under "" for those not named.
+            under "" for those not named. Default: `{}`.
         is_active: False where it was ended with its checkpoints kept: no host delivers to it until it is made active
-            again.
+            again. Default: True.
     """
 
     name: str

@@ -138,8 +138,8 @@ class EventHubsApp:
         connection_string: The connection string of the namespace; None to give `fully_qualified_namespace` and
             `credential`.
         lease_store: The store of leases and checkpoints, or a function that returns one, called for each host. A store
-            itself is enough if there is one host. May be given to `subscriber` instead.
-        hooks: Functions that are called with every report of every host.
+            itself is enough if there is one host. None if it is given to `subscriber` instead.
+        hooks: Functions that are called with every report of every host. Default: `()`.
         middleware: A coroutine function `middleware(context, event, call)` that is called in place of every
             subscriber's function, and returns what `await call()` returns: for a span of a tracer, a measurement, or
             fields of the log. `call` decodes the payload, too; what it raises is to be raised. If it is not called, the
@@ -341,7 +341,8 @@ class EventHubsApp:
         If a host fails, the others are closed in order.
 
         Args:
-            handle_signals: Stop on SIGTERM and SIGINT. A second signal has the effect that it has without it.
+            handle_signals: Whether to stop on SIGTERM and SIGINT. A second signal has the effect that it has without
+                it. Default: False.
 
         Raises:
             ConfigurationError: There is no subscriber, it runs already, or an option cannot work.

@@ -81,6 +81,9 @@ class ClientOptions(ConnectionOptions, total=False):
 def make_transport(settings: ConnectionSettings) -> Transport:
     """Return a transport of the kind that the settings name. It connects on first use.
 
+    Args:
+        settings: How to connect, and through which AMQP implementation, as `connection_settings` returns it.
+
     Raises:
         ConfigurationError: The kind is not installed, or not available for this version of Python.
     """

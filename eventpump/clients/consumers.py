@@ -252,7 +252,7 @@ class EventProcessorHost(PartitionHost):
         lease_store: The store of leases and checkpoints, such as `SqliteLeaseStore` or `BlobLeaseStore`; one object per
             host, which opens and closes it.
         hooks: Functions that are called on the event loop with every report of the host, a `HostReport`. They must not
-            block.
+            block. Default: `()`.
         source: Where events come from instead of from a hub, such as a `GeneratorSource`; then no connection string,
             hub or option of a connection is given. The host does not close it. None for a hub.
         rng: Draws delays and the order of partitions; None for an unseeded generator. For tests.

@@ -250,6 +250,7 @@ class BufferedProducer(HubBufferedProducer):
             partition's buffer is full. None for `HashRouter`: keys as the service assigns them, and events without a
             key to each partition in turn.
         on_success: Called with the events of each stored message, in order, and the partition id. Must not block.
+            Default: None.
         on_error: Called with the events that failed, the partition id and the error. Must not block. If it is None,
             failures that no receipt waits for are logged.
         idempotent (bool): Whether each event is published exactly once. Without a `state_store` this holds for the life

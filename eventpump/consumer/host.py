@@ -160,7 +160,8 @@ class PartitionHost:
         second cancellation it closes at once. No task is left, except for user code that ignores cancellation.
 
         Args:
-            handle_signals: Close on SIGTERM and SIGINT. A second signal has the effect that it has without the host.
+            handle_signals: Whether to close on SIGTERM and SIGINT. A second signal has the effect that it has without
+                the host. Default: False.
             until: Close when this is done, such as `done.wait()` with an `asyncio.Event` that the processor sets after
                 the last event that is wanted, or `asyncio.sleep(60)`. It is cancelled if the host is closed before.
                 None for no such end. Default: None.

@@ -176,7 +176,7 @@ class PartitionReader:
         Canceling it is safe: no event is lost.
 
         Args:
-            max_events: The most events to return.
+            max_events: The most events to return. Default: 300.
             max_wait_time: Seconds to wait for the first event; None for no limit.
 
         Returns:

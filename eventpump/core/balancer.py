@@ -28,14 +28,14 @@ class LeasePlan:
     """The leases that a host takes and releases in one cycle. Calls may overlap; only `spare` follows on lost races.
 
     Args:
-        acquire: Partitions without a live owner, in the order to try them.
-        steal: Leases to take from a live owner, as listed, in the order to try them.
+        acquire: Partitions without a live owner, in the order to try them. Default: `()`.
+        steal: Leases to take from a live owner, as listed, in the order to try them. Default: `()`.
         spare: Leases to steal one after another, until one is won, if the host holds nothing and won nothing of
-            `acquire` and `steal`: a host that owns nothing is invisible to the others.
+            `acquire` and `steal`: a host that owns nothing is invisible to the others. Default: `()`.
         release: Partitions of this host to give up. Their processors finish the batch they have, the last checkpoint is
-            written, and then the lease is released.
+            written, and then the lease is released. Default: `()`.
         again: Whether to plan again soon after the calls of `acquire`, `steal` and `spare` have ended, and not only
-            after the interval.
+            after the interval. Default: False.
     """
 
     acquire: tuple[str, ...] = ()

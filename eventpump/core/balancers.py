@@ -190,11 +190,11 @@ class StaticAssignment:
     host is not read.
 
     Args:
-        partition_ids: The partitions of this host, such as `["0", "3"]`; or give `ordinal` and `of`.
+        partition_ids: The partitions of this host, such as `["0", "3"]`; or give `ordinal` and `of`. Default: None.
         ordinal: The number of this host among the `of` that there are, from 0; it has the partitions whose number
             leaves this remainder when it is divided by `of`. In a Kubernetes StatefulSet the number at the end of the
-            pod's name.
-        of: How many hosts there are.
+            pod's name. Default: None.
+        of: How many hosts there are. Default: None.
 
     Raises:
         ConfigurationError: Neither a list nor both numbers are given, or all of them; `ordinal` is not from 0 to

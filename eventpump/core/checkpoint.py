@@ -30,9 +30,9 @@ class CheckpointPolicy:
     were skipped or parked.
 
     Args:
-        every_events: After this many events.
-        every_seconds: This many seconds after an event that is not in a checkpoint yet.
-        on_close: Before the partition is released.
+        every_events: After this many events; None for no such limit.
+        every_seconds: This many seconds after an event that is not in a checkpoint yet; None for no such limit.
+        on_close: Whether also before the partition is released. Default: True.
     """
 
     every_events: int | None = None

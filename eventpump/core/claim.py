@@ -108,11 +108,11 @@ class PublisherState:
         owner_level: Its epoch; of two publishers with the same id, the one with the higher level fences out the other.
         start: The published number up to which `published` counts.
         published: How many events the application had published under its name up to `start`, including former ids and
-            levels.
-        has_published: Whether the service has accepted an event under this id and level.
-        is_clean: Whether the process of this level has closed with all outcomes known.
-        is_stamped: Whether every event of this level was sent with a stamp.
-        claim: Random text of the start that claimed this level, by which it recognizes its own writes.
+            levels. Default: 0.
+        has_published: Whether the service has accepted an event under this id and level. Default: False.
+        is_clean: Whether the process of this level has closed with all outcomes known. Default: False.
+        is_stamped: Whether every event of this level was sent with a stamp. Default: False.
+        claim: Random text of the start that claimed this level, by which it recognizes its own writes. Default: "".
         intent: The level that a later start is claiming; None if there is none.
     """
 

@@ -26,19 +26,20 @@ class FleetView:
         host: The name of the planning host in the leases.
         leases: Every lease of the consumer group, as just listed, in the order of partition ids.
         partition_ids: The partitions of the hub that this host knows; a lease may be missing for one just added.
+            Default: `frozenset()`.
         held: The partitions whose leases this host holds, by its own state; even if the listing shows no owner or
-            another.
-        taking: The partitions that this host is taking now. They count as its own.
+            another. Default: `frozenset()`.
+        taking: The partitions that this host is taking now. They count as its own. Default: `frozenset()`.
         avoid: The partitions that this host must not take now: one of its processors has not returned yet, or failed a
-            moment ago. Planning to take one has no effect.
+            moment ago. Planning to take one has no effect. Default: `frozenset()`.
         ages: For each partition, the seconds since its lease was first listed as it is now: with this owner and epoch,
-            held or not.
+            held or not. Default: `{}`.
         hosts: The hosts with a live lease, each with the seconds since it was first listed with one; infinite for those
-            of the first listing.
+            of the first listing. Default: `{}`.
         departed: The hosts that had a live lease within the last hour and have none now, each with the seconds since it
-            was last listed with one.
-        age: The seconds since this host's first listing.
-        rng: Randomness, for hosts that see the same and should choose differently.
+            was last listed with one. Default: `{}`.
+        age: The seconds since this host's first listing. Default: inf.
+        rng: Randomness, for hosts that see the same and should choose differently. Default: an unseeded generator.
     """
 
     host: str

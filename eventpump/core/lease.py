@@ -12,7 +12,8 @@ class LeaseSnapshot:
     Args:
         owner: The host named by the lease; None if it was released or never taken.
         is_held: Whether the lease was valid at the listing. An expired one keeps its last owner's name.
-        token: Identifies this lease to the store, in addition to the owner, so that only it is stolen; opaque.
+        token: Identifies this lease to the store, in addition to the owner, so that only it is stolen; opaque. None for
+            a store that needs none.
         epoch: The epoch of the last acquisition, 0 before the first; None if the store's listing does not contain it.
     """
 

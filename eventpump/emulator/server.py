@@ -47,28 +47,29 @@ class Emulator:
         hubs: The hubs to serve: a dictionary of names and partition counts; or a text such as "telemetry:4", or
             "telemetry:4:dashboard,archive" with consumer groups besides $Default; or several of these texts, or
             `HubSpec`s. A name alone is a hub of 4 partitions. The hubs stored in `data` are served too.
-        host: The address to listen on.
-        port: The port; 0 selects a free one.
+        host: The address to listen on. Default: "127.0.0.1".
+        port: The port; 0 selects a free one. Default: 0.
         ws_port: An additional port for AMQP over WebSockets; 0 selects a free one, None disables it.
-        key_name: The name of the access rule with all rights.
-        key: Its key, against which signatures are verified.
-        rules: Additional access rules.
-        token_verifier: Accepts JWTs; without one they are refused.
+        key_name: The name of the access rule with all rights. Default: "RootManageSharedAccessKey".
+        key: Its key, against which signatures are verified. Default: "SAS_KEY_VALUE".
+        rules: Additional access rules. Default: `()`.
+        token_verifier: Accepts JWTs; None to refuse them.
         data: A directory that stores the hubs across restarts; None keeps them in memory.
-        fsync: Also survive power loss, not only a killed process.
+        fsync: Whether to survive power loss too, not only a killed process. Default: False.
         tls: The TLS context of the server; None for plain TCP, like the official emulator.
         retention: How much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions, for
             an hour, or with `data` seven days. Durable hubs are held in memory too.
-        max_message_size: The largest event or batch that is accepted, in bytes.
-        deadlines: The time limits of idle connections and links.
-        now: Returns the time in seconds since the Unix epoch, for enqueued times and tokens.
+        max_message_size: The largest event or batch that is accepted, in bytes. Default: 1,048,576.
+        deadlines: The time limits of idle connections and links; None for those of the service, which are 20 s to 10
+            min.
+        now: Returns the time in seconds since the Unix epoch, for enqueued times and tokens. Default: `time.time`.
         nothing_published: The last sequence number that an idempotent producer gets before its first event. Both values
-            have been observed; clients should accept either.
+            have been observed; clients should accept either. Default: 0.
         refuse_long_keys: Refuse partition keys of more than 128 characters, like our clients and the JavaScript client;
             the real service's behavior is unknown. By default a key may be as long as a message allows.
         names: Additional host names that clients use, such as a namespace's or a container's. Signatures must be for
             one of them, for `host`, or for localhost, 127.0.0.1 or ::1. If it listens on all interfaces and no name is
-            given, a signature may be for any host, as long as the token is put for the same.
+            given, a signature may be for any host, as long as the token is put for the same. Default: `()`.
         capture: Write the events also as the files of Event Hubs Capture: the directory, or `CaptureSettings`, which
             also have the windows. Requires the extra `capture`. None to write none.
         producer_retention: How long a partition keeps the states of unused idempotent producers; by default a day, and
@@ -347,7 +348,7 @@ class Emulator:
 
         Args:
             accept_unknown_producers: Whether an unknown producer is accepted as new, with its own id and epoch and
-                nothing published, instead of being refused; the real service's behavior is undocumented.
+                nothing published, instead of being refused; the real service's behavior is undocumented. Default: False.
 
         Raises:
             ConfigurationError: The hub does not exist, or is stored on disk.

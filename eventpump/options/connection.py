@@ -126,25 +126,30 @@ class ConnectionSettings(SettingsModel):
         host: The host name or address to connect to: the namespace, or a custom endpoint.
         port: The port to connect to.
         use_tls: Whether to connect over TLS. False only if the connection string has `UseDevelopmentEmulator=true`.
+            Default: True.
         transport_type: What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the endpoint has one).
-        proxy: The HTTP proxy to connect through; None to connect directly.
-        ca_file: A file of CA certificates (PEM) to trust instead of the system's; None for the system's.
+            Default: "tcp".
+        proxy: The HTTP proxy to connect through; None to connect directly. Default: None.
+        ca_file: A file of CA certificates (PEM) to trust instead of the system's; None for the system's. Default: None.
         client_cert_file: A file with the certificate chain (PEM) to present to the service, and its key unless
-            `client_key_file` is given; None for no client certificate.
+            `client_key_file` is given; None for no client certificate. Default: None.
         client_key_file: A file with the key (PEM) of the client certificate; None if `client_cert_file` holds it.
-        client_key_password: The password of the client certificate's key; None if it is not encrypted.
+            Default: None.
+        client_key_password: The password of the client certificate's key; None if it is not encrypted. Default: None.
         hub: The event hub's name.
         credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
             `SharedKey` or a `SharedSignature`.
-        auth_timeout: Seconds to wait until the service has accepted a token.
+        auth_timeout: Seconds to wait until the service has accepted a token. Default: 60.0.
         sas_lifetime: Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after three
-            quarters of that.
-        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or a send.
+            quarters of that. Default: 3,600.0.
+        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or a send. Default:
+            60.0.
         idle_timeout: Seconds without data after which the connection is considered dead. Half of it, but at least 1, is
-            advertised to the service, which may refuse values below 1.
-        retry: The number of retries and the delays, in seconds, of sends and requests.
+            advertised to the service, which may refuse values below 1. Default: 60.0.
+        retry: The number of retries and the delays, in seconds, of sends and requests. Default:
+            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
         transport: The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
-            `docs/transports.md`.
+            `docs/transports.md`. Default: "native".
     """
 
     fully_qualified_namespace: HostName
@@ -223,19 +228,19 @@ def connection_settings(
 
     Args:
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
-            `fully_qualified_namespace` and `credential` instead.
+            `fully_qualified_namespace` and `credential` instead. Default: None.
         hub: The event hub's name; None if the connection string has an `EntityPath`. If both are given, they must be
-            equal.
+            equal. Default: None.
         fully_qualified_namespace: The namespace's host name, such as "example.servicebus.windows.net"; None with a
-            connection string.
+            connection string. Default: None.
         credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
-            `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a signature.
+            `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a signature. Default: None.
         custom_endpoint_address: The host to connect to instead of the namespace, as `host[:port]` or a URL; None for
-            the namespace.
+            the namespace. Default: None.
         proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]` with user name and
-            password percent-encoded; None to connect directly.
+            password percent-encoded; None to connect directly. Default: None.
         trust_env: Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not given
-            and `NO_PROXY` does not exempt the host.
+            and `NO_PROXY` does not exempt the host. Default: False.
 
     Raises:
         ConfigurationError: A value cannot work. It names the field and holds no secret.

@@ -39,13 +39,17 @@ if core is not None:
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 
+    Args:
+        encode: Called with each event that is added, and returns the event to pack in its place; None to pack events as
+            they are.
+
     Attributes:
         max_size_in_bytes: Bytes.
         partition_id: The partition it is for, given or chosen by the producer's router; None for another target.
         partition_key: The key its events share, None for none.
-        is_idempotent: Whether its size counts the room for numbers.
+        is_idempotent: Whether its size counts the room for numbers. Default: False.
         is_list: Whether it was made of a list given to `send`, whose events are given their numbers.
-        is_stamped: Whether its events are sent with stamps, and its size counts them.
+        is_stamped: Whether its events are sent with stamps, and its size counts them. Default: False.
         events: The events of an idempotent one; no other keeps them.
         state: See :class:`BatchState`.
         was_in_doubt: Whether a `send` of it has ended with its outcome unknown.

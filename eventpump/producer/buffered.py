@@ -209,9 +209,9 @@ class HubBufferedProducer:
                 each was given to a call of its own: each has a receipt, and events of other calls may come between
                 them. If one of them cannot be encoded, none is accepted. All of them are encoded first, so do not give
                 more at once than fit into memory twice.
-            partition_id: Send to this partition.
-            partition_key: Send where events of this key go. Readers see the key. At most 128 characters, the JavaScript
-                client's limit; what the service does with a longer one is not known.
+            partition_id: Send to this partition; None for one that the router chooses.
+            partition_key: Send where events of this key go; None for no key. Readers see the key. At most 128
+                characters, the JavaScript client's limit; what the service does with a longer one is not known.
 
         Returns:
             A receipt, which need not be awaited; for several events a list of receipts, in their order.
@@ -475,7 +475,7 @@ class HubBufferedProducer:
         error of closing is logged.
 
         Args:
-            flush: Whether to send what is not on its way yet; without, it fails.
+            flush: Whether to send what is not on its way yet; without, it fails. Default: True.
             deadline: Seconds for what is on its way to end. None: as long as the retries take, and 20 to close the
                 producer then; but where a send has waited for one answer of the state store for 20, it is closed at
                 once. Where the time does not suffice, a second more each to end what sends, and to close the connection

@@ -219,9 +219,10 @@ class HubProducer:
         """Make an empty batch, bound to its target, of what the service takes in one message.
 
         Args:
-            partition_key: Of at most 128 characters, as the JavaScript client has it. What the service does with a
-                longer one is not known.
-            max_size_in_bytes: A lower limit, in bytes.
+            partition_id: For this partition. None for one that the router chooses, or, without a router, the service.
+            partition_key: Of at most 128 characters, as the JavaScript client has it; None for no key. What the service
+                does with a longer one is not known.
+            max_size_in_bytes: A lower limit, in bytes; None for that of the service.
 
         Raises:
             ConfigurationError: A target that an idempotent producer does not send to, or a key that is too long.
@@ -274,10 +275,12 @@ class HubProducer:
 
         Args:
             events: An event, several, or a batch, which knows its target by itself.
-            partition_id: Send to this partition. Without one, and without a router, the service chooses.
-            partition_key: Send where events of this key go. At most 128 characters, the JavaScript client's limit; what
-                the service does with a longer one is not known.
-            split: Send as many messages as it takes, one after another; the first failure leaves the rest unsent.
+            partition_id: Send to this partition. None for one that the router chooses, or, without a router, the
+                service.
+            partition_key: Send where events of this key go; None for no key. At most 128 characters, the JavaScript
+                client's limit; what the service does with a longer one is not known.
+            split: Whether to send as many messages as it takes, one after another; the first failure leaves the rest
+                unsent. Default: False.
 
         Raises:
             ConfigurationError: A target that it does not send to, or a key that is too long; nothing is sent.

@@ -27,12 +27,12 @@ class ProducerStats:
     Every message that was begun and whose outcome is known is counted once, as `sent` or as `failed`.
 
     Args:
-        sent: What the service has confirmed to be stored.
+        sent: What the service has confirmed to be stored. Default: `SendCount()`.
         failed: What was not confirmed: refused, given up after the last retry, cancelled while it was sent, or dropped
             when the producer closed. Of a plain producer it may be stored all the same. What an idempotent producer has
-            in doubt is in neither until its outcome is known.
+            in doubt is in neither until its outcome is known. Default: `SendCount()`.
         retried: What was sent again, or was about to be: once for each retry. Of an idempotent producer also each
-            attempt to find out on a new link whether a batch in doubt is stored.
+            attempt to find out on a new link whether a batch in doubt is stored. Default: `SendCount()`.
     """
 
     sent: SendCount = field(default_factory=SendCount)

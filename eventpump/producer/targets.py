@@ -48,11 +48,12 @@ class PartitionPublishingOptions:
     """How to publish to a partition, as far as it is not left to the service. None leaves it.
 
     Args:
-        producer_group_id: 0 to 2**63 - 1; must be one the service gave out.
+        producer_group_id: 0 to 2**63 - 1; must be one the service gave out. Default: None.
         owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
             lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer
-            that was given none.
+            that was given none. Default: None.
         starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
+            Default: None.
 
     Raises:
         ConfigurationError: A value outside its range.
@@ -83,7 +84,8 @@ class PartitionPublishingProperties:
 
     Args:
         last_published_sequence_number: -1 or 0 where nothing is published.
-        events_published: With a state store: how many events the application has published under this name.
+        events_published: With a state store: how many events the application has published under this name; None
+            without one.
     """
 
     partition_id: str

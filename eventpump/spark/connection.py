@@ -103,17 +103,20 @@ class SparkConnection(SettingsModel):
 
     Args:
         hub: The hub's name; by default the `EntityPath` of the connection string.
-        connection_string: As shown in the Azure portal.
-        fully_qualified_namespace: The namespace's host name, instead of a connection string.
+        connection_string: As shown in the Azure portal; None to give the namespace and `credential`.
+        fully_qualified_namespace: The namespace's host name, instead of a connection string. Default: None.
         credential: Together with the namespace: "module:callable", called without arguments in every process that
-            connects; it returns a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio.
-        custom_endpoint_address: Where to connect instead of the namespace.
+            connects; it returns a `SharedKey`, a `SharedSignature`, or a credential of azure.identity.aio. Default:
+            None.
+        custom_endpoint_address: Where to connect; None for the namespace.
         transport_type: "tcp", or "websocket"; this and what is not listed here is as in
-            :class:`eventpump.options.connection.ConnectionSettings`.
-        proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]`.
+            :class:`eventpump.options.connection.ConnectionSettings`. Default: "tcp".
+        proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]`. Default: None.
         trust_env: Whether to use the proxy that `HTTPS_PROXY` names where a process connects, if `proxy` is not given.
+            Default: False.
         ca_file: A file of CA certificates (PEM); this and the client's files at the same path on every machine.
-        auth_timeout: Seconds.
+            Default: None.
+        auth_timeout: Seconds to wait until the service has accepted a token. Default: 60.0.
         retry: The delays between attempts of requests and sends, and before a task opens a failed link again; and how
             many attempts there are within the `retry_timeout` of source or sink. What is not given of it is: no limit
             of attempts, delays from 0.2 to 5 s. In a Spark option a JSON object such as

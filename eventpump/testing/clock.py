@@ -96,6 +96,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
         Args:
             timeout: Not used. `asyncio.Runner` passes 300 s since Python 3.12, which would be over at once here.
+                Default: None.
         """
         self._working += 1
         try:
@@ -112,7 +113,7 @@ class VirtualClock:
 
     Args:
         loop: The loop; None for the one that runs when the clock is read.
-        epoch: The value of `time` when the loop's time is 0, in seconds since the Unix epoch.
+        epoch: The value of `time` when the loop's time is 0, in seconds since the Unix epoch. Default: 1,700,000,000.0.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None, *, epoch: float = 1_700_000_000.0) -> None:

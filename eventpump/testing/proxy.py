@@ -44,9 +44,9 @@ class FaultProxy:
     `refuse` apply to current and later connections, until `restore`.
 
     Args:
-        port: Of the service.
-        host: Of the service.
-        listen_port: The port to listen on, at 127.0.0.1; 0 selects a free one.
+        port: The service's port.
+        host: The service's host name or address. Default: "127.0.0.1".
+        listen_port: The port to listen on, at 127.0.0.1; 0 selects a free one. Default: 0.
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1", listen_port: int = 0) -> None:

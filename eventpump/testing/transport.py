@@ -109,9 +109,12 @@ class FakeHub:
     """A hub in memory.
 
     Args:
-        partitions: The initial number of partitions.
-        latency: Seconds of delay in each direction.
-        max_message_size: The largest message of a link, in bytes.
+        name: The hub's name. Default: "telemetry".
+        partitions: The initial number of partitions. Default: 4.
+        consumer_groups: The consumer groups that it has. Default: `("$Default",)`.
+        fully_qualified_namespace: The host name of its namespace. Default: "fake.servicebus.windows.net".
+        latency: Seconds of delay in each direction. Default: 0.0.
+        max_message_size: The largest message of a link, in bytes. Default: 1,048,576.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class FakeHub:
         """Store events, and return their sequence numbers.
 
         Args:
-            count: Store this many events instead, with their sequence numbers as bodies.
+            count: Store this many events instead, with their sequence numbers as bodies; None for `bodies`.
         """
         partition = self._partitions[partition_id]
         if count is not None:
@@ -215,9 +218,11 @@ class FakeHub:
         """Stall the links of a partition, or all: they stay open and silent.
 
         Args:
-            answers_echo: Whether they still answer a probe.
-            until: The extent: all links until `resume` is called; only the current links, so that a reopened one is not
-                stalled; or the current connections. `resume` ends each.
+            partition_id: The partition; None for all.
+            answers_echo: Whether they still answer a probe. Default: False.
+            until: The extent: all links until `resume` is called ("resumed"); only the current links, so that a
+                reopened one is not stalled ("reopened"); or the current connections ("reconnected"). `resume` ends
+                each. Default: "resumed".
         """
         stall = _Stall(answers_echo)
         for partition in self._chosen(partition_id):
@@ -247,8 +252,9 @@ class FakeHub:
 
         Args:
             operation: "receive" or "send" for attaching, "transfer", "hub" or "partition" for reading properties.
+                Default: "receive".
             partition_id: None for any.
-            times: How often; infinity for as long as `accept` is not called.
+            times: How often; infinity for as long as `accept` is not called. Default: 1.
         """
         self._refusals.append(_Refusal(operation, error, partition_id, times))
 
@@ -262,8 +268,9 @@ class FakeHub:
         """End the link at the next message to a partition, or to any, without an answer. Once.
 
         Args:
-            connection: Disconnect the whole client.
-            after: How many messages pass before.
+            partition_id: The partition; None for any.
+            connection: Whether to disconnect the whole client. Default: False.
+            after: How many messages pass before. Default: 0.
         """
         self._losses.append(_Loss(fault, partition_id, connection, after))
 

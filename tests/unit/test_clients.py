@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import gzip
 import inspect
 import pickle
 import pydoc
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 import eventpump
+import eventpump.spark
+from docs.api import modules_of, of_module
 from docs.options import FILES, documented, shown, written
 from eventpump import (
     BufferedProducer,
@@ -37,6 +41,8 @@ from eventpump.options.connection import ConnectionSettings, ProxySettings, conn
 from eventpump.options.consumer import FeedSettings, HostSettings, ReaderSettings, start_position
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.producer import HubProducer
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.sink.foreach_batch import SinkSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 NS = "example.servicebus.windows.net"
@@ -158,11 +164,90 @@ def test_every_field_of_a_model_is_documented(made: type[BaseModel]) -> None:
     assert documented(made).keys() == made.model_fields.keys()
 
 
-def test_the_defaults_in_the_docstring_of_retry_options_are_right() -> None:
-    """They are written by hand, because users make this model themselves."""
-    documents = documented(RetryOptions)
-    for name, field in RetryOptions.model_fields.items():
-        assert documents[name].endswith(f"Default: {shown(field.default)}."), name
+@pytest.mark.parametrize("made", [RetryOptions, ConnectionSettings])
+def test_the_defaults_in_the_docstring_of_a_model_are_right(made: type[BaseModel]) -> None:
+    """They are written by hand, because users read these models themselves."""
+    documents = documented(made)
+    for name, field in made.model_fields.items():
+        assert field.is_required() or documents[name].endswith(f"Default: {shown(field.default)}."), name
+
+
+def _items(doc: str | None) -> dict[str, str]:
+    """Return what a docstring says of each parameter, in `Args` or in `Attributes`."""
+    sections = re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", inspect.cleandoc(doc or ""), re.M | re.S)
+    items = [
+        re.split(r":\s", item, maxsplit=1) for text in sections for item in re.split(r"^ {4}(?=\S)", text, flags=re.M)
+    ]
+    return {
+        name.partition(" (")[0]: " ".join(text.split()) for name, text in (item for item in items if len(item) == 2)
+    }
+
+
+_MODELS = (ConnectionSettings, SparkConnection, SinkSettings)
+
+
+def _said_of(made: Any) -> dict[str, str]:
+    """Return what is said of the parameters of a callable: in its docstring, those of its bases if it is a class, and
+    those of the models of options to which its docstring refers."""
+    said: dict[str, str] = {}
+    for model in _MODELS:
+        if re.search(rf":class:`[\w.]*\b{model.__name__}`", made.__doc__ or ""):
+            said |= documented(model)
+    for each in reversed(made.__mro__) if isinstance(made, type) else (made,):
+        said |= _items(each.__doc__)
+    return said
+
+
+def _public_callables() -> Iterator[tuple[str, Any]]:
+    """Yield each public class and function, and those methods of classes whose docstrings have `Args`."""
+    public = [(name, getattr(eventpump, name)) for name in eventpump.__all__]
+    for module in ["eventpump.spark", *modules_of("eventpump.testing")]:
+        public += [(f"{module}.{each.name}", each.made) for each in of_module(module)]
+    public += [(each.__name__, each) for each in _MODELS]
+    for name, made in public:
+        if inspect.isfunction(made):
+            yield name, made
+        elif isinstance(made, type) and not issubclass(made, enum.Enum) and not typing.is_typeddict(made):
+            yield name, made
+            for method, each in inspect.getmembers(made, inspect.isroutine):
+                is_ours = str(getattr(each, "__module__", "")).startswith("eventpump.")
+                if is_ours and method[0] != "_" and "Args:" in (each.__doc__ or ""):
+                    yield f"{name}.{method}", each
+
+
+def _states_default(text: str, default: object) -> bool:
+    """Return whether a parameter's text states its default: after "Default: ", by what None means, in words, or by
+    reference to another docstring. A number, a truth value or a quoted text after "Default: " must be the right one."""
+    stated = re.search(r"\bDefault: (.+?)(?: \([^()]*\))?\.$", text)
+    if stated is None:
+        means_none = default is None and "None" in text
+        return means_none or re.search(r"\bby default\b|^As (for|of) `", text, re.I) is not None
+    is_plain = isinstance(default, int | float) or (isinstance(default, str) and stated[1][0] == '"')
+    if not is_plain or isinstance(default, enum.Enum):
+        return True
+    size = re.fullmatch(r"(\d+) MiB", stated[1])
+    return (f"{int(size[1]) << 20:,}" if size else stated[1]) in (shown(default), str(default))
+
+
+def test_docstrings_state_every_default() -> None:
+    """A parameter with a default states it in its line of `Args`, or is a field of the model that the docstring cites.
+
+    A class whose constructor is compiled has no signature; the other build checks it.
+    """
+    found, checked = [], 0
+    for name, made in _public_callables():
+        try:
+            parameters = inspect.signature(made).parameters.values()
+        except ValueError:
+            continue
+        said = _said_of(made)
+        for each in parameters:
+            if each.default is not each.empty and each.name[0] != "_":
+                checked += 1
+                if each.name not in said or not _states_default(said[each.name], each.default):
+                    found.append(f"{name}({each.name}={each.default!r}): {said.get(each.name, 'is not described')}")
+    assert checked > 300
+    assert found == []
 
 
 @pytest.mark.parametrize("name", eventpump.__all__)

@@ -171,21 +171,25 @@ class SinkSettings(SettingsModel):
         sink_id: The sink's name in its ledger, stable across restarts, for one query and one hub; None for the id of
             the query, which Spark Connect does not provide.
         ledger: A directory that every driver of the query can access; the URL of a blob container, with a SAS token; or
-            a store, such as `BlobLedger`.
-        idempotent: Publish every row exactly once; otherwise at least once, and without a ledger.
+            a store, such as `BlobLedger`. None only with `idempotent=False`.
+        idempotent: Whether to publish every row exactly once; otherwise at least once, and without a ledger. Default:
+            True.
         staging: A directory, as path or URI, that driver and executors can write to: each batch's rows are written
-            there, and published from there, so that a query may return other rows when a batch is repeated.
+            there, and published from there, so that a query may return other rows when a batch is repeated. None for no
+            staging.
         order_by: Columns that order the rows of a hub partition; rows that are equal in them, and all rows without it,
-            are ordered by their content.
-        stamp: Add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
+            are ordered by their content. Default: `()`.
+        stamp: Whether to add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
+            Default: False.
         on_producer_state_lost: What happens if the service has forgotten which rows of a batch it has stored: "fail",
-            "tailScan" (needs `stamp`), or "atLeastOnce".
+            "tailScan" (needs `stamp`), or "atLeastOnce". Default: "fail".
         router: How rows without a partition are routed. "hash": by key as the service does, and others by their
             content. "ring": keys by a consistent ring, as `RingRouter` does. With `idempotent=False` also
-            "round-robin", whatever the key, and "sticky", one partition per message for rows without key.
+            "round-robin", whatever the key, and "sticky", one partition per message for rows without key. Default:
+            "hash".
         encode: Compresses or encrypts bodies: a `PayloadCodec`, or several that are applied in this order; or
             "module:name", the import name of either in every process. Publishing exactly once without `staging`, they
-            must return the same bytes for the same body, which encryption with a random nonce does not.
+            must return the same bytes for the same body, which encryption with a random nonce does not. Default: `()`.
         max_tasks: The most tasks that publish a batch; None for as many as its expected size asks for, one per hub
             partition at most. A task publishes several partitions at the same time.
         small_batches: Which batches the driver publishes itself, without tasks and a shuffle, over links that it keeps.
@@ -320,6 +324,10 @@ class ForeachBatchWriter:
 
     It is created where the query is defined and called where the batches are: it can be pickled, and process-wide
     objects are created at its first call there.
+
+    Args:
+        settings: The options of the producer.
+        on_receipt: Called with the published rows of each batch, as of `foreach_batch_producer`. Default: None.
 
     Attributes:
         settings: The options of the producer.
@@ -772,13 +780,19 @@ def foreach_batch_producer(
     and Spark's checkpoint and the ledger are both kept.
 
     Args:
-        connection_string: As shown in the Azure portal; alternatively set `fully_qualified_namespace` and `credential`,
+        connection_string: As shown in the Azure portal; None to give `fully_qualified_namespace` and `credential`,
             which is "module:callable".
-        hub: The hub's name; optional if the connection string has an `EntityPath`.
-        staging: See `sink.foreach_batch.SinkSettings`; True selects a directory next to the ledger's records, if
-            `ledger` is a directory that executors can write to as well.
+        hub: The hub's name; None if the connection string has an `EntityPath`.
+        sink_id: The sink's name in its ledger, see `sink.foreach_batch.SinkSettings`; None for the id of the query.
+        ledger: A directory, the URL of a blob container, or a store; see `sink.foreach_batch.SinkSettings`. None only
+            with `idempotent=False`.
+        idempotent: Whether to publish every row exactly once; otherwise at least once, and without a ledger. Default:
+            True.
+        staging: A directory through which the rows go, see `sink.foreach_batch.SinkSettings`; True selects one next to
+            the ledger's records, if `ledger` is a directory that executors can write to as well. False for no staging.
+            Default: False.
         on_receipt: Called with the published rows of each batch, where the batches are published: in the driver, or
-            with Connect on the server. It is called again if a batch is repeated.
+            with Connect on the server. It is called again if a batch is repeated. Default: None.
         options: See `sink.foreach_batch.SinkOptions`; units and defaults are in `sink.foreach_batch.SinkSettings` and
             :class:`eventpump.spark.connection.SparkConnection`.
 

@@ -34,8 +34,9 @@ class LagListener(StreamingQueryListener):
     reports the latest offsets in the query's progress. Queries without an eventpump source are ignored.
 
     Args:
-        on_lag: Is called with each `QueryLag`, on Spark's listener thread. What it raises goes to the log.
-        level: Of the log line; the logger is `eventpump.spark`.
+        on_lag: Called with each `QueryLag`, on Spark's listener thread; what it raises goes to the log. None to log
+            only.
+        level: The level of the line in the log; the logger is `eventpump.spark`. Default: 20 (`logging.INFO`).
     """
 
     def __init__(self, on_lag: Callable[[QueryLag], None] | None = None, *, level: int = logging.INFO) -> None:

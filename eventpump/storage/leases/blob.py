@@ -88,8 +88,12 @@ class BlobLeaseStore:
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
             `ContainerClient`, which stays the caller's to close. Created where it does not exist.
-        prefix: Goes before the consumer group in blob names, with nothing between.
-        lease_duration: How long a lease lives without renewal, in whole seconds, 15 to 60.
+        connection_string: Of the storage account, with the name of a container; None with `account_url` and
+            `credential`, or a client.
+        account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
+        credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
+        prefix: Goes before the consumer group in blob names, with nothing between. Default: "".
+        lease_duration: How long a lease lives without renewal, in whole seconds, 15 to 60. Default: 30.
         call_timeout: How long one request may take, in seconds; keep it below the lease duration minus the renew
             interval. None for the smaller of 10 s and a third of the lease duration.
         clock: None for the running loop's time.

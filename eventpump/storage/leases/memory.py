@@ -67,7 +67,7 @@ class MemoryLeaseStore:
 
     Args:
         shared: The common state; None for one of its own.
-        lease_duration: How long a lease lives without renewal, in seconds.
+        lease_duration: How long a lease lives without renewal, in seconds. Default: 30.0.
         clock: None for the running loop's time.
     """
 

@@ -115,7 +115,7 @@ class SqliteLeaseStore:
 
     Args:
         path: The file; created where it does not exist, in a directory that does.
-        lease_duration: How long a lease lives without renewal, in seconds.
+        lease_duration: How long a lease lives without renewal, in seconds. Default: 30.0.
         busy_timeout: How long to wait for another process's transaction, in seconds; None for the smaller of 5 s and a
             third of the lease duration.
         clock: None for the running loop's time and the machine's. With another that is not a `MachineClock`, expiry is

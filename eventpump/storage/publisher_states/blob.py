@@ -27,8 +27,12 @@ class BlobPublisherStateStore:
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
             `ContainerClient`, which stays the caller's to close. Created where it does not exist.
-        prefix: Goes before the name in blob names, with nothing between.
-        call_timeout: How long one request may take, in seconds.
+        connection_string: Of the storage account, with the name of a container; None with `account_url` and
+            `credential`, or a client.
+        account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
+        credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
+        prefix: Goes before the name in blob names, with nothing between. Default: "publishers/".
+        call_timeout: How long one request may take, in seconds. Default: 10.0.
 
     Raises:
         ConfigurationError: The values cannot work.

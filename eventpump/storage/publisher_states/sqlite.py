@@ -45,7 +45,7 @@ class SqlitePublisherStateStore:
 
     Args:
         path: The file; created where it does not exist, in a directory that does. It may be a file of leases.
-        busy_timeout: How long to wait for another process's transaction, in seconds.
+        busy_timeout: How long to wait for another process's transaction, in seconds. Default: 5.0.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 5.0) -> None:
