@@ -109,12 +109,8 @@ _COVERED_BY = {
         "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py "
         "contract/test_sources.py"
     ),
-    "options/base.py": "unit/test_settings.py",
-    "options/connection.py": "unit/test_settings.py",
-    "options/connection_string.py": "unit/test_settings.py",
-    "options/consumer.py": "unit/test_settings.py",
-    "options/credentials.py": "unit/test_settings.py",
-    "options/producer.py": "unit/test_settings.py",
+    "options/consumer.py": "unit/options/test_positions.py unit/options/test_retry.py unit/consumer/test_host.py",
+    "options/producer.py": "unit/producer/test_buffered.py unit/test_clients.py",
     "producer/intake.py": "unit/producer/test_buffered.py unit/test_core.py",
     "producer/targets.py": "unit/producer/test_producer.py unit/producer/test_overlapping.py",
     "producer/marks.py": "unit/producer/test_claiming.py",
