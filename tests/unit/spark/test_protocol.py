@@ -1,28 +1,21 @@
-"""The ledger of the idempotent sink: its records, each decision by itself, and worlds where anything happens."""
+"""What a driver decides about a batch: each decision by itself, and worlds where anything happens."""
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from eventpump.core.sequencer import AttachRequest
 from eventpump.errors import (
     ConfigurationError,
     EventPumpError,
     InvalidClientStateError,
-    ProducerDisconnectedError,
     ProducerStateLostError,
-    ServiceTimeoutError,
     StoreError,
 )
-from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
-from eventpump.spark.sink.attempt import PartitionWork, WorkStep
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
 from eventpump.spark.sink.protocol import (
     KEPT_BATCHES,
     KEPT_CLAIMS,
@@ -55,35 +48,27 @@ from eventpump.spark.sink.records import (
     Done,
     LossReason,
     PackingLimits,
-    PartitionDone,
-    PartitionOutcome,
     PartitionPlan,
     PartitionReceipt,
     Plan,
     Record,
     RowForm,
-    RunClaim,
     Sink,
     StateLost,
-    TakenProducer,
     TakeOver,
-    batch_of,
     claim_name,
     claim_of,
-    decode_outcome,
     decode_record,
-    directory_name,
     done_name,
-    encode_outcome,
     encode_record,
     plan_name,
 )
-from tests.unit.spark.sinking import walk
+from tests.unit.spark.plans import changed, entry, plan
+from tests.unit.spark.sinking import SINK, walk
 
 T = TypeVar("T")
 
 FAIL, SCAN, ANYHOW = OnProducerStateLost
-SINK = Sink(sink_id="sink", namespace="example.servicebus.windows.net", hub="hub")
 
 
 # ------------------------------------------------------------------------------------------------- worlds
@@ -116,166 +101,6 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
     assert seen["runs"] > 3 * len(seeds)
     assert seen["attempts"] > 8 * len(seeds)
     assert all(count > len(seeds) / 20 for count in seen.values()), seen
-
-
-# ------------------------------------------------------------------------------------------------- records
-
-numbers = st.integers(0, NUMBERS - 1)
-counts = st.integers(0, 2**40)
-texts = st.text(min_size=1, max_size=8)
-sinks = st.builds(Sink, sink_id=texts, namespace=texts, hub=texts)
-common: dict[str, Any] = {
-    "sink": sinks,
-    "query_id": st.none() | texts,
-    "run_id": texts,
-    "batch_id": counts,
-}
-producers: dict[str, Any] = {
-    "partition_id": texts,
-    "producer_id": st.integers(0, MAX_PRODUCER_ID),
-    "owner_level": st.integers(0, MAX_OWNER_LEVEL),
-}
-tails = st.integers(-1, 2**60)
-receipts = st.builds(
-    PartitionReceipt,
-    **producers,
-    count=counts,
-    offset=counts,
-    first_number=st.none() | numbers,
-    next_number=numbers,
-    digest=texts,
-    found=counts,
-)
-losses = st.builds(StateLost, partition_id=texts, reason=st.sampled_from(LossReason), stored=counts)
-records = st.one_of(
-    st.builds(
-        Plan,
-        **common,
-        partitions=st.lists(
-            st.builds(
-                PartitionPlan,
-                **producers,
-                next_number=numbers,
-                nothing=st.integers(-1, 0),
-                is_fresh=st.booleans(),
-                tail=tails,
-                offset=counts,
-                missing=counts,
-            ),
-            max_size=3,
-        ).map(tuple),
-        limits=st.builds(PackingLimits, max_events=st.integers(1, 10**6), max_bytes=st.integers(1024, 2**40)),
-        is_stamped=st.booleans(),
-        revision=counts,
-    ),
-    st.builds(
-        Done,
-        **common,
-        partitions=st.lists(
-            st.builds(
-                PartitionDone,
-                **producers,
-                next_number=numbers,
-                nothing=st.integers(-1, 0),
-                is_fresh=st.booleans(),
-                tail=tails,
-                count=counts,
-                first_number=st.none() | numbers,
-                digest=st.none() | texts,
-            ),
-            max_size=3,
-        ).map(tuple),
-        receipts=st.lists(receipts, max_size=3).map(tuple),
-    ),
-    st.builds(
-        TakeOver,
-        **common,
-        producers=st.lists(st.builds(TakenProducer, **producers), max_size=3).map(tuple),
-        is_counted=st.booleans(),
-    ),
-    st.builds(RunClaim, sink=sinks, query_id=st.none() | texts, run_id=texts),
-)
-
-
-@given(records)
-def test_record_is_read_as_it_was_written(record: Record) -> None:
-    """Every record comes back equal, and equal records are equal bytes; none is taken for another kind."""
-    raw = encode_record(record)
-    assert decode_record(raw, type(record)) == record
-    assert encode_record(decode_record(raw, Plan, Done, TakeOver, RunClaim)) == raw
-    others = [kind for kind in (Plan, Done, TakeOver, RunClaim) if kind is not type(record)]
-    with pytest.raises(ValueError, match="it is no"):
-        decode_record(raw, *others)
-
-
-@given(receipts | losses)
-def test_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
-    """What a task reports comes back equal from its text."""
-    assert decode_outcome(encode_outcome(outcome)) == outcome
-
-
-def changed(**values: object) -> bytes:
-    """Spell a plan with other values; ... leaves one out."""
-    found = json.loads(encode_record(plan())) | values
-    return json.dumps({key: value for key, value in found.items() if value is not ...}).encode()
-
-
-@pytest.mark.parametrize(
-    ("raw", "says"),
-    [
-        (b"", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"version": 1, "kind": "plan", "sink"', "not JSON"),
-        (b"[]", "not a JSON object"),
-        (b"{}", "no version"),
-        (lambda: changed(version="1"), "no version"),
-        (lambda: changed(version=0), "no version"),
-        (lambda: changed(version=2), "newer version"),
-        (lambda: changed(version=2, kind="else"), "newer version"),
-        (lambda: changed(kind="done"), "it is not a plan"),
-        (lambda: changed(batch_id="7"), "batch_id: .*integer"),
-        (lambda: changed(batch_id=True), "batch_id: .*integer"),
-        (lambda: changed(batch_id=-1), "batch_id: .*greater"),
-        (lambda: changed(sink=...), "sink: .*required"),
-        (lambda: changed(unheard_of=1), "unheard_of: .*not permitted"),
-        (lambda: changed(partitions=[{}]), r"partitions\.0\.partition_id"),
-    ],
-)
-def test_record_of_damaged_or_foreign_bytes_is_refused(raw: bytes | Callable[[], bytes], says: str) -> None:
-    """Torn, foreign, newer or damaged bytes are told apart in words, and never taken for a record."""
-    with pytest.raises(ValueError, match=says):
-        decode_record(raw if isinstance(raw, bytes) else raw(), Plan)
-
-
-def test_record_names_sort_by_batch() -> None:
-    """Names of records sort by batch and tell it; other files' tell nothing."""
-    batches = [0, 9, 10, 41, 10**11]
-    names = [name for each in batches for name in (done_name(each), plan_name(each), plan_name(each, 1))]
-    assert sorted(names) == names
-    assert [batch_of(name) for name in names[::3]] == batches
-    assert [batch_of(name) for name in ("", "000000000041.json", "000000000041.staged.json", ".tmp-41")] == [None] * 4
-
-
-@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
-def test_directory_names_differ_by_sink_id(one: str, other: str) -> None:
-    """Different sink ids are different, harmless names; what cannot be a name is refused."""
-    for text in (one, other):
-        if not text.isprintable():
-            with pytest.raises(ConfigurationError, match="sink_id"):
-                directory_name(text)
-            return
-    first, second = directory_name(one), directory_name(other)
-    assert (first == second) == (one == other)
-    assert not set(first) & set('./\\:*?"<>| ')
-
-
-def test_sink_id_that_is_too_long_is_refused() -> None:
-    """A name must fit the file systems it is for."""
-    assert directory_name("n" * 200)
-    for text in ("n" * 201, "é" * 40, ""):
-        with pytest.raises(ConfigurationError, match="sink_id"):
-            directory_name(text)
 
 
 # ------------------------------------------------------------------------------------------------- the driver
@@ -367,32 +192,6 @@ def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
 def batch(batch_id: int = 1, *, run_id: str = "this", **values: Any) -> Batch:
     every: dict[str, Any] = {"sink": SINK, "query_id": "query", "run": running(run_id), "batch_id": batch_id}
     return Batch(**{**every, **values})
-
-
-def entry(partition_id: str = "0", **values: Any) -> PartitionPlan:
-    every: dict[str, Any] = {
-        "partition_id": partition_id,
-        "producer_id": 7,
-        "owner_level": 3,
-        "next_number": 21,
-        "nothing": 0,
-        "is_fresh": False,
-        "tail": 9,
-    }
-    return PartitionPlan(**{**every, **values})
-
-
-def plan(batch_id: int = 1, *partitions: PartitionPlan, **values: Any) -> Plan:
-    every: dict[str, Any] = {
-        "sink": SINK,
-        "query_id": "query",
-        "run_id": "earlier",
-        "batch_id": batch_id,
-        "partitions": partitions or (entry("0"), entry("1")),
-        "limits": PackingLimits(),
-        "is_stamped": False,
-    }
-    return Plan(**{**every, **values})
 
 
 def receipt(each: PartitionPlan, count: int) -> PartitionReceipt:
@@ -874,189 +673,3 @@ def test_take_over_at_the_highest_level_is_refused() -> None:
     highest = plan(1, entry("0", owner_level=MAX_OWNER_LEVEL))
     with pytest.raises(ProducerStateLostError, match="the highest owner level"):
         Outside().run(finish(batch(), highest, [lost("0")], ANYHOW))
-
-
-# ------------------------------------------------------------------------------------------------- one attempt
-
-
-def step(work: PartitionWork) -> WorkStep:
-    """Read the step anew: a checker would think that no call changes it."""
-    return work.step
-
-
-def working(each: PartitionPlan, rows: int = 10, last: int | None = None, **options: Any) -> PartitionWork:
-    """Make an attempt with all its rows, which has looked."""
-    work = PartitionWork(each, **options)
-    work.received(rows)
-    work.ended()
-    if last is not None:
-        work.looked(last)
-    return work
-
-
-def test_attempt_looks_before_it_sends() -> None:
-    """The first step is to ask the service, rows or none."""
-    work = PartitionWork(entry())
-    assert step(work) is WorkStep.LOOK
-    work.looked(20)
-    assert step(work) is WorkStep.REST
-    work.received(1)
-    assert step(work) is WorkStep.SEND
-
-
-@pytest.mark.parametrize(("last", "position"), [(20, 0), (21, 1), (29, 9)])
-def test_attempt_goes_on_after_what_is_stored(last: int, position: int) -> None:
-    """The first row sent is the one after the last number the service knows."""
-    work = working(entry(), last=last)
-    assert (step(work), work.position, work.found) == (WorkStep.SEND, position, position)
-    work.published(entry().number_of(position), 10 - position)
-    made = work.receipt("d")
-    assert (made.count, made.first_number, made.next_number, made.last_number) == (10, 21, 31, 30)
-
-
-def test_attempt_numbers_wrap_to_zero() -> None:
-    """After 2147483647 comes 0, for rows and for what the service answers."""
-    each = entry(next_number=NUMBERS - 2, nothing=-1)
-    assert [each.number_of(row) for row in range(4)] == [NUMBERS - 2, NUMBERS - 1, 0, 1]
-    assert working(each, last=0).position == 3
-    assert working(each, last=NUMBERS - 1).position == 2
-    assert working(each, last=7).step is WorkStep.END
-
-
-@pytest.mark.parametrize("last", [19, 1, 0, -1])
-def test_attempt_at_a_number_before_the_batch_is_a_loss(last: int) -> None:
-    """A service that is behind the batch's first number has forgotten: nothing is sent."""
-    work = working(entry(), last=last)
-    assert step(work) is WorkStep.LOST
-    assert work.loss == StateLost(partition_id="0", reason=LossReason.BELOW, stored=0)
-
-
-@pytest.mark.parametrize("nothing", [-1, 0])
-def test_attempt_at_the_answer_for_nothing_is_a_loss_across_the_wrap(nothing: int) -> None:
-    """Where the batch's numbers go across 2^31, the answer for nothing published is never a row's number."""
-    work = working(entry(next_number=NUMBERS - 3, nothing=nothing), last=nothing)
-    assert step(work) is WorkStep.LOST
-
-
-def test_attempt_at_fewer_than_were_stored_is_a_loss() -> None:
-    """A service that is behind what it accepted has lost events: nothing more is sent."""
-    work = working(entry(), last=20)
-    work.published(21, 5)
-    assert work.troubled(ServiceTimeoutError("slow"))
-    work.looked(24)
-    assert step(work) is WorkStep.LOST
-    assert work.loss == StateLost(partition_id="0", reason=LossReason.REGRESSED, stored=5)
-
-
-def test_attempt_of_an_unknown_producer_is_a_loss() -> None:
-    """A service that does not know the producer has forgotten it."""
-    work = working(entry())
-    work.unknown_producer()
-    assert work.loss is not None
-    assert work.loss.reason is LossReason.UNKNOWN
-
-
-@pytest.mark.parametrize("nothing", [-1, 0])
-def test_attempt_of_a_fresh_producer_checks_the_tail(nothing: int) -> None:
-    """A service that forgot the first rows says what one says that never had any: the tail tells them apart."""
-    each = entry(next_number=nothing + 1, nothing=nothing, is_fresh=True)
-    work = working(each, last=nothing)
-    assert step(work) is WorkStep.SCAN
-    work.scanned(is_stored=False)
-    assert (step(work), work.position) == (WorkStep.SEND, 0)
-    work.troubled(ServiceTimeoutError("slow"))
-    work.looked(nothing)
-    assert step(work) is WorkStep.SCAN, "it may have been stored, and forgotten, since"
-    work.scanned(is_stored=True)
-    assert step(work) is WorkStep.LOOK
-    work.looked(nothing)
-    assert work.loss is not None
-    assert work.loss.reason is LossReason.UNCOUNTED
-
-
-def test_attempt_with_a_rival_that_was_first_is_no_loss() -> None:
-    """A row that is stored between the look and the scan shows at the next look."""
-    work = working(entry(next_number=1, is_fresh=True), last=0)
-    work.scanned(is_stored=True)
-    work.looked(4)
-    assert (step(work), work.position) == (WorkStep.SEND, 4)
-
-
-def test_attempt_without_rows_does_not_scan() -> None:
-    """A scan waits for the row it looks for; without rows there is nothing to find."""
-    work = PartitionWork(entry(next_number=1, is_fresh=True, offset=2))
-    work.looked(0)
-    work.received(2)
-    assert step(work) is WorkStep.REST
-    work.ended()
-    assert step(work) is WorkStep.END
-    assert (work.receipt("d").first_number, work.receipt("d").next_number) == (None, 1)
-
-
-def test_attempt_with_fewer_rows_than_are_stored_is_refused() -> None:
-    """A replay that has fewer rows than the service has of the batch is not the same batch."""
-    for each, last in ((entry(), 25), (entry(offset=5), None)):
-        work = working(each, rows=4, last=last)
-        assert step(work) is WorkStep.FAIL
-        assert isinstance(work.error(), InvalidClientStateError)
-        assert "5 rows of the batch are stored, but it now has only 4" in str(work.error())
-
-
-def test_attempt_gives_up_after_failures_without_progress() -> None:
-    """Trouble makes it look again; it gives up when no row got stored for too long, by whomever."""
-    work = working(entry(), last=20, max_tries=2)
-    slow = ServiceTimeoutError("slow")
-    for last in (20, 22, 22, 23):
-        assert work.troubled(slow)
-        assert step(work) is WorkStep.LOOK
-        work.looked(last)
-    assert work.troubled(slow)
-    work.looked(23)
-    assert work.troubled(slow)
-    assert not work.troubled(slow)
-    assert work.error() is slow
-
-
-def test_attempt_that_was_fenced_never_sends_again() -> None:
-    """A fenced attempt never sends again."""
-    work = working(entry(), last=20)
-    error = ProducerDisconnectedError("stolen")
-    work.fenced(error)
-    assert step(work) is WorkStep.FAIL
-    assert work.error() is error
-
-
-def test_attempt_after_a_take_over_counts_rows_from_its_offset() -> None:
-    """Rows before the offset are stored; row `offset` has the first number of the new producer."""
-    each = entry(next_number=1, is_fresh=True, offset=3)
-    work = working(each, last=0)
-    work.scanned(is_stored=False)
-    assert work.position == 3
-    work.published(1, 7)
-    made = work.receipt("d")
-    assert (made.count, made.offset, made.first_number, made.next_number, made.found) == (10, 3, 1, 8, 3)
-
-
-def test_attempt_checks_the_numbers_of_its_rows() -> None:
-    """A mistake in numbering is caught before it is believed."""
-    work = working(entry(), last=20)
-    with pytest.raises(AssertionError, match="numbers of other rows"):
-        work.published(22, 1)
-
-
-@given(st.integers(0, NUMBERS - 1), st.integers(0, 100), st.integers(0, 100), st.randoms())
-def test_attempt_takes_any_answer_within_the_batch_as_a_position(
-    first: int, stored: int, rows: int, rng: random.Random
-) -> None:
-    """For every first number, the answer after k rows is row k, but where it may mean that nothing is published."""
-    nothing = rng.choice([-1, 0])
-    each = entry(next_number=first, nothing=nothing)
-    work = PartitionWork(each)
-    work.received(rows)
-    last = (each.last_number + stored) % NUMBERS
-    work.looked(last)
-    if last == nothing:
-        assert step(work) is WorkStep.LOST
-    else:
-        assert work.position == stored
-        assert step(work) is (WorkStep.SEND if stored < rows else WorkStep.REST)
