@@ -85,6 +85,8 @@ class PatientTransport:
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         failure: ServiceError = ConnectionLostError("no answer")
+        # Not `retrying`: the transport below spaces the attempts, and the limit counts from the start of the outage,
+        # which another call may have noticed.
         while True:
             limit = FIRST_CONTACT if self._limit is None and not self._was_reached else self._limit
             since = loop.time() if self._down_since is None else self._down_since

@@ -265,6 +265,8 @@ class KeyedDispatch:
         """
         events, dropped = tuple([entry.event for entry in batch]), self._dropped
         is_unkeyed = self._queue.unkeyed is batch[0]
+        # Not `retrying`: the policy decides whether an attempt follows, and during the delay other keys have the
+        # worker's place.
         while True:
             if error is None:
                 if not await self._may_go_on(dropped, 0.0):

@@ -207,6 +207,7 @@ class KeyedReading:
         if is_unkeyed:
             error = self._workers.key_again(queue, events[0])
         backoff = None if retry is None else Backoff.of(retry)
+        # Not `retrying`: each failure goes to `process_error`, and during the delay other keys have the worker's place.
         while error is not None:
             if self._ending.is_set():
                 _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)

@@ -323,6 +323,7 @@ class PartitionPump:
 
     async def _open_processor(self) -> EventProcessor:
         """Create the processor and call its `open` until it returns. Raises `PumpEndedError` if the pump ends first."""
+        # Not `retrying`: the policy decides whether an attempt follows, and each failure goes to `process_error`.
         while not self._life.is_ending:
             try:
                 if self._failing.processor is None:

@@ -370,6 +370,8 @@ class Outbox(Generic[E]):
     async def _publish(self, lane: Lane[E], sealed: SealedBatch) -> int | None:
         unknown: PublishOutcomeUnknownError | None = None
         tries = 0
+        # Not `retrying`: there is no delay, because a further call joins the settlement that the publisher continues in
+        # any case, with delays of its own.
         while True:
             try:
                 return await self._producer.send_sealed(sealed, partition_id=lane.partition_id)

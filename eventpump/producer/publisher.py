@@ -512,7 +512,7 @@ class PartitionPublisher:
         is_final = not isinstance(error, StoreError) and (
             not isinstance(error, ServiceError) or error.recovery is Recovery.GIVE_UP
         )
-        # Not `aio.retry.retrying`: each waiter has attempts of its own, and settling a batch in doubt has no last one.
+        # Not `retrying`: each waiter has attempts of its own, and settling a batch in doubt has no last one.
         job = self._current
         if job is not None:
             job.waiters.count(counts)

@@ -98,7 +98,7 @@ class NamespaceTransport(ABC):
         self._rng = rng or random.Random()
         self._source = TokenSource(settings.credential, sas_lifetime=settings.sas_lifetime, now=now)
         retry = settings.retry
-        # Not with `retrying`: nothing is repeated here. It spaces the attempts that links and requests cause.
+        # Not `retrying`: nothing is repeated here. It spaces the attempts that links and requests cause.
         base, longest = min(retry.base_delay, RECONNECT_DELAY_MAX), min(retry.max_delay, RECONNECT_DELAY_MAX)
         self._backoff = Backoff(base, longest, is_fixed=retry.mode == "fixed")
         self._proven_at = float("-inf")

@@ -359,6 +359,8 @@ class _RangeLink:
         """
         if not isinstance(error, ConsumerDisconnectedError):
             raise error
+        # Not `retrying`: an attempt is a link, which is opened without waiting, and whose end a later pass of `read`
+        # finds, maybe in another call.
         now = asyncio.get_running_loop().time()
         if self._refused_since is None:
             self._refused_since = now
