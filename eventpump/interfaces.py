@@ -548,6 +548,10 @@ class CheckpointStore(Protocol):
 
         From then on no earlier owner of the partition can store one. Failed or cancelled, it may be called again.
 
+        Args:
+            lease: The lease of the partition.
+            subscription: The subscription. Default: "default".
+
         Raises:
             StoreError: The store failed.
         """

@@ -201,7 +201,12 @@ class PartitionReader:
         return [event async for event in self]
 
     async def read_raw(self, max_messages: int = 300, max_wait_time: float | None = None) -> list[bytes]:
-        """Read as `read` does, but return the encoded messages."""
+        """Read as `read` does, but return the encoded messages.
+
+        Args:
+            max_messages: The most messages to return. Default: 300.
+            max_wait_time: Seconds to wait for the first message; None for no limit.
+        """
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
         if self._keyed is not None:

@@ -356,9 +356,12 @@ class Emulator:
         self._running().forget_producers(hub, accept_unknown_producers=accept_unknown_producers)
 
     def replace_key(self, key: str, *, key_name: str | None = None) -> None:
-        """Replace the key of an access rule, as its owner may at any time; by default that of the connection string.
+        """Replace the key of an access rule, as its owner may at any time.
 
         Tokens put with the old key remain valid until they expire.
+
+        Args:
+            key_name: The name of the rule; None for that of the connection string.
 
         Raises:
             ConfigurationError: There is no such rule, or the key is invalid.

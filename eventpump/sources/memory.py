@@ -130,7 +130,11 @@ class MemorySource(ClosingSource):
         return numbers
 
     def end(self, partition_id: str | None = None) -> None:
-        """End a partition, or all: what was appended is still delivered, and nothing follows."""
+        """End a partition, or all: what was appended is still delivered, and nothing follows.
+
+        Args:
+            partition_id: The partition; None for all.
+        """
         for partition in self._chosen(partition_id):
             partition.is_ended = True
             _serve(partition)
@@ -151,7 +155,11 @@ class MemorySource(ClosingSource):
         return len(links)
 
     def lose_links(self, partition_id: str | None = None) -> int:
-        """End the open links of a partition, or all, as a lost connection does. Return how many there were."""
+        """End the open links of a partition, or all, as a lost connection does. Return how many there were.
+
+        Args:
+            partition_id: The partition; None for all.
+        """
         return self.fail(ConnectionLostError("the connection was cut by the test"), partition_id)
 
     def refuse(self, error: EventPumpError, partition_id: str | None = None, *, times: int = 1) -> None:

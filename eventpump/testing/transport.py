@@ -195,7 +195,12 @@ class FakeHub:
         self._partitions[partition_id].compacted.update(numbers)
 
     def detach(self, partition_id: str | None = None, error: EventPumpError | None = None) -> int:
-        """End the receive links of a partition, or all, with an error. Return how many there were."""
+        """End the receive links of a partition, or all, with an error. Return how many there were.
+
+        Args:
+            partition_id: The partition; None for all.
+            error: What they end with; None for a forced detach.
+        """
         ended = 0
         for partition in self._chosen(partition_id):
             for link in list(partition.links):
@@ -236,7 +241,11 @@ class FakeHub:
                     transport.stalls[partition.partition_id] = stall
 
     def resume(self, partition_id: str | None = None) -> None:
-        """End a stall."""
+        """End a stall.
+
+        Args:
+            partition_id: The partition; None for all.
+        """
         for partition in self._chosen(partition_id):
             partition.stall = None
             for link in partition.links:
@@ -325,7 +334,11 @@ class FakeHub:
         self._transports.append(transport)
 
     async def request(self, operation: str, partition_id: str | None = None) -> None:
-        """Delay a request by the latency, and refuse it if a test requested that."""
+        """Delay a request by the latency, and refuse it if a test requested that.
+
+        Args:
+            partition_id: The partition that it is about; None if it is about none.
+        """
         if self.latency:
             await asyncio.sleep(self.latency)
         await self.until_answered(operation)
@@ -457,6 +470,9 @@ class FakeHub:
         self, payload: bytes, message_format: int, partition_id: str | None, *, is_idempotent: bool = False
     ) -> None:
         """Store a producer's message.
+
+        Args:
+            is_idempotent: Whether its events carry numbers that are to be checked. Default: False.
 
         Raises:
             ServiceError: Refused.
@@ -713,7 +729,7 @@ class FakeSendLink:
         return self._error is None
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Store a message. Cancelled once it has left, it is stored all the same, unless the link ends."""
+        """See `SendLink`. Cancelled once it has left, it is stored all the same, unless the link ends."""
         if len(message) > self.max_message_size:
             raise EventTooLargeError(len(message), self.max_message_size)
         if self._error is not None:

@@ -186,33 +186,40 @@ def _items(doc: str | None) -> dict[str, str]:
 _MODELS = (ConnectionSettings, SparkConnection, SinkSettings)
 
 
-def _said_of(made: Any) -> dict[str, str]:
-    """Return what is said of the parameters of a callable: in its docstring, those of its bases if it is a class, and
-    those of the models of options to which its docstring refers."""
-    said: dict[str, str] = {}
+def _said_of(made: Any, owner: type | None = None) -> dict[str, str]:
+    """Return what is said of the parameters of a callable: in its docstring, in those of its bases if it is a class,
+    and where it refers to: models of options, the method of an interface, or another method of its class.
+
+    Args:
+        owner: The class of a method. Default: None.
+    """
+    doc, said = made.__doc__ or "", dict[str, str]()
     for model in _MODELS:
-        if re.search(rf":class:`[\w.]*\b{model.__name__}`", made.__doc__ or ""):
+        if re.search(rf":class:`[\w.]*\b{model.__name__}`", doc):
             said |= documented(model)
+    for interface in re.findall(r"\bSee `(\w+)`", doc):
+        said |= _items(getattr(getattr(eventpump, interface, None), made.__name__, made).__doc__)
+    for sibling in re.findall(r"\bas `(\w+)` does", doc) if owner is not None else ():
+        said |= _items(getattr(owner, sibling, made).__doc__)
     for each in reversed(made.__mro__) if isinstance(made, type) else (made,):
         said |= _items(each.__doc__)
     return said
 
 
-def _public_callables() -> Iterator[tuple[str, Any]]:
-    """Yield each public class and function, and those methods of classes whose docstrings have `Args`."""
+def _public_callables() -> Iterator[tuple[str, Any, type | None]]:
+    """Yield each public class and function, and the public methods of the classes with their class."""
     public = [(name, getattr(eventpump, name)) for name in eventpump.__all__]
     for module in ["eventpump.spark", *modules_of("eventpump.testing")]:
         public += [(f"{module}.{each.name}", each.made) for each in of_module(module)]
     public += [(each.__name__, each) for each in _MODELS]
     for name, made in public:
         if inspect.isfunction(made):
-            yield name, made
+            yield name, made, None
         elif isinstance(made, type) and not issubclass(made, enum.Enum) and not typing.is_typeddict(made):
-            yield name, made
+            yield name, made, None
             for method, each in inspect.getmembers(made, inspect.isroutine):
-                is_ours = str(getattr(each, "__module__", "")).startswith("eventpump.")
-                if is_ours and method[0] != "_" and "Args:" in (each.__doc__ or ""):
-                    yield f"{name}.{method}", each
+                if method[0] != "_" and str(getattr(each, "__module__", "")).startswith("eventpump."):
+                    yield f"{name}.{method}", each, made
 
 
 def _states_default(text: str, default: object) -> bool:
@@ -235,12 +242,12 @@ def test_docstrings_state_every_default() -> None:
     A class whose constructor is compiled has no signature; the other build checks it.
     """
     found, checked = [], 0
-    for name, made in _public_callables():
+    for name, made, owner in _public_callables():
         try:
             parameters = inspect.signature(made).parameters.values()
         except ValueError:
             continue
-        said = _said_of(made)
+        said = _said_of(made, owner)
         for each in parameters:
             if each.default is not each.empty and each.name[0] != "_":
                 checked += 1

@@ -247,7 +247,11 @@ class BlobLeaseStore:
             return True
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint, or None if there is none."""
+        """Return a checkpoint, or None if there is none.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         operation = "read checkpoint"
         try:
             if subscription == DEFAULT_SUBSCRIPTION:
@@ -264,6 +268,9 @@ class BlobLeaseStore:
         """Read a checkpoint under the lease, and keep earlier owners from storing one. None where the lease is lost.
 
         The default subscription's lies in the lease's own blob, whose writes are fenced by the lease.
+
+        Args:
+            subscription: The subscription. Default: "default".
         """
         operation = "claim checkpoint"
         async with self._locks[lease.partition_id]:
@@ -279,6 +286,9 @@ class BlobLeaseStore:
         """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
+
+        Args:
+            subscription: The subscription. Default: "default".
         """
         return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, may_go_back=False)
 
@@ -288,6 +298,9 @@ class BlobLeaseStore:
         """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
+
+        Args:
+            subscription: The subscription. Default: "default".
         """
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, may_go_back=True)
 

@@ -144,13 +144,21 @@ class MemoryLeaseStore:
         return True
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint, or None if there is none."""
+        """Return a checkpoint, or None if there is none.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         return self._shared.checkpoints(self._bound("read checkpoint")).get((partition_id, subscription))
 
     async def claim_checkpoint(
         self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> CheckpointClaim | None:
-        """Read a checkpoint under the lease. None where that is lost."""
+        """Read a checkpoint under the lease. None where that is lost.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         if self._row("claim checkpoint", lease.partition_id).token != lease.token:
             return None
         stored = self._shared.checkpoints(self._bound("claim checkpoint"))
@@ -159,7 +167,11 @@ class MemoryLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost."""
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         row = self._row("write checkpoint", lease.partition_id)
         if row.token != lease.token:
             return False
@@ -172,7 +184,11 @@ class MemoryLeaseStore:
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost."""
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         if self._row("reset checkpoint", lease.partition_id).token != lease.token:
             return False
         self._shared.checkpoints(self._bound("reset checkpoint"))[lease.partition_id, subscription] = checkpoint

@@ -255,7 +255,11 @@ class SqliteLeaseStore:
         return bool(await worker.write("release", lease.partition_id, statement, parameters))
 
     async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint, or None if there is none."""
+        """Return a checkpoint, or None if there is none.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
 
         worker = self._bound("read checkpoint", partition_id)
         query = f'SELECT "offset", sequence_number FROM checkpoint{_OF_LEASE} AND subscription = ?'  # noqa: S608
@@ -268,6 +272,9 @@ class SqliteLeaseStore:
         """Read a checkpoint under the lease. None where that is lost.
 
         Every write is fenced by the lease's token, so nothing is written.
+
+        Args:
+            subscription: The subscription. Default: "default".
         """
         operation, partition_id = "claim checkpoint", lease.partition_id
         query = (
@@ -287,13 +294,21 @@ class SqliteLeaseStore:
     async def write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost."""
+        """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, _FORWARD)
 
     async def reset_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> bool:
-        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost."""
+        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
+
+        Args:
+            subscription: The subscription. Default: "default".
+        """
         return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, "")
 
     async def read_scope_record(self) -> StoredScopeRecord | None:
