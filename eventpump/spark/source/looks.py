@@ -141,6 +141,8 @@ class _Hub:
     properties: HubProperties | None = None
     partitions: dict[str, PartitionProperties] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
+    recreated_at: float = float("-inf")
+    """When it was seen to be another hub than before."""
 
 
 class Looks:
@@ -160,33 +162,49 @@ class Looks:
         """Return how many requests read everything."""
         return len(self._asked)
 
-    def chosen(self, hub: int, properties: HubProperties, partition_ids: Collection[str], asked_at: float) -> None:
+    def chosen(
+        self, hub: int, properties: HubProperties, partition_ids: Collection[str], asked_at: float, now: float
+    ) -> None:
         """Record a hub's properties.
+
+        Of a hub that was recreated, nothing else is known any more.
 
         Args:
             partition_ids: The partitions to read; those that are new are read next, and others are forgotten.
             asked_at: When the answer was asked for.
+            now: When it came.
         """
         known = self._hubs[hub]
+        if known.properties is not None and known.properties.created_at != properties.created_at:
+            known.recreated_at = now
+            self._forget(hub, partition_ids=())
         known.properties = properties
         self._asked[Item(hub, None)] = asked_at
+        self._forget(hub, partition_ids)
+        for partition_id in partition_ids:
+            self._asked.setdefault(Item(hub, partition_id), float("-inf"))
+
+    def _forget(self, hub: int, partition_ids: Collection[str]) -> None:
+        """Forget all partitions of a hub but some."""
+        known = self._hubs[hub]
         for each in [each for each in self._asked if each.hub == hub and each.partition_id is not None]:
             if each.partition_id not in partition_ids:
                 known.partitions.pop(str(each.partition_id), None)
                 known.sizes.pop(str(each.partition_id), None)
                 for values in (self._asked, self._active, self._shown):
                     values.pop(each, None)
-        for partition_id in partition_ids:
-            self._asked.setdefault(Item(hub, partition_id), float("-inf"))
 
     def answered(self, hub: int, properties: PartitionProperties, asked_at: float, now: float) -> None:
-        """Record a partition's properties, unless it is no longer to be read.
+        """Record a partition's properties, unless it is no longer to be read, or they may be of the hub before it was
+        recreated.
+
+        Where numbers went back, the hub is to be read again: it may be another one.
 
         Args:
             asked_at: When the answer was asked for.
         """
         item = Item(hub, properties.partition_id)
-        if item not in self._asked:
+        if item not in self._asked or asked_at < self._hubs[hub].recreated_at:
             return
         self._asked[item] = max(asked_at, self._asked[item])
         known = self._hubs[hub].partitions
@@ -200,6 +218,8 @@ class Looks:
                 return
             if grown:
                 self._active[item] = now
+            if grown < 0 or properties.beginning_sequence_number < before.beginning_sequence_number:
+                self._asked[Item(hub, None)] = float("-inf")
         known[properties.partition_id] = properties
 
     def shown(self, hub: int, partition_id: str, number: int, newest: LastEnqueued | None, now: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
@@ -72,11 +72,13 @@ class SourcePartition:
     Args:
         hub: The index of the hub among those of the source.
         keep_links: Seconds for which its exclusive links stay open for the next task.
+        created_at: When the hub was created: the same numbers in a recreated hub are other events.
     """
 
     ranges: tuple[SequenceRange, ...]
     keep_links: float = KEEP_LINKS
     hub: int = 0
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,8 @@ class HubOffset:
 
     Spark stores the end of each batch, and uses it as the start of the next; for the first batch it asks again after a
     restart, and would get another answer. So the first batch's offset keeps its start too, and so does the first one
-    after a hub was added to the query, or a partition whose first event has another number than 0.
+    after a hub was added to the query or recreated, or a partition was added whose first event has another number than
+    0.
 
     Args:
         following: Per partition id, the next number to read; in numeric order.
@@ -228,9 +231,9 @@ class SourceOffset:
     """A query's position in its hubs, as in Spark's checkpoint: `{"<hub>": {"0": n, "1": n}}`, with one member per hub.
 
     For one hub the format is that of Microsoft's Scala connector. Spark compares offsets as text, so hubs and
-    partitions are always written the same way, whatever the order in which the user names them. Where a batch is the
-    first of a hub (see `HubOffset`), a further member keeps its start: `{"(start)": {"0": n}}` if there is only this
-    hub, and `{"(start)": {"<hub>": {"0": n}}}` if there are several.
+    partitions are always written the same way, whatever the order in which the user names them. Where a batch keeps its
+    start in a hub (see `HubOffset`), a further member has it: `{"(start)": {"0": n}}` if there is only this hub, and
+    `{"(start)": {"<hub>": {"0": n}}}` if there are several.
 
     Args:
         hubs: By the hub's name in lower case, in alphabetical order.
@@ -366,11 +369,13 @@ class Loss:
 
     Args:
         problem: A description for the user.
+        is_other_hub: Whether it shows that the hub was recreated.
     """
 
     hub: str
     partition_id: str
     problem: str
+    is_other_hub: bool = False
 
     def error(self) -> DataLossError:
         """Return the error with which the query fails, unless failOnDataLoss is false."""
@@ -397,6 +402,17 @@ def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
         partition_id,
         f"sequence number {number} was reached before, but the partition now ends at {latest - 1}: "
         "the hub was recreated",
+        is_other_hub=True,
+    )
+
+
+def _is_recreated(snapshot: HubSnapshot, before: datetime) -> Loss:
+    return Loss(
+        snapshot.hub,
+        next(iter(snapshot.bounds), "0"),
+        f"the hub was recreated: its creation time is now {snapshot.created_at.isoformat()}, and was "
+        f"{before.isoformat()} before. What was unread of the former hub is gone, in all partitions",
+        is_other_hub=True,
     )
 
 
@@ -409,7 +425,7 @@ def _is_left_out(offset: HubOffset) -> Loss:
 
 
 def _is_missing(hub: str, partition_id: str) -> Loss:
-    return Loss(hub, partition_id, "the hub no longer has it: the hub was recreated")
+    return Loss(hub, partition_id, "the hub no longer has it: the hub was recreated", is_other_hub=True)
 
 
 # --------------------------------------------------------------------------------------------------------- triggers
@@ -485,11 +501,13 @@ class StreamPlanner:
         losses: list[Loss] = [_is_left_out(each) for name, each in start.hubs.items() if name not in snapshots]
         starts: dict[str, HubOffset] = {}
         effective: dict[_Place, int] = {}
+        recreated: set[str] = set()
         for name, snapshot in snapshots.items():
             begin = starts[name] = start.hubs.get(name) or self._begun[name]
-            losses += self._recreation(name, snapshot)
-            numbers, gone = _effective_start(begin, snapshot)
+            numbers, gone, is_recreated = self._effective_start(name, begin, snapshot)
             losses += gone
+            if is_recreated:
+                recreated.add(name)
             effective |= {(name, each): number for each, number in numbers.items()}
         backlog = {each: max(0, self._latest(each, snapshots) - number) for each, number in effective.items()}
         if not losses and self._waits(sum(backlog.values()), now):
@@ -506,14 +524,19 @@ class StreamPlanner:
             }
             # There is a batch even if there is nothing to read, because it stores the start in the checkpoint.
             is_first = is_initial or name not in start.hubs
-            is_new = is_new or is_first or following != begin.following
-            added = {each: effective[name, each] for each in following if each not in begin.following}
-            is_kept = is_first or any(added.values())
-            offsets.append(HubOffset(begin.hub, following, {**begin.following, **added} if is_kept else None))
+            is_new = is_new or is_first or name in recreated or following != begin.following
+            first_start: dict[str, int] | None
+            if name in recreated:
+                first_start = {each: effective[name, each] for each in following}
+            else:
+                added = {each: effective[name, each] for each in following if each not in begin.following}
+                first_start = {**begin.following, **added} if is_first or any(added.values()) else None
+            offsets.append(HubOffset(begin.hub, following, first_start))
         if not is_new:
             return BatchEnd(start, tuple(losses))
         self._last_batch = now
-        return BatchEnd(SourceOffset.of(offsets), tuple(losses))
+        end = SourceOffset.of(offsets)
+        return BatchEnd(_with_one_less(end, recreated) if end == start else end, tuple(losses))
 
     def _limited(self, backlog: Mapping[_Place, int], snapshots: Mapping[str, HubSnapshot]) -> Mapping[_Place, int]:
         """Return each partition's share of the backlog within the limits.
@@ -559,20 +582,27 @@ class StreamPlanner:
             self._last_batch = now
         return now - self._last_batch < self._limits.max_delay
 
-    def _recreation(self, name: str, snapshot: HubSnapshot) -> list[Loss]:
-        """Check whether the hub was recreated since the last snapshot: its numbers alone may not show it."""
+    def _effective_start(
+        self, name: str, start: HubOffset, snapshot: HubSnapshot
+    ) -> tuple[dict[str, int], list[Loss], bool]:
+        """Move a start into what the hub holds.
+
+        A recreated hub is read from its beginning, in every partition: some of its numbers may have been reached before
+        by chance.
+
+        Returns:
+            Per partition of the hub, where reading continues; the losses; and whether the hub was recreated.
+        """
         before, self._created_at[name] = self._created_at.get(name), snapshot.created_at
-        if before is None or before == snapshot.created_at:
-            return []
-        partition_id = next(iter(snapshot.bounds), "0")
-        return [
-            Loss(
-                snapshot.hub,
-                partition_id,
-                f"the hub was recreated: its creation time is now {snapshot.created_at.isoformat()}, and was "
-                f"{before.isoformat()} before",
-            )
-        ]
+        numbers, losses = _effective_start(start, snapshot)
+        if before is None:
+            # An offset has no creation time, so in the first look of a run only the numbers can show it.
+            is_recreated = any(each.is_other_hub for each in losses)
+        elif is_recreated := before != snapshot.created_at:
+            losses = [_is_recreated(snapshot, before), *(each for each in losses if each.is_other_hub)]
+        if is_recreated:
+            numbers = {each: bounds.earliest for each, bounds in snapshot.bounds.items()}
+        return numbers, losses, is_recreated
 
 
 _Place = tuple[str, str]
@@ -601,6 +631,24 @@ def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str,
             number = bounds.earliest
         effective[partition_id] = number
     return effective, losses
+
+
+def _with_one_less(end: SourceOffset, hubs: Collection[str]) -> SourceOffset:
+    """Return an end that leaves one event for the next batch, if a batch of recreated hubs has any.
+
+    For Spark there is no batch where the text of its end is that of its start. That is possible if the first batch of a
+    hub was read, and nothing since, and then the hub was recreated with as many events.
+
+    Args:
+        hubs: The recreated ones, in lower case.
+    """
+    for name in hubs:
+        hub = end.hubs[name]
+        for partition_id, number in hub.following.items():
+            if hub.first_start is not None and number > hub.first_start[partition_id]:
+                following = {**hub.following, partition_id: number - 1}
+                return SourceOffset({**end.hubs, name: replace(hub, following=following)})
+    return end
 
 
 def share(
@@ -700,6 +748,7 @@ def plan_tasks(
     partitions_per_task: int | None = None,
     keep_links: float = KEEP_LINKS,
     index: int = 0,
+    created_at: datetime | None = None,
 ) -> list[SourcePartition]:
     """Assign each task its share: a range, several small ones, or a part of a large one.
 
@@ -712,6 +761,7 @@ def plan_tasks(
             events: see `tasks_needed`.
         keep_links: Seconds for which exclusive links stay open after their task.
         index: The index of the hub among those of the source.
+        created_at: When the hub was created.
     """
     if min_partitions is not None:
         shares: list[tuple[SequenceRange, ...]] = [(each,) for each in split_ranges(ranges, min_partitions)]
@@ -725,7 +775,7 @@ def plan_tasks(
     def key(ranges: tuple[SequenceRange, ...]) -> tuple[int, int]:
         return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
 
-    return [SourcePartition(each, keep_links, index) for each in sorted(shares, key=key)]
+    return [SourcePartition(each, keep_links, index, created_at) for each in sorted(shares, key=key)]
 
 
 def tasks_needed(ranges: Sequence[SequenceRange]) -> int:

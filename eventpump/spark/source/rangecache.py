@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 
@@ -18,10 +19,15 @@ from eventpump.spark.source.rows import PackedEvents
 
 @dataclass(frozen=True, slots=True)
 class RangeKey:
-    """The identity of a range: its events are the same for every consumer group."""
+    """The identity of a range: its events are the same for every consumer group.
+
+    Args:
+        created_at: When the hub was created: the same numbers in a recreated hub are other events.
+    """
 
     connection: SparkConnection
     range: SequenceRange
+    created_at: datetime | None = None
 
     def is_behind(self, other: RangeKey) -> bool:
         """Return whether a stream that reads the other range has read this one before."""

@@ -146,15 +146,26 @@ class _Reader:
         task = partition.value
         assert isinstance(task, SourcePartition)
         options = self._hubs[task.hub]
-        return read_ranges(options.connection, options.receive, task.ranges, self._columns, keep_links=task.keep_links)
+        return read_ranges(
+            options.connection,
+            options.receive,
+            task.ranges,
+            self._columns,
+            keep_links=task.keep_links,
+            created_at=task.created_at,
+        )
 
     def _tasks(
-        self, ranges: Mapping[str, Sequence[SequenceRange]], keep_links: float = KEEP_LINKS
+        self,
+        ranges: Mapping[str, Sequence[SequenceRange]],
+        snapshots: Mapping[str, HubSnapshot],
+        keep_links: float = KEEP_LINKS,
     ) -> list[InputPartition]:
         """Return the tasks of a batch.
 
         Args:
             ranges: By hub, in lower case.
+            snapshots: Likewise.
         """
         wanted = self._hubs[0].min_partitions
         by_hub = {index: ranges.get(each.connection.hub.lower(), ()) for index, each in enumerate(self._hubs)}
@@ -171,6 +182,7 @@ class _Reader:
                 partitions_per_task=self._hubs[0].partitions_per_task,
                 keep_links=keep_links,
                 index=index,
+                created_at=snapshots[self._hubs[index].connection.hub.lower()].created_at,
             )
         ]
         if wanted is not None and 0 < len(tasks) < wanted and not self._is_noted:
@@ -221,10 +233,11 @@ class BatchReader(_Reader, DataSourceReader):
 
         found = worker.run(gather(map(ask, self._hubs)))
         starts, ends = (SourceOffset.of(each[index] for each in found) for index in (1, 2))  # type: ignore[misc]
-        ranges, losses = source_ranges(starts, ends, {each[0].hub.lower(): each[0] for each in found})
+        snapshots = {each[0].hub.lower(): each[0] for each in found}
+        ranges, losses = source_ranges(starts, ends, snapshots)
         self._tell(losses)
         # For a batch without tasks, Spark creates a task with a partition that is not ours.
-        return self._tasks(ranges) or [InputPartition(SourcePartition(()))]
+        return self._tasks(ranges, snapshots) or [InputPartition(SourcePartition(()))]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -285,8 +298,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             ServiceError: The service did not answer.
         """
         query = self._own_query()
-        ranges = query.ranges(start, end)
-        return self._tasks(ranges, query.keep_links)
+        ranges, snapshots = query.ranges(start, end)
+        return self._tasks(ranges, snapshots, query.keep_links)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing when a batch is done: the service keeps no positions."""
@@ -413,8 +426,10 @@ class _Query:
         self._planner.aim(self._run(known()))
         self._ends_at_target = True
 
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> dict[str, list[SequenceRange]]:
-        """Return the ranges of a batch, by hub in lower case."""
+    def ranges(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> tuple[Mapping[str, Sequence[SequenceRange]], Mapping[str, HubSnapshot]]:
+        """Return the ranges of a batch, and what is known of the hubs, by hub in lower case."""
         before, self._planned_at = self._planned_at, time.monotonic()
         self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
         begin, self._last = self._offset(start), self._offset(end)
@@ -428,9 +443,10 @@ class _Query:
                 self._watch.watch(self._drained(self._last, snapshots), skips_busy=True)
             return snapshots
 
-        ranges, losses = source_ranges(begin, self._last, self._run(known()))
+        snapshots = self._run(known())
+        ranges, losses = source_ranges(begin, self._last, snapshots)
         self._tell(losses)
-        return ranges
+        return ranges, snapshots
 
     def _offset(self, document: dict[str, Any]) -> SourceOffset:
         """Return an offset from the checkpoint.

@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -85,6 +86,7 @@ def read_ranges(
     columns: Sequence[str],
     *,
     keep_links: float = KEEP_LINKS,
+    created_at: datetime | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
 
@@ -96,6 +98,7 @@ def read_ranges(
     Args:
         columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
         keep_links: Seconds for which links stay open for the next task.
+        created_at: When the hub was created; ranges of a former hub of that name are not returned from the cache.
 
     Raises:
         DataLossError: Events of a range are gone, and `fail_on_data_loss` is set.
@@ -109,7 +112,7 @@ def read_ranges(
     counting = worker.once(_Counting)
     codecs = loaded_codecs("decode", options.decode)
     encoders = [RowEncoder(each.partition_id, columns, codecs, connection.hub) for each in ranges]
-    keys = [RangeKey(connection, each) for each in ranges]
+    keys = [RangeKey(connection, each, created_at) for each in ranges]
     cached = {index: found for index, key in enumerate(keys) if (found := cache.find(key)) is not None}
     missing = [index for index in range(len(ranges)) if index not in cached]
     counting.add(ranges=len(ranges), from_cache=len(cached))

@@ -183,8 +183,12 @@ class HubsWatch:
             self._news.set()
 
     async def _read(self, items: Sequence[Item]) -> None:
+        """Read items; and, of a hub that turns out to be another one, everything."""
         self._last_round = asyncio.get_running_loop().time()
         await gather(map(self._read_one, items))
+        while unknown := self._looks.unknown(_EVER):
+            hubs = [each for each in unknown if each.partition_id is None]
+            await gather(map(self._read_one, hubs or unknown))
 
     async def _read_one(self, item: Item) -> None:
         loop = asyncio.get_running_loop()
@@ -193,7 +197,7 @@ class HubsWatch:
         if item.partition_id is None:
             began = loop.time()
             found = await request(partial(transport.get_hub_properties, hub), options, self._budget)
-            self._looks.chosen(item.hub, found, options.chosen(found.partition_ids), began)
+            self._looks.chosen(item.hub, found, options.chosen(found.partition_ids), began, loop.time())
             return
         began = loop.time()
         ask = partial(transport.get_partition_properties, hub, item.partition_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import example, given
@@ -29,7 +29,7 @@ def looks(partitions: int, last: int = -1, *, hubs: int = 1) -> Looks:
     """Make what is known of hubs that were read at 0."""
     made = Looks(hubs)
     for index in range(hubs):
-        made.chosen(index, hub(partitions), hub(partitions).partition_ids, 0.0)
+        made.chosen(index, hub(partitions), hub(partitions).partition_ids, 0.0, 0.0)
         for each in hub(partitions).partition_ids:
             made.answered(index, partition(each, last), 0.0, 0.0)
     return made
@@ -86,7 +86,7 @@ def test_rounds_read_everything_and_active_partitions_more_often(partitions: int
         read.append(found)
         for each in found:
             if each.partition_id is None:
-                known.chosen(each.hub, hub(partitions), hub(partitions).partition_ids, now)
+                known.chosen(each.hub, hub(partitions), hub(partitions).partition_ids, now, now)
             else:
                 is_active = int(each.partition_id) < active
                 known.answered(each.hub, partition(each.partition_id, grown if is_active else -1), now, now)
@@ -105,7 +105,7 @@ def test_rounds_read_a_few_active_partitions_each_time() -> None:
                 busy = each.partition_id in {"5", "77", "120"}
                 known.answered(0, partition(each.partition_id, now if busy else -1), float(now), float(now))
             else:
-                known.chosen(0, hub(128), hub(128).partition_ids, float(now))
+                known.chosen(0, hub(128), hub(128).partition_ids, float(now), float(now))
     assert {Item(0, "5"), Item(0, "77"), Item(0, "120")} <= set(known.next(40, 9.0))
 
 
@@ -133,7 +133,7 @@ def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
 def test_event_in_an_empty_partition_is_its_first() -> None:
     """A partition that retention has emptied begins with the event that was shown."""
     known = Looks(1)
-    known.chosen(0, hub(1), ["0"], 0.0)
+    known.chosen(0, hub(1), ["0"], 0.0, 0.0)
     known.answered(0, partition("0", last=6, first=7), 0.0, 0.0)
     assert known.shown(0, "0", 7, None, 1.0)
     assert known.facts(0).partitions == (PartitionProperties("telemetry", "0", 7, 7, "6", NOON, is_empty=False),)
@@ -151,7 +151,7 @@ def test_answer_that_does_not_know_a_shown_event_is_not_a_loss(asked_at: float, 
 def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> None:
     """What a hub's properties no longer name is not asked for, and a late answer for it is dropped."""
     known = looks(3)
-    known.chosen(0, hub(5), ["0", "4"], 1.0)
+    known.chosen(0, hub(5), ["0", "4"], 1.0, 1.0)
     assert known.unknown(float("-inf")) == []
     assert Item(0, "4") in known.unknown(0.0)
     known.answered(0, partition("1", 5), 1.0, 1.0)
@@ -162,6 +162,27 @@ def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> 
     assert known.is_known_since(1.0)
 
 
+def test_nothing_is_known_of_a_hub_that_was_recreated() -> None:
+    """All its partitions are read anew, and an answer to a question from before may be of the former hub."""
+    known = looks(2, last=9)
+    known.chosen(0, replace(hub(2), created_at=NOON + timedelta(days=1)), ["0", "1"], 1.0, 2.0)
+    known.answered(0, partition("0", 9), 1.5, 2.5)
+    assert known.facts(0).partitions == ()
+    assert known.unknown(1.0) == [Item(0, "0"), Item(0, "1")]
+    known.answered(0, partition("0", 3), 2.0, 2.5)
+    known.answered(0, partition("1", 12), 2.5, 2.5)
+    assert [each.last_enqueued_sequence_number for each in known.facts(0).partitions] == [3, 12]
+
+
+@pytest.mark.parametrize(("first", "last", "is_asked"), [(2, 9, False), (4, 7, False), (2, 5, True), (1, 9, True)])
+def test_hub_is_read_again_where_numbers_went_back(first: int, last: int, is_asked: bool) -> None:
+    """It was probably recreated, which the creation time tells of all partitions."""
+    known = looks(1)
+    known.answered(0, partition("0", 7, 2), 1.0, 1.0)
+    known.answered(0, partition("0", last, first), 2.0, 2.0)
+    assert known.unknown(0.0) == ([Item(0, None)] if is_asked else [])
+
+
 def offset(partition_id: str, last: int, at: str) -> PartitionProperties:
     return replace(partition(partition_id, last), last_enqueued_offset=at)
 
@@ -169,7 +190,7 @@ def offset(partition_id: str, last: int, at: str) -> PartitionProperties:
 def test_size_of_events_is_learned_from_offsets() -> None:
     """First the mean over the partition's life, then what it was lately; without any, that of the hub's others."""
     known = Looks(1)
-    known.chosen(0, hub(3), ["0", "1", "2"], 0.0)
+    known.chosen(0, hub(3), ["0", "1", "2"], 0.0, 0.0)
     known.answered(0, offset("0", 10, "1000"), 0.0, 0.0)
     known.answered(0, offset("1", -1, "-1"), 0.0, 0.0)
     known.answered(0, offset("2", -1, "-1"), 0.0, 0.0)
@@ -186,7 +207,7 @@ def test_size_of_events_is_learned_from_offsets() -> None:
 def test_size_of_events_is_unknown_where_offsets_are_no_positions() -> None:
     """As in namespaces with geo-replication."""
     known = Looks(1)
-    known.chosen(0, hub(1), ["0"], 0.0)
+    known.chosen(0, hub(1), ["0"], 0.0, 0.0)
     known.answered(0, offset("0", 10, "1:77:1000"), 0.0, 0.0)
     assert known.facts(0).sizes == {}
     assert known.facts(0).snapshot("telemetry").bounds["0"].mean_size is None

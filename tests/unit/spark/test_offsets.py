@@ -414,9 +414,28 @@ def test_data_loss_is_found_where_numbers_run_backwards(new: int) -> None:
     assert "the hub was recreated" in problem
     planner = StreamPlanner(TriggerLimits(max_events=4))
     end = end_of(planner, start, snapshot(p0=new), is_limited=True, now=0).offset
-    assert end == offset(p0=min(new, 4))
-    ranges, _ = batch_ranges(start, end, snapshot(p0=new))
-    assert ranges == ([SequenceRange("0", 0, min(new, 4))] if new else [])
+    assert restored(end) == HubOffset("hub", {"0": min(new, 4)}, {"0": 0})
+    ranges, losses = batch_ranges(start, end, snapshot(p0=new))
+    assert (ranges, losses) == ([SequenceRange("0", 0, min(new, 4))] if new else [], [])
+
+
+@pytest.mark.parametrize("found", [snapshot(p0=2, p1=9), snapshot(p1=9)])
+def test_hub_recreated_while_the_query_was_stopped_is_read_from_its_beginning(found: HubSnapshot) -> None:
+    """One partition shows it, by lower numbers or by not being there: the others have other events too."""
+    end = end_of(StreamPlanner(TriggerLimits()), offset(p0=7, p1=3), found)
+    assert [each.partition_id for each in end.losses] == ["0"]
+    ranges, losses = batch_ranges(offset(p0=7, p1=3), restored(end.offset), found)
+    assert (ranges, losses) == ([SequenceRange(each, 0, at.latest) for each, at in found.bounds.items()], [])
+
+
+def test_partition_whose_numbers_run_backwards_in_the_same_hub_is_read_alone() -> None:
+    """The creation time is the same: the events of the other partitions are the same."""
+    planner = StreamPlanner(TriggerLimits())
+    end_of(planner, offset(p0=7, p1=3), snapshot(p0=7, p1=3))
+    end = end_of(planner, offset(p0=7, p1=3), snapshot(p0=2, p1=5))
+    assert [each.partition_id for each in end.losses] == ["0"]
+    ranges, _ = batch_ranges(offset(p0=7, p1=3), restored(end.offset), snapshot(p0=2, p1=5))
+    assert ranges == [SequenceRange("0", 0, 2), SequenceRange("1", 3, 5)]
 
 
 def test_data_loss_is_found_where_a_partition_is_missing() -> None:
@@ -424,7 +443,8 @@ def test_data_loss_is_found_where_a_partition_is_missing() -> None:
     start = offset(p0=7, p1=3)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
     assert (partition_id, problem) == ("1", "the hub no longer has it: the hub was recreated")
-    assert end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7), is_limited=True, now=0).offset == offset(p0=7)
+    end = end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7), is_limited=True, now=0).offset
+    assert end == HubOffset("hub", {"0": 7}, {"0": 0})
     ranges, losses = batch_ranges(offset(p0=7, p1=1), start, snapshot(p0=7))
     assert (ranges, [each.partition_id for each in losses]) == ([], ["1"])
 
@@ -436,7 +456,74 @@ def test_data_loss_is_found_where_the_hub_was_recreated() -> None:
     other = snapshot(created_at=BORN + timedelta(days=1), p0=30)
     (loss,) = end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses
     assert "2030-01-02" in loss.problem
+    assert "the hub was recreated" in str(loss.error())
     assert end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses == ()
+
+
+OTHER = BORN + timedelta(days=1)
+
+
+@pytest.mark.parametrize("new", [0, 20, 49, 50, 51, 60])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_recreated_hub_is_read_from_its_first_event(new: int, is_first: bool) -> None:
+    """With fewer events than were read, as many, or more: all of them, also if the batch is repeated after a restart.
+    With as many, the batch can have the same end and the same start as the hub's first one, and for Spark there would
+    be none."""
+    planner = StreamPlanner(TriggerLimits())
+    at = replace(offset(p0=50, p1=3), first_start={"0": 0, "1": 0} if is_first else None)
+    assert end_of(planner, at, snapshot(p0=50, p1=3)).offset is at
+    found = snapshot(created_at=OTHER, p0=new, p1=3)
+    log = [at]
+    for _ in range(2):
+        end = end_of(planner, log[-1], found).offset
+        if end != log[-1]:
+            log.append(restored(end))
+    read: list[SequenceRange] = []
+    for start, end in pairwise(log):
+        ranges, losses = batch_ranges(start, end, found)
+        assert losses == []
+        read += ranges
+    numbers = [(each.partition_id, number) for each in read for number in range(each.start, each.end)]
+    assert sorted(numbers) == [("0", number) for number in range(new)] + [("1", number) for number in range(3)]
+    assert end_of(planner, log[-1], found).offset == log[-1]
+
+
+def test_recreated_hub_is_read_from_the_first_event_that_there_is() -> None:
+    """What its retention has removed is no loss of the query; an added partition is read like the others."""
+    planner = StreamPlanner(TriggerLimits())
+    end_of(planner, offset(p0=5), snapshot(p0=5))
+    found = snapshot(created_at=OTHER, p0=(3, 9), p1=(2, 4), p2=0)
+    end = end_of(planner, offset(p0=5), found)
+    assert [each.is_other_hub for each in end.losses] == [True]
+    assert restored(end.offset) == HubOffset("hub", {"0": 9, "1": 4}, {"0": 3, "1": 2})
+    ranges, losses = batch_ranges(offset(p0=5), end.offset, found)
+    assert (ranges, losses) == ([SequenceRange("0", 3, 9), SequenceRange("1", 2, 4)], [])
+
+
+def test_recreated_hub_is_read_without_a_wait_for_more_events() -> None:
+    """`min_events` holds nothing back that tells of a loss: Spark stores the new start only with a batch."""
+    planner = StreamPlanner(TriggerLimits(min_events=100))
+    at = offset(p0=5)
+    end_of(planner, at, snapshot(p0=5))
+    end = end_of(planner, at, snapshot(created_at=OTHER, p0=5)).offset
+    assert restored(end) == HubOffset("hub", {"0": 5}, {"0": 0})
+
+
+def test_recreated_hub_of_several_is_read_alone_from_its_beginning() -> None:
+    """The others go on where they were, and keep no start."""
+    planner = StreamPlanner(TriggerLimits())
+    start = SourceOffset.of([HubOffset("a", {"0": 5}), HubOffset("b", {"0": 5})])
+
+    def found(**created_at: datetime) -> dict[str, HubSnapshot]:
+        return {hub: HubSnapshot(hub, at, {"0": PartitionBounds(0, 6)}) for hub, at in created_at.items()}
+
+    planner.end(start, found(a=BORN, b=BORN), is_limited=True, now=0.0)
+    end = planner.end(start, found(a=BORN, b=OTHER), is_limited=True, now=0.0)
+    assert [each.hub for each in end.losses] == ["b"]
+    logged = SourceOffset.from_json(json.loads(json.dumps(end.offset.to_json())))
+    assert logged.to_json() == {"a": {"0": 6}, "b": {"0": 6}, FIRST_START: {"b": {"0": 0}}}
+    ranges, losses = source_ranges(start, logged, found(a=BORN, b=OTHER))
+    assert (ranges, losses) == ({"a": [SequenceRange("0", 5, 6)], "b": [SequenceRange("0", 0, 6)]}, [])
 
 
 def test_data_loss_is_found_where_a_batch_lies_beyond_the_end() -> None:
@@ -542,6 +629,108 @@ def test_query_reads_every_event_after_its_start_once_in_any_history(
     first = run.earliest | dict(began)
     expected = {(each, number) for each, end in run.latest.items() for number in range(first.get(each, 0), end)}
     assert run.read == Counter(expected)
+
+
+class _RecreatedRun(_Run):
+    """The same with a hub that is deleted and made again; the query goes on with what there is.
+
+    An offset does not have the creation time, so it is recreated between two batches, and while the query has looked at
+    the hub before.
+    """
+
+    def __init__(self, limits: TriggerLimits, begun: Mapping[str, int]) -> None:
+        self.hubs = 0
+        self.seen: int | None = None
+        self.read_of: Counter[tuple[int, str, int]] = Counter()
+        super().__init__(limits, begun)
+
+    @property
+    def snapshot(self) -> HubSnapshot:
+        return replace(super().snapshot, created_at=BORN + timedelta(days=self.hubs))
+
+    def position(self, partition_id: str) -> int:
+        return (self.log[-1] if self.log else self.start).following.get(partition_id, 0)
+
+    def recreate(self, first: str, delta: int, earliest: int) -> None:
+        """Make another hub: in a partition with as many events more or fewer than were read, in others with as many."""
+        if self.committed < len(self.log) or self.seen != self.hubs:
+            return
+        ends = {each: self.position(each) + (delta if each == first else 0) for each in self.latest}
+        self.hubs += 1
+        self.latest = {each: max(0, end) for each, end in ends.items()}
+        self.earliest = {each: min(earliest, end) for each, end in self.latest.items()}
+
+    def trigger(self, now: float) -> None:
+        if self.committed < len(self.log):
+            return
+        start = self.log[-1] if self.log else self.start
+        end = end_of(self.planner, start, self.snapshot, now=now)
+        assert any(each.is_other_hub for each in end.losses) == (self.seen is not None and self.seen != self.hubs)
+        self.seen = self.hubs
+        if end.offset != start:
+            self.log.append(restored(end.offset))
+
+    def run(self, *, is_committed: bool) -> None:
+        self.read.clear()
+        super().run(is_committed=is_committed)
+        self.read_of.update({(self.hubs, *place): count for place, count in self.read.items()})
+
+    def restart(self) -> None:
+        if self.seen == self.hubs:
+            super().restart()
+            self.seen = None
+
+
+@given(
+    st.integers(1, 20) | st.none(),
+    st.integers(1, 20) | st.none(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["publish", "recreate", "trigger", "trigger", "commit", "commit", "crash", "restart"]),
+            st.sampled_from("012"),
+            st.integers(-9, 9),
+            st.integers(0, 3),
+        ),
+        max_size=60,
+    ),
+)
+@example(None, None, [("publish", "0", 3, 0), ("trigger", "0", 0, 0), ("commit", "0", 0, 0), ("recreate", "0", 0, 0)])
+@example(None, None, [("publish", "0", 3, 0), ("trigger", "0", 0, 0), ("commit", "0", 0, 0), ("recreate", "0", -7, 0)])
+def test_query_reads_every_event_of_a_recreated_hub_once_in_any_history(
+    most: int | None, least: int | None, steps: list[tuple[str, str, int, int]]
+) -> None:
+    """With fewer events than were read, as many, or more; limited, crashed and repeated. What was unread of the hub
+    before is gone, but nothing of it was left out before what was read."""
+    run = _RecreatedRun(TriggerLimits(most, least, 50.0), {"0": 0, "1": 0, "2": 0})
+    firsts: dict[int, dict[str, int]] = {}
+    now = 0.0
+    for step, partition_id, count, earliest in steps:
+        if step == "publish":
+            run.latest[partition_id] += abs(count)
+        elif step == "recreate":
+            run.recreate(partition_id, count, earliest)
+            firsts[run.hubs] = dict(run.earliest)
+        elif step == "trigger":
+            now += 3 * abs(count)
+            run.trigger(now)
+        elif step in {"commit", "crash"}:
+            run.run(is_committed=step == "commit")
+        else:
+            run.restart()
+    for _ in range(400):
+        now += 100.0
+        run.trigger(now)
+        run.run(is_committed=True)
+    began = run.log[0].first_start
+    assert began is not None
+    firsts[0] = dict(began)
+    assert set(run.read_of.values()) <= {1}
+    for number, first in firsts.items():
+        for partition_id in run.latest:
+            read = sorted(at for hub, each, at in run.read_of if (hub, each) == (number, partition_id))
+            assert read == list(range(first[partition_id], first[partition_id] + len(read)))
+            if number == run.hubs:
+                assert first[partition_id] + len(read) == run.latest[partition_id]
 
 
 class _HubsRun:

@@ -186,6 +186,38 @@ async def test_everything_is_known_after_a_long_trigger_interval() -> None:
     await watch.aclose()
 
 
+@pytest.mark.parametrize("events", [3, 5, 9])
+@seeds(4, of=24)
+async def test_what_is_known_of_a_hub_that_was_recreated_is_of_one_hub(events: int, seed: int) -> None:
+    """More partitions than a round has requests for, with fewer events than before, as many or more: with the new
+    creation time, or with numbers that went back, all partitions are known anew."""
+    rng = random.Random(seed)
+    hub = FakeHub(partitions=60, consumer_groups=GROUPS)
+    hub.latency = 0.01
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [SourceOptions.from_options({"connectionString": STRING}).for_stream()])
+    for each in hub.partition_ids:
+        hub.publish(each, count=5)
+    await watch.refresh()
+    created_at, before = hub.created_at, latest(watch)
+
+    def recreate() -> None:
+        hub.recreate()
+        for each in hub.partition_ids:
+            hub.publish(each, count=events)
+
+    asyncio.get_running_loop().call_later(rng.uniform(1.0, 5.0), recreate)
+    until = now() + 15.0
+    while now() < until:
+        await watch.until_news({0: latest(watch)})
+        if watch.snapshots["telemetry"].created_at == created_at:
+            assert all(end >= before[each] for each, end in latest(watch).items())
+        else:
+            assert latest(watch) == dict.fromkeys(hub.partition_ids, events)
+    assert watch.snapshots["telemetry"].created_at == hub.created_at
+    await watch.aclose()
+
+
 async def test_busy_partition_is_asked_for_in_place_of_what_links_show() -> None:
     """Requests that are free go to the partitions without a link that waits."""
     hub = FakeHub(partitions=64, consumer_groups=GROUPS)
