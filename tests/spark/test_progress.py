@@ -70,6 +70,8 @@ def test_progress_of_a_query_that_catches_up_has_its_lag(
     assert first.partitions[1].events > first.partitions[0].events > 0
     assert all(each.is_lower_bound for each in first.partitions)
     assert (last.seconds.max, last.events.max) == (0, 0)
+    assert (first.arrival_rate, first.read_rate, last.arrival_rate) == (None, None, 0.0)
+    assert (last.read_rate or 0.0) > 0.0
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
         lag.describe() for lag in gauge.lags
     ]

@@ -1,4 +1,5 @@
-"""The lag of a query behind its hubs, computed from its progress. Pure."""
+"""The lag of a query behind its hubs, and the rates at which events arrive and are read, computed from its progress.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,6 +25,10 @@ class PartitionLag:
         seconds: How long the event at `position` has been in the partition, as far as the query has observed it grow; 0
             if nothing is left to read.
         is_lower_bound: The event was there before the query first looked, so `seconds` may be higher.
+        arrival_rate: Events per second that the partition got since the end of the batch before, as far as the query
+            has observed it grow; None if this is the first batch that the listener sees of it, or the hub was recreated
+            since.
+        read_rate: Events per second that the query has read since then; None likewise.
     """
 
     hub: str
@@ -32,6 +37,8 @@ class PartitionLag:
     events: int
     seconds: float
     is_lower_bound: bool
+    arrival_rate: float | None = None
+    read_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +84,27 @@ class QueryLag:
         """Seconds behind, per partition."""
         return _spread(self.partitions, attrgetter("seconds"))
 
+    @property
+    def arrival_rate(self) -> float | None:
+        """Events per second that arrived since the batch before, over all partitions of which it is known; None if it
+        is known of none."""
+        return _total(each.arrival_rate for each in self.partitions)
+
+    @property
+    def read_rate(self) -> float | None:
+        """Events per second that were read since the batch before, over all partitions of which it is known; None if it
+        is known of none."""
+        return _total(each.read_rate for each in self.partitions)
+
     def describe(self) -> str:
         """Return it as one line of text."""
-        events, seconds = self.events, self.seconds
+        events, seconds, arrival_rate, read_rate = self.events, self.seconds, self.arrival_rate, self.read_rate
+        rates = ""
+        if arrival_rate is not None and read_rate is not None:
+            rates = f", {arrival_rate:.1f} arrive and {read_rate:.1f} are read per second"
         mark = ">=" if any(each.is_lower_bound for each in self.partitions) else ""
         return (
-            f"query {self.name or self.query_id}, batch {self.batch_id}: {self.total} events behind; "
+            f"query {self.name or self.query_id}, batch {self.batch_id}: {self.total} events behind{rates}; "
             f"per partition min {events.min:.0f}, avg {events.avg:.0f}, max {events.max:.0f}; "
             f"seconds min {seconds.min:.1f}, avg {seconds.avg:.1f}, max {mark}{seconds.max:.1f}"
         )
@@ -91,6 +113,11 @@ class QueryLag:
 def _spread(partitions: tuple[PartitionLag, ...], figure: Callable[[PartitionLag], float]) -> Spread:
     figures = [figure(each) for each in partitions]
     return Spread(min(figures), max(figures), sum(figures) / len(figures))
+
+
+def _total(rates: Iterable[float | None]) -> float | None:
+    known = [each for each in rates if each is not None]
+    return sum(known) if known else None
 
 
 Offsets = dict[tuple[str, str], int]
@@ -122,10 +149,15 @@ def parse_offsets(text: str | None) -> Offsets | None:
 
 @dataclass(slots=True)
 class _Growth:
-    """The observed ends of a partition, with the times of observation. Both only increase."""
+    """The observed ends of a partition, with the times of observation. Both only increase.
+
+    Args:
+        batch: When the last batch ended, its position, and the partition's end then.
+    """
 
     times: list[float] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    batch: tuple[float, int, int] | None = None
 
     def note(self, time: float, end: int) -> None:
         if self.ends and end < self.ends[-1]:  # the hub was recreated
@@ -137,6 +169,20 @@ class _Growth:
             del self.times[1::2], self.ends[1::2]
         self.times.append(time)
         self.ends.append(end)
+
+    def rates(self, time: float, position: int, end: int) -> tuple[float | None, float | None]:
+        """Record a batch.
+
+        Returns:
+            The events per second that arrived and that were read since the batch before; None if that is not known.
+        """
+        before, self.batch = self.batch, (time, position, end)
+        if before is None:
+            return None, None
+        since, position_then, end_then = before
+        if time <= since or position < position_then or end < end_then:
+            return None, None
+        return (end - end_then) / (time - since), (position - position_then) / (time - since)
 
     def forget_before(self, position: int) -> None:
         """Drop the observations that are not needed for the event at a position and later ones."""
@@ -158,7 +204,7 @@ class _Growth:
 
 
 class LagLedger:
-    """Records how the partitions of running queries grow, and computes their lag from it."""
+    """Records how the partitions of running queries grow and are read, and computes lag and rates from it."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[tuple[int, str, str], _Growth]] = {}
@@ -192,7 +238,10 @@ class LagLedger:
                     arrived, is_lower_bound = growth.arrival(position)
                     seconds = max(0.0, time - arrived)
                 growth.forget_before(position)
-                found.append(PartitionLag(hub, partition_id, position, last - position, seconds, is_lower_bound))
+                rates = growth.rates(time, position, last)
+                found.append(
+                    PartitionLag(hub, partition_id, position, last - position, seconds, is_lower_bound, *rates)
+                )
         return tuple(sorted(found, key=lambda each: (each.hub, partition_order(each.partition_id))))
 
     def idled(self, run_id: str, time: float) -> None:

@@ -24,7 +24,8 @@ _log = logging.getLogger("eventpump.spark")
 
 
 class LagListener(StreamingQueryListener):
-    """Reports the lag of every query after each batch, as a line in the log and to a function.
+    """Reports the lag of every query after each batch, and the rates at which events arrive and are read, as a line in
+    the log and to a function.
 
     ::
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,8 @@ def test_lag_of_a_hub_that_the_option_spells_in_another_case() -> None:
     ledger = LagLedger()
     for time, hub in ((100.0, "telemetry"), (110.0, "Telemetry")):
         (lag,) = ledger.progressed("run", time, [(offsets(hub, p0=5), offsets("TELEMETRY", p0=9))])
-        assert lag == PartitionLag(hub, "0", 5, 4, time - 100.0, is_lower_bound=True)
+        rates = (None, None) if time == 100.0 else (0.0, 0.0)
+        assert lag == PartitionLag(hub, "0", 5, 4, time - 100.0, True, *rates)
 
 
 def test_lag_in_seconds_is_the_age_of_the_first_unread_event() -> None:
@@ -53,7 +55,7 @@ def test_lag_of_a_backlog_before_the_first_look_is_a_lower_bound() -> None:
     """How long it has been there is not known, and is not made up."""
     ledger = LagLedger()
     assert behind(ledger, 100.0, 0, 50) == PartitionLag("hub", "0", 0, 50, 0.0, is_lower_bound=True)
-    assert behind(ledger, 130.0, 49, 60) == PartitionLag("hub", "0", 49, 11, 30.0, is_lower_bound=True)
+    assert behind(ledger, 130.0, 49, 60) == PartitionLag("hub", "0", 49, 11, 30.0, True, 10 / 30, 49 / 30)
     assert not behind(ledger, 131.0, 50, 60).is_lower_bound
 
 
@@ -100,6 +102,58 @@ def test_lag_leaves_out_the_start_in_a_first_batch() -> None:
     assert parse_offsets(json.dumps(first)) == {("hub", "0"): 7}
 
 
+def rates(lag: PartitionLag) -> tuple[float | None, float | None]:
+    return lag.arrival_rate, lag.read_rate
+
+
+def test_rates_are_events_per_second_since_the_batch_before() -> None:
+    """Of the partition's growth and of what was read; a time without events counts, and what came in it too."""
+    ledger = LagLedger()
+    assert rates(behind(ledger, 100.0, 10, 40)) == (None, None)
+    assert rates(behind(ledger, 110.0, 30, 45)) == (0.5, 2.0)
+    assert rates(behind(ledger, 112.0, 45, 45)) == (0.0, 7.5)
+    for time in (120.0, 130.0, 140.0):
+        ledger.idled("run", time)
+    assert rates(behind(ledger, 152.0, 65, 65)) == (0.5, 0.5)
+
+
+def test_rates_are_unknown_where_they_cannot_be_told() -> None:
+    """At first, after a restart, for a partition that is added, in a hub that was recreated, and in no time."""
+    ledger = LagLedger()
+    behind(ledger, 0.0, 5, 5)
+    lags = ledger.progressed("run", 2.0, [(offsets(p0=7, p1=4), offsets(p0=7, p1=9))])
+    assert list(map(rates, lags)) == [(1.0, 1.0), (None, None)]
+    assert rates(behind(ledger, 4.0, 3, 3)) == (None, None)
+    assert rates(behind(ledger, 6.0, 3, 5)) == (1.0, 0.0)
+    assert rates(behind(ledger, 6.0, 5, 5)) == (None, None)
+    assert rates(behind(ledger, 5.0, 5, 5)) == (None, None)
+    assert rates(behind(ledger, 9.0, 0, 7)) == (None, None)
+    ledger.ended("run")
+    assert rates(behind(ledger, 11.0, 9, 9)) == (None, None)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 50), st.integers(0, 60)), min_size=2, max_size=700))
+def test_rates_add_up_to_what_arrived_and_what_was_read(steps: list[tuple[float, int, int]]) -> None:
+    """Over the time of each, however coarse the memory of the growth becomes; and their difference is that of the
+    lag."""
+    ledger, time, position, latest = LagLedger(), 0.0, 0, 0
+    arrived = read = 0.0
+    before = behind(ledger, time, position, latest)
+    for wait, grown, taken in steps:
+        time += wait
+        latest += grown
+        position = min(latest, position + taken)
+        lag = behind(ledger, time, position, latest)
+        assert lag.arrival_rate is not None
+        assert lag.read_rate is not None
+        arrived += lag.arrival_rate * wait
+        read += lag.read_rate * wait
+        assert (lag.arrival_rate - lag.read_rate) * wait == pytest.approx(lag.events - before.events, abs=1e-6)
+        before = lag
+    assert arrived == pytest.approx(latest, abs=1e-3)
+    assert read == pytest.approx(position, abs=1e-3)
+
+
 @given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=700))
 def test_lag_is_never_negative_nor_older_than_the_first_look(steps: list[tuple[float, int, int]]) -> None:
     """Whatever the growth and the reading: zero events are zero seconds."""
@@ -131,4 +185,12 @@ def test_lag_of_a_query_is_described_in_one_line() -> None:
     assert (lag.total, lag.events.max, lag.events.avg, lag.seconds.min) == (10, 10, 5, 0.0)
     assert lag.describe() == (
         "query bars, batch 3: 10 events behind; per partition min 0, avg 5, max 10; seconds min 0.0, avg 2.0, max >=4.0"
+    )
+    assert (lag.arrival_rate, lag.read_rate) == (None, None)
+    known = replace(lag, partitions=(partitions[0], replace(partitions[1], arrival_rate=3.25, read_rate=0.0)))
+    assert (known.arrival_rate, known.read_rate) == (3.25, 0.0)
+    first = replace(partitions[0], arrival_rate=1.0, read_rate=2.0)
+    both = replace(known, partitions=(first, known.partitions[1]))
+    assert both.describe().startswith(
+        "query bars, batch 3: 10 events behind, 4.2 arrive and 2.0 are read per second; per partition min 0"
     )
