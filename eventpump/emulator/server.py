@@ -348,7 +348,8 @@ class Emulator:
 
         Args:
             accept_unknown_producers: Whether an unknown producer is accepted as new, with its own id and epoch and
-                nothing published, instead of being refused; the real service's behavior is undocumented. Default: False.
+                nothing published, instead of being refused; the real service's behavior is undocumented. Default:
+                False.
 
         Raises:
             ConfigurationError: The hub does not exist, or is stored on disk.
