@@ -104,14 +104,19 @@ class Query:
         sink = sink_of(self.transport, HUB, "sink")
         return Batch(sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
 
-    async def begin(self, batch_id: int) -> Plan | Done:
-        """Begin a batch."""
+    async def begin(self, batch_id: int, *, is_collected: bool = False) -> Plan | Done:
+        """Begin a batch.
+
+        Args:
+            is_collected: Whether the driver has the rows, and knows which partitions have any.
+        """
+        used = [each for each in PARTITIONS if self.shares(batch_id, each)] if is_collected else None
         batch = self.batch(batch_id)
         step = await retried(lambda: prepare_batch(self.store, self.transport, batch, OPTIONS))
         self.is_first = False
         if isinstance(step, Unplanned):
             unplanned = step
-            step = await retried(lambda: plan_batch(self.store, self.transport, unplanned, None, OPTIONS))
+            step = await retried(lambda: plan_batch(self.store, self.transport, unplanned, used, OPTIONS))
             self.is_first = step.run_id == self.driver.run_id
         return step
 

@@ -179,9 +179,10 @@ async def test_sink_under_random_faults_stores_every_row_once_in_order(
                 dies = None
                 while dies is None and committed < batches:
                     dies = rng.choice([None, None, "planned", "published", "done"])
-                    step = await query.begin(committed)
+                    is_small = paths()
+                    step = await query.begin(committed, is_collected=is_small)
                     if isinstance(step, Plan) and dies != "planned":
-                        if paths():
+                        if is_small:
                             outcomes = await until_fault(query, step, faults, rng)
                         else:
                             await query.kept.aclose()
@@ -231,6 +232,7 @@ async def test_killed_driver_is_continued_by_the_next(
 # ------------------------------------------------------------------------------------------------- one thing at a time
 
 
+@pytest.mark.parametrize("directly", [False, True])
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize(
     "action",
@@ -244,13 +246,14 @@ async def test_killed_driver_is_continued_by_the_next(
     ids=["lost", "stored", "detached", "timeout", "refused"],
 )
 async def test_message_without_an_answer_stores_its_rows_once(
-    emulator: Emulator, query: Query, action: Action, at: int
+    emulator: Emulator, query: Query, action: Action, at: int, directly: bool
 ) -> None:
-    """*No duplicate*: whatever becomes of a message, its rows are stored once, within the same attempt."""
-    query.shares = twelve
+    """*No duplicate*: whatever happens to a message, its rows are stored once, within the same attempt."""
+    query.shares, query.paths = twelve, lambda: directly
     plan = await query.plan(0)
     fault = lose(emulator, action, after=at)
-    receipt = receipt_of(await query.attempt(plan, "0"))
+    (outcome,) = await query.tasks(plan)
+    receipt = receipt_of(outcome)
     assert fault.fired == 1
     assert (receipt.count, receipt.found, receipt.first_number, receipt.last_number) == (12, 0, 1, 12)
     assert await stored(emulator.connection_string, "0") == twelve(0, "0")
@@ -668,14 +671,20 @@ async def stamps(emulator: Emulator) -> list[tuple[str, object]]:
         return [(event.body_as_str(), event.properties.get(STAMP)) async for event in reader]
 
 
+@pytest.mark.parametrize("directly", [False, True])
 @pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
 @pytest.mark.parametrize("is_first_batch", [False, True])
 @pytest.mark.parametrize("portions", [0, 1])
 async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
-    emulator: Emulator, tmp_path: Path, portions: int, is_first_batch: bool, accept_unknown_producers: bool
+    emulator: Emulator,
+    tmp_path: Path,
+    portions: int,
+    is_first_batch: bool,
+    accept_unknown_producers: bool,
+    directly: bool,
 ) -> None:
     """*No loss and no duplicate* by `tailScan`: stamps tell what is stored, whatever the service forgets, and when."""
-    options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve}
+    options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve, "paths": lambda: directly}
     async with query_of(emulator.connection_string, tmp_path, **options) as query:
         batch_id = 0
         if not is_first_batch:
@@ -684,8 +693,8 @@ async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
         plan = await query.plan(batch_id)
         await publish_others(emulator, "other")
         if portions:
-            query.shares = lambda *_: twelve(batch_id, "0")[:7]
-            await query.attempt(plan, "0")
+            query.shares = lambda _, each: twelve(batch_id, each)[:7]
+            await query.tasks(plan)
             query.shares = twelve
         await publish_others(emulator, "another")
         emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
@@ -740,16 +749,18 @@ async def test_tail_with_events_of_others_is_no_loss(emulator: Emulator, query: 
     assert isinstance(await query.finish(plan, [await query.attempt(plan, "0")]), Done)
 
 
+@pytest.mark.parametrize("directly", [False, True])
 @pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
 async def test_at_least_once_sends_everything_again(
-    emulator: Emulator, tmp_path: Path, accept_unknown_producers: bool
+    emulator: Emulator, tmp_path: Path, accept_unknown_producers: bool, directly: bool
 ) -> None:
     """*No loss* by `atLeastOnce`: what was stored is stored again, the whole share in order."""
-    async with query_of(emulator.connection_string, tmp_path, policy=ANYHOW, shares=twelve) as query:
+    options: dict[str, Any] = {"policy": ANYHOW, "shares": twelve, "paths": lambda: directly}
+    async with query_of(emulator.connection_string, tmp_path, **options) as query:
         await query.run(0)
         plan = await query.plan(1)
-        query.shares = lambda *_: twelve(1, "0")[:7]
-        await query.attempt(plan, "0")
+        query.shares = lambda _, each: twelve(1, each)[:7]
+        await query.tasks(plan)
         query.shares = twelve
         emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
         await query.run(1)

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Hold, LinkRole, Reject
-from eventpump.errors import AuthenticationError, ConfigurationError, ProducerStateLostError
+from eventpump.errors import AuthenticationError, ConfigurationError, EventPumpError, ProducerStateLostError
 from eventpump.options.base import RetryOptions
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
@@ -511,6 +511,19 @@ def test_sink_shows_no_secret(spark: SparkSession, sink: SinkHub, capsys: pytest
 
 
 # ------------------------------------------------------------------------------------------------------ faults
+
+
+def test_sink_waits_for_a_service_that_is_away_when_a_batch_begins(spark: SparkSession, sink: SinkHub) -> None:
+    """*No loss*: the driver's own requests are repeated until `retry_timeout` is over; the error has the last cause."""
+    sink.writer()(numbered(spark, 0, 20), 0)
+    away = sink.service.add_fault(DropConnection(), role=LinkRole.MANAGEMENT, count=None)
+    # A driver that continues has links to make, and asks for the hub first.
+    with pytest.raises(EventPumpError, match="the peer closed the byte stream"):
+        sink.writer(retry_timeout=1.0)(numbered(spark, 20, 40), 1)
+    sink.service.call(away.remove)
+    sink.service.add_fault(DropConnection(), role=LinkRole.MANAGEMENT, count=4)
+    sink.writer()(numbered(spark, 20, 40), 1)
+    sink.require_exactly(range(40))
 
 
 def test_sink_over_lost_connections_stores_rows_once(spark: SparkSession, sink: SinkHub) -> None:

@@ -702,7 +702,7 @@ def test_stamp_takes_no_more_than_is_reserved(size: int, properties: dict[str, s
     )
     event = EventData(b"x" * size, properties=properties).encode()
     sealed = [SealedBatch.seal([each], idempotent=True).size for each in (event, stamped(event, plan.stamp("31", row)))]
-    assert sealed[1] - sealed[0] <= stamp_room(sink, 7, 31)
+    assert sealed[1] - sealed[0] <= stamp_room(sink, 31)
 
 
 def test_encode_of_too_long_a_key_is_refused() -> None:

@@ -183,6 +183,14 @@ async def plan_batch(
         Exception: As `begin_batch`.
     """
     batch = unplanned.batch
+    if unplanned.gap_after is not None:
+        _log.warning(
+            "sink %r: the newest batch in the ledger is %d, and the query is at %d: if the sink was called for a batch "
+            "between them, the ledger is an older copy or another one, and rows may be stored twice",
+            batch.sink.sink_id,
+            unplanned.gap_after,
+            batch.batch_id,
+        )
     plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
     _warn_of_missing(batch, plan)
     return plan

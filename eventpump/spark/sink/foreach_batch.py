@@ -565,7 +565,7 @@ class _Publication:
     # ------------------------------------------------------------------------------------------ rows
 
     def _encoding(self, partition_count: int, router: StableRouter, is_stamped: bool) -> EncodeTask:
-        reserved = stamp_room(self._batch.sink, self._batch.batch_id, partition_count) if is_stamped else 0
+        reserved = stamp_room(self._batch.sink, partition_count) if is_stamped else 0
         limit = self._writer._message_limit()  # noqa: SLF001 - it is of this module
         self._running.encoding = EncodeTask(
             self._columns, partition_count, limit, reserved, router, self._settings.encode
@@ -716,9 +716,9 @@ def _shuffle_tasks(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or _UNKNOWN_SLOTS)
 
 
-def stamp_room(sink: Sink, batch_id: int, partition_count: int) -> int:
-    """Return the most bytes that a stamp adds to an event."""
-    stamp = f"{stamp_prefix(sink, batch_id, str(partition_count))}{_LAST_ROW}"
+def stamp_room(sink: Sink, partition_count: int) -> int:
+    """Return the most bytes that a stamp adds to an event, in any batch: rows are encoded before theirs is known."""
+    stamp = f"{stamp_prefix(sink, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
     return len(section(APPLICATION_PROPERTIES, {STAMP: stamp})) + _LARGER_FORMS
 
 

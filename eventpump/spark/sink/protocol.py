@@ -215,12 +215,14 @@ class Unplanned:
         partition_ids: The hub's partitions, by number.
         prior: The record of the previous batch; None if its producers must not be used again.
         opened: The service's answers for partitions that need a new producer.
+        gap_after: For the first batch of a run, the newest batch in the ledger, if it is not the one before.
     """
 
     batch: Batch
     partition_ids: tuple[str, ...]
     prior: Done | None
     opened: Mapping[str, ProducerAnswer]
+    gap_after: int | None = None
 
 
 def begin(batch: Batch) -> Procedure[Plan | Done]:
@@ -418,7 +420,8 @@ def _behind(batch: Batch, newest: int) -> ConfigurationError:
 
 
 def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
-    prior = yield from _prior(batch)
+    is_first = batch.run.claim is None
+    prior, newest = yield from _prior(batch)
     ids = yield ReadPartitions()
     assert isinstance(ids, Sequence)
     known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
@@ -433,7 +436,7 @@ def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
         if not isinstance(opened[each], ProducerAnswer):
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     yield from _claim(batch)
-    return Unplanned(batch, partition_ids, prior, opened)
+    return Unplanned(batch, partition_ids, prior, opened, gap_after=newest if is_first else None)
 
 
 def _may_continue(batch: Batch, prior: PartitionDone | None) -> bool:
@@ -499,12 +502,13 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
     return existing
 
 
-def _prior(batch: Batch) -> Procedure[Done | None]:
-    """Return the record of the previous batch; None if its producers must not be used again."""
+def _prior(batch: Batch) -> Procedure[tuple[Done | None, int | None]]:
+    """Return the record of the previous batch, or None if its producers must not be used again; and then the newest
+    batch in the ledger, if there is one."""
     if batch.batch_id > 0:
         done = yield from _find_done(batch, batch.batch_id - 1)
         if done is not None:
-            return done
+            return done, None
     names = yield ListRecords()
     assert isinstance(names, Sequence)
     begun = sorted({found for found in map(batch_of, names) if found is not None})
@@ -525,7 +529,7 @@ def _prior(batch: Batch) -> Procedure[Done | None]:
             f"{batch.batch_id}: rows may be missing; use another sink_id to continue without them",
         )
     # If records are missing in between, numbers may have been used that are not recorded: new producers are safe.
-    return None
+    return None, earlier[-1] if earlier else None
 
 
 def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:

@@ -502,6 +502,16 @@ def test_plan_after_a_gap_takes_new_producers() -> None:
     assert [each.producer_id for each in made.partitions] == [100, 101]
 
 
+@pytest.mark.parametrize(("claim", "newest"), [(None, 0), (1, None)])
+def test_prepare_of_the_first_batch_of_a_run_after_a_gap_names_the_newest_in_the_ledger(
+    claim: int | None, newest: int | None
+) -> None:
+    """A ledger that is an older copy looks like that; so does a sink that is not called for each batch."""
+    unplanned = Outside(done(0)).run(prepare(batch(5, run=running(claim=claim))))
+    assert isinstance(unplanned, Unplanned)
+    assert unplanned.gap_after == newest
+
+
 # ------------------------------------------------------------------------------------------------- the end of a batch
 
 
