@@ -459,7 +459,7 @@ class DataLost(HostReport):
         then = {
             "earliest": "goes on at the oldest event kept",
             "latest": "goes on at the end of the partition",
-            "fail": "the partition is left; if they are not missed, as after a test service began anew beside old "
+            "fail": "the partition is left; if they are not missed, as after a test service was restarted beside old "
             'leases, set on_data_loss="earliest" once, or delete the leases',
         }
         return f"{self.loss.describe()}; {then[self.action]}"

@@ -410,7 +410,7 @@ class EventHubsApp:
         for function, publications in self._publications.items():
             if publications and function not in subscribed:
                 name = getattr(function, "__name__", function)
-                raise ConfigurationError("publisher", f"the function {name} is no subscriber, so nothing calls it")
+                raise ConfigurationError("publisher", f"the function {name} is not a subscriber, so nothing calls it")
 
     async def _open_producers(
         self, stack: AsyncExitStack, overrides: _Overrides | None, stopping: asyncio.Event

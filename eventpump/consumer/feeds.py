@@ -76,7 +76,7 @@ class FeedMaker:
 
         Args:
             position: Where it begins.
-            hub_created_at: The hub that its events are of. If that was deleted and made again, the feed ends.
+            hub_created_at: The hub that its events are of. If that was deleted and recreated, the feed ends.
             consumer_group: Another consumer group than that of the link, and then without its owner level.
             limit: As of `PartitionFeed`.
             checks_hub: Whether the hub is compared before the first link, too.
@@ -91,7 +91,7 @@ class FeedMaker:
             # Not before the first link: that the hub is this one was found out just now.
             nonlocal was_located
             if was_located and (await self._hub()).created_at != hub_created_at:
-                problem = "the hub was deleted and made again while it was read"
+                problem = "the hub was deleted and recreated while it was read"
                 raise HubRecreatedError(self.spec.hub, self.spec.partition_id, problem)
             was_located = True
             return position

@@ -133,7 +133,7 @@ class SharedPartition:
         member.shares_from = opens_anew or 0
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
-            error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
+            error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and recreated")
             if member.hub_created_at < self._hub_created_at:
                 member.fail(error)
                 return member
@@ -170,7 +170,7 @@ class SharedPartition:
         Raises:
             UnknownPlaceError: There is no such place.
             ServiceError: The position was refused, or the link failed for good.
-            HubRecreatedError: The hub was deleted and made again.
+            HubRecreatedError: The hub was deleted and recreated.
             OwnershipLostError: The partition is given up.
         """
         look = PlaceLook(search, hub_created_at, facts, asyncio.get_running_loop().create_future())
@@ -425,7 +425,7 @@ class SharedPartition:
             if member.hub_created_at < newest_hub:
                 self.leave(member)
                 member.fail(
-                    HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and made again")
+                    HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and recreated")
                 )
         first = min(-1 if each.number is None else each.number for each in self._sharing())
         for member in list(self._members.values()):

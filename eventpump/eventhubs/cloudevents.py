@@ -107,7 +107,7 @@ class CloudEvent:
                 raise _InvalidError(f"an extension's name has lower-case letters and digits only, not {name!r:.40}")
             if name in _NAMED or name in ("data", "data_base64"):
                 raise _InvalidError(
-                    f"{name} is no extension, but a part of every CloudEvent; give it by its own argument"
+                    f"{name} is not an extension attribute but part of every CloudEvent; pass it as its own argument"
                 )
             if not isinstance(value, str | bool | int | bytes | datetime):
                 raise _InvalidError(f"the extension {name} must be text, a number, a truth value, bytes or a time")
@@ -204,7 +204,7 @@ def _from_structured(event: ReceivedEvent) -> CloudEvent:
         raise _InvalidError(f"the structured format {media} cannot be read; only {_JSON_FORMAT} can")
     whole = event.body_as_json()
     if not isinstance(whole, dict):
-        raise _InvalidError("its JSON is no object")
+        raise _InvalidError("the JSON is not an object")
     attributes = {name: value for name, value in whole.items() if value is not None}
     data = attributes.pop("data", None)
     encoded = attributes.pop("data_base64", None)

@@ -153,7 +153,7 @@ class EventPosition:
                 case "time":
                     position = cls.at_enqueued_time(datetime.fromisoformat(value), inclusive=inclusive)
         if position is None or str(position) != text:
-            raise ValueError(f"{text[:80]!r} is no position: it must be a text that str of a position gave")
+            raise ValueError(f"{text[:80]!r} is not a position: expected the text that str(position) returns")
         return position
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ class DeliveryReceipt:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a DeliveryReceipt cannot be pickled: only the producer that gave it learns the outcome; "
+            "a DeliveryReceipt cannot be pickled: only the producer that returned it receives the outcome; "
             "await the receipt, and pickle the SendResult"
         )
 

@@ -365,7 +365,7 @@ async def test_scope_record_under_a_blob_lease_raises(hosts: Hosts) -> None:
     store = await hosts.store(prefix="ns/")
     stored = await store.write_scope_record(RECORD, None)
     await hosts.raw.get_blob_client(RECORD_BLOB).acquire_lease(15)
-    with pytest.raises(StoreError, match="leased by somebody"):
+    with pytest.raises(StoreError, match="has a blob lease held elsewhere"):
         await store.write_scope_record(RECORD, stored)
     assert await store.write_scope_record(RECORD, None) is None
     assert await store.read_scope_record() == stored

@@ -156,7 +156,7 @@ class LedgerStoreContract:
     async def test_record_name_outside_the_ledger_is_refused(self, new_store: NewStore, name: str) -> None:
         """A name leads to a file in a directory of the ledger, or nowhere."""
         store = await opened(new_store)
-        with pytest.raises(ValueError, match="is no record's name"):
+        with pytest.raises(ValueError, match="is not a record name"):
             await store.create(name, FIRST)
 
     async def test_create_that_is_cancelled_can_be_repeated(self, new_store: NewStore) -> None:

@@ -63,7 +63,7 @@ class LagListener(StreamingQueryListener):
             try:
                 self._on_lag(lag)
             except Exception:
-                _log.exception("a lag could not be told")
+                _log.exception("the lag could not be reported")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Record that there was nothing new."""

@@ -595,7 +595,7 @@ class BlobLeaseStore:
         except RefusedError as refused:
             if refused.answer is Answer.TAKEN and replaces is not None:
                 # Not a lost race: another client holds a blob lease on the record.
-                problem = f"{blob.blob_name} is leased by somebody: break that blob lease"
+                problem = f"{blob.blob_name} has a blob lease held elsewhere: break that blob lease"
                 raise StoreError(operation, problem) from None
             return None
 

@@ -65,5 +65,5 @@ def split_name(name: str) -> tuple[str, str]:
     directory, slash, file = name.partition("/")
     parts = (directory, file)
     if not slash or "/" in file or any(not part or part.startswith(".") or "\\" in part for part in parts):
-        raise ValueError(f"{name!r} is no record's name: it must be directory/file, neither beginning with a dot")
+        raise ValueError(f"{name!r} is not a record name: expected directory/file, neither starting with a dot")
     return directory, file

@@ -131,7 +131,7 @@ async def test_what_cannot_run_is_refused_at_the_start() -> None:
         pass
 
     app.publisher("out")(lonely)
-    with pytest.raises(ConfigurationError, match="lonely is no subscriber"):
+    with pytest.raises(ConfigurationError, match="lonely is not a subscriber"):
         await app.run_async()
     shared = EventHubsApp(CONNECTION, lease_store=MemoryLeaseStore(), checkpoint_policy=CheckpointPolicy.manual())
     shared.subscriber("one")(_take)

@@ -444,7 +444,7 @@ def test_a_position_is_a_text_to_store(position: EventPosition, text: str) -> No
     assert EventPosition.parse(str(position)) == position
     assert str(EventPosition.parse(str(position))) == str(position)
     for other in (f"x{position}", text[:6], "time>now"):
-        with pytest.raises(ValueError, match="no position"):
+        with pytest.raises(ValueError, match="not a position"):
             EventPosition.parse(other)
 
 
