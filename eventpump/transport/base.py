@@ -1,4 +1,4 @@
-"""What every connection of this client has in common, whichever AMQP implementation carries it."""
+"""The base class of connections, whichever AMQP implementation they use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("eventpump.transport")
 
 
 class Asked(NamedTuple):
-    """When something was asked of the service, and how much it had said until then."""
+    """When a request was sent to the service, and how much it had answered until then."""
 
     at: float
     heard: int
@@ -51,7 +51,7 @@ class LinkSpec:
 def snd_settle_mode(*, is_receiver: bool) -> int:
     """Return how messages are settled: received ones by the service as it sends them, sent ones by their outcome.
 
-    The service settles events as it sends them, whatever is asked for (protocol.md 5.1).
+    The service settles events as it sends them, whatever mode is requested (protocol.md 5.1).
     """
     return 1 if is_receiver else 0
 
@@ -104,7 +104,7 @@ class LinkHandle(Protocol):
 
 @cache
 def connection_properties() -> dict[str, str]:
-    """Return the properties of the AMQP open: who this client is."""
+    """Return the properties of the AMQP open, which identify this client."""
     try:
         version = metadata.version("eventpump")
     except metadata.PackageNotFoundError:  # run from a checkout or an archive
@@ -131,7 +131,7 @@ class BaseConnection(ABC):
         self.container_id = f"eventpump-{uuid.uuid4().hex}"
         self.error: ServiceError | None = None
         """Why the connection is over; None while it is not."""
-        self.was_of_use = False
+        self.ever_attached = False
         """Whether a link was ever attached."""
         self._loop = asyncio.get_running_loop()
         self._names = itertools.count()
@@ -150,7 +150,7 @@ class BaseConnection(ABC):
 
     @abstractmethod
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
-        """Attach a link; the owner learns what comes of it.
+        """Attach a link; the owner is called with the result.
 
         Raises:
             ServiceError: The connection is over, or full.
@@ -162,12 +162,14 @@ class BaseConnection(ABC):
 
     @abstractmethod
     def queued(self, size: int) -> None:
-        """Send what is queued, a message of so many bytes among it, soon; at once where it is much, or the only one in
-        flight."""
+        """Send what is queued, including a message of so many bytes, soon.
+
+        At once if the message is large, or the only one in flight.
+        """
 
     @abstractmethod
     def hold_back(self, link: ClientSendLink) -> None:
-        """Have a link called, in the order of asking, once the peer reads again."""
+        """Resume a link, in the order of the calls, when the peer reads again."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -186,7 +188,7 @@ class BaseConnection(ABC):
 
     def _log_end(self, error: ServiceError) -> None:
         """Log the end of the connection: at INFO if it was in use and ends unexpectedly."""
-        is_lost = self.was_of_use and error.recovery is not Recovery.GIVE_UP
+        is_lost = self.ever_attached and error.recovery is not Recovery.GIVE_UP
         where = self.settings.fully_qualified_namespace
         level, what = (logging.INFO, "was lost") if is_lost else (logging.DEBUG, "has ended")
         _log.log(level, "the connection to %s %s: %s (%s)", where, what, error, self.container_id)
@@ -202,8 +204,8 @@ class BaseConnection(ABC):
     def unanswered(self, asked: Asked) -> bool:
         """Called when no answer came in time, or the caller stopped waiting for it.
 
-        A service that says nothing at all for as long as the idle time-out, though something was asked of it, is dead,
-        even if something before it still sends heartbeats: the connection is dropped.
+        A service that sends no answer for as long as the idle time-out, though a request is pending, is dead, even if
+        an intermediary still sends heartbeats: the connection is dropped.
 
         Returns:
             Whether it was.
@@ -224,23 +226,23 @@ class BaseConnection(ABC):
             self.abort()
 
     def passing(self, error: ServiceError) -> ServiceError:
-        """Take the end of a connection that was of use for one that may pass.
+        """Return the error for a lost connection: transient if a link was ever attached on it.
 
-        Silence of ours, a token, a quota of connections: what worked until now may work again, and a reason that lasts
-        is told anew, by whatever is refused then.
+        An idle time-out on this side, an expired token, a quota of connections: a connection that had worked may work
+        again. A permanent cause is reported again when the next attempt is refused.
         """
-        if not self.was_of_use or error.recovery is not Recovery.GIVE_UP:
+        if not self.ever_attached or error.recovery is not Recovery.GIVE_UP:
             return error
         return ConnectionLostError(error.description, condition=error.condition, tracking_id=error.tracking_id)
 
 
 def end_error(error: AmqpError | None, entity: str | None, lost: Recovery, otherwise: str) -> ServiceError:
-    """Make the error of what a peer ended.
+    """Return the error for something that the peer ended.
 
     Args:
-        error: What the peer said; None where it said nothing.
+        error: The error that the peer sent; None if it sent none.
         lost: What ended.
-        otherwise: What to say where the peer said nothing.
+        otherwise: The description if the peer sent no error.
     """
     if error is None:
         return error_for(None, otherwise, entity=entity, lost=lost)

@@ -42,11 +42,11 @@ from eventpump.transport.base import BaseConnection, LinkSpec, connection_proper
 from eventpump.transport.links import ClientLink, ClientSendLink
 
 _FLUSH_AT = 256 * 1024
-"""Bytes after which output goes to the stream at once, which then tells whether the peer is slow to read."""
+"""Bytes after which output is written to the stream at once, which then reports whether the peer is slow to read."""
 
 
 class Dial(Protocol):
-    """How a stream is made: :func:`eventpump.net.route.dial`, or another in its place."""
+    """How a stream is opened: :func:`eventpump.net.route.dial`, or a replacement."""
 
     async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
         """Connect.
@@ -109,7 +109,7 @@ class ClientConnection(BaseConnection):
         return self.error is None and self._protocol is not None
 
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> Link:
-        """Attach a link on a session that has room for it; the owner learns what comes of it.
+        """Attach a link on a session that has room for it; the owner is called with the result.
 
         Raises:
             ServiceError: The connection is over, or full.
@@ -160,7 +160,7 @@ class ClientConnection(BaseConnection):
     def queued(self, size: int) -> None:
         """Send what the engine has queued, a message of so many bytes among it: soon, for others to share the write.
 
-        At once where it is much, and where no other message is in flight: the only one is seldom followed by another.
+        At once if it is large, or if no other message is in flight: a single message is seldom followed by another.
         """
         self._unwritten += size
         is_alone = sum([len(each.unsettled) for each in self._sessions]) <= 1
@@ -176,7 +176,7 @@ class ClientConnection(BaseConnection):
         return self._protocol is not None and self._protocol.is_paused
 
     def hold_back(self, link: ClientSendLink) -> None:
-        """Have a link called, in the order of asking, once the peer reads again."""
+        """Resume a link, in the order of the calls, when the peer reads again."""
         self._held_back[link] = None
 
     def abort(self) -> None:
@@ -224,7 +224,7 @@ class ClientConnection(BaseConnection):
                 case FlowAnswered(link) if link.context is not None:
                     link.context.on_answered()
                 case LinkAttached(link):
-                    self.was_of_use = True
+                    self.ever_attached = True
                     if link.is_remote_initiated:
                         link.refuse(AmqpError(NOT_ALLOWED, "this client takes no links"))
                     elif link.context is not None:
@@ -280,7 +280,7 @@ class ClientConnection(BaseConnection):
         for waiting in (self._opened, *self._begun.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # whoever waits gets it; if nobody does, that is no fault
+                waiting.exception()  # the waiter gets it; without one, it is not an error
         for session in list(self.engine.sessions.values()):
             for link in list(session.links.values()):
                 if link.context is not None:
@@ -322,6 +322,6 @@ def _service_tls(settings: ConnectionSettings) -> ssl.SSLContext:
 
 def _closing_error(error: AmqpError | None, is_local: bool) -> ServiceError:
     if error is not None and is_local and error.condition != UNAUTHORIZED_ACCESS:
-        # The condition is what we told the service, not what it told us: its silence is no quota of ours.
+        # The condition was sent by this side: the service's silence is not an exceeded quota.
         return ConnectionLostError(f"the connection was given up: {error.description}", condition=str(error.condition))
     return end_error(error, None, Recovery.RECONNECT, "the service closed the connection")

@@ -14,7 +14,7 @@ from eventpump.transport.namespace import NamespaceTransport
 
 
 class NativeTransport(NamespaceTransport):
-    """The way to one namespace over AMQP on TCP or TLS: `eventpump.interfaces.Transport`.
+    """A connection to one namespace over AMQP on TCP or TLS: implements `eventpump.interfaces.Transport`.
 
     Args:
         settings: Where to connect, and as whom.

@@ -214,13 +214,13 @@ async def test_close_while_connecting_leaves_no_thread(authority: Authority) -> 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "stopped"])
 async def test_incoming_bytes_are_looked_at_at_once(emulator: Emulator, authority: Authority, is_lost: bool) -> None:
-    """A connection opens, is lost, or does as it is told, though its thread looks once a minute by itself."""
+    """A connection opens, is lost, or carries out a request, though its thread polls only once a minute."""
     loop = asyncio.get_running_loop()
     opened, lost, ended = loop.create_future(), loop.create_future(), loop.create_future()
 
     class Owner:
-        def on_told(self, told: list[Ask]) -> None:
-            for what, arguments in told:
+        def on_calls(self, calls: list[Ask]) -> None:
+            for what, arguments in calls:
                 what(*arguments)
 
         def on_opened(self) -> None:

@@ -1,7 +1,7 @@
 """Messages and values between their encoded form and uamqp's objects.
 
-uamqp keeps no encoded message: it decodes what comes in and encodes what goes out, and its two ways do not agree on
-which sections stand with their descriptors. What it gets wrong is put right here, on bytes.
+uamqp keeps no encoded message: it decodes what it receives and encodes what it sends, and its decoder and encoder do
+not agree on which sections include their descriptors. Its errors are corrected here, in the encoded bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def to_message(raw: bytes, message_format: int) -> Any:
     spans = section_spans(raw)
     message = _message([(code, raw[start:end]) for code, start, end in spans])
     message.message_format = message_format
-    # Data goes through uamqp as it is, and is nearly all there is.
+    # Data passes through uamqp unchanged, and is nearly all of a message.
     others = [(code, raw[start:end]) for code, start, end in spans if code != DATA]
     if others and not _is_kept(others):
         raise EventError(
@@ -136,7 +136,7 @@ def mended(encoded: bytes, maps: Sequence[int]) -> bytes:
 
     Args:
         encoded: Annotations and footer without a descriptor, application properties with two.
-        maps: Which sections lack theirs, in the order in which they stand.
+        maps: Which sections lack theirs, in their order in the message.
     """
     out: list[bytes] = []
     missing = iter(maps)

@@ -1,4 +1,4 @@
-"""One live connection of uamqp, as the event loop has it."""
+"""One live connection of uamqp, as the event loop uses it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from eventpump.transport.uamqp.door import CA_FILE
 from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 
 _MAX_UNSETTLED: Final = 4 * 1024 * 1024
-"""Bytes of messages that wait in uamqp for their outcome; the rest waits here, where it can be taken back."""
+"""Bytes of messages that wait in uamqp for their outcome; the rest waits here, where a send can be cancelled."""
 _PLENTY: Final = 2**31 - 1
 
 
 class UamqpLink:
     """A link of a connection, as :class:`eventpump.transport.base.LinkHandle`.
 
-    uamqp tells no sender's credit, and keeps what there is none for: so there always seems to be some, until too much
-    waits for an outcome.
+    uamqp does not expose a sender's credit, and queues messages for which there is none: so there always appears to be
+    credit, until too many bytes wait for an outcome.
     """
 
     def __init__(self, connection: UamqpConnection, number: int, session: int, owner: ClientLink) -> None:
@@ -66,12 +66,12 @@ class UamqpLink:
         return delivery_id
 
     def probe(self) -> bool:
-        """Ask the peer for a flow: uamqp has no way to."""
+        """Request a flow from the peer: uamqp cannot."""
         return False
 
     def settle(self, first: int, last: int, outcome: Any) -> None:
-        """Settle deliveries of the peer. There are none to settle: uamqp hands them over as if they were."""
-        raise AssertionError("uamqp tells of no delivery that waits to be settled")
+        """Settle deliveries of the peer. There are none: uamqp delivers them as settled."""
+        raise AssertionError("uamqp reports no unsettled delivery")
 
     def drained(self) -> None:
         """Do nothing: uamqp answers a drain itself."""
@@ -83,11 +83,11 @@ class UamqpLink:
             self._is_detaching = True
             self._connection.worker.detach(self.number)
 
-    # -------------------------------------------------------------------------------- told by the worker
+    # ------------------------------------------------------------------------------- called by the worker
 
     def on_attached(self, max_message_size: int | None, properties: Mapping[Any, Any]) -> None:
         """See :class:`eventpump.transport.uamqp.worker.LinkOwner`."""
-        self._connection.was_of_use = True
+        self._connection.ever_attached = True
         if not self._is_detaching:
             self.is_attached = True
             self.remote_max_message_size = max_message_size
@@ -151,8 +151,8 @@ class UamqpConnection(BaseConnection):
         connection: UamqpConnection | None = None
         try:
             async with asyncio.timeout(settings.operation_timeout):
-                # While uamqp connects it holds up every thread of the process, for ten seconds where nobody answers,
-                # and it does not say what it dislikes about a certificate. So the way is tried first.
+                # While uamqp connects it blocks every thread of the process, for ten seconds if there is no answer, and
+                # it does not report why it rejects a certificate. So the route is tested first.
                 (await open_stream(_Knock, route)).leave()
                 connection = cls(settings)
                 connection.worker.start()
@@ -175,11 +175,11 @@ class UamqpConnection(BaseConnection):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer is slow to read: uamqp does not tell, and a link's unsettled messages bound what waits."""
+        """Whether the peer is slow to read: uamqp does not report it; a limit on unsettled bytes bounds what waits."""
         return False
 
     async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> UamqpLink:
-        """Attach a link on the session that has the most room; the owner learns what comes of it.
+        """Attach a link on the session that has the most room; the owner is called with the result.
 
         Raises:
             ServiceError: The connection is over, or full.
@@ -216,7 +216,7 @@ class UamqpConnection(BaseConnection):
         """Send what is queued, soon: the worker does."""
 
     def hold_back(self, link: ClientSendLink) -> None:
-        """Have a link called once the peer reads again; see :attr:`is_paused`."""
+        """Resume a link when the peer reads again; see :attr:`is_paused`."""
         raise AssertionError("nothing is held back")
 
     def abort(self) -> None:
@@ -238,12 +238,12 @@ class UamqpConnection(BaseConnection):
             return
         self.worker.join()
 
-    # -------------------------------------------------------------------------------- told by the worker
+    # ------------------------------------------------------------------------------- called by the worker
 
-    def on_told(self, told: list[Ask]) -> None:
+    def on_calls(self, calls: list[Ask]) -> None:
         """See :class:`eventpump.transport.uamqp.worker.ConnectionOwner`."""
         self._heard += 1
-        for what, arguments in told:
+        for what, arguments in calls:
             what(*arguments)
 
     def on_opened(self) -> None:
@@ -271,7 +271,7 @@ class UamqpConnection(BaseConnection):
         self._log_end(error)
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # whoever waits gets it; if nobody does, that is no fault
+            self._opened.exception()  # the waiter gets it; without one, it is not an error
         links, self._links = list(self._links.values()), {}
         for link in links:
             link.end(error)

@@ -1,4 +1,4 @@
-"""The door to uamqp: what of it is used, imported in one place."""
+"""All imports from uamqp, in one place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ except ImportError as error:
         problem = "uamqp is not installed; install eventpump[uamqp], or use the native transport"
     raise ConfigurationError("transport", problem) from error
 
-_Platform.initialize()  # once per process, which the package keeps in mind for whoever else uses it
+_Platform.initialize()  # once per process; it stays initialized for other users of the package
 
 CA_FILE: str = certifi.where()
-"""The certificates (PEM) uamqp trusts where it is told of no other."""
+"""The certificates (PEM) that uamqp trusts by default."""
 
 __all__ = ["CA_FILE", "SASLAnonymous", "c_uamqp"]

@@ -1,4 +1,4 @@
-"""How long to wait before looking again, where nothing tells that there is something to see."""
+"""Adaptive polling interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transport on uamqp, for those who have reason to use that AMQP stack. What it cannot do: docs/transports.md."""
+"""The transport on uamqp, for applications that must use that AMQP stack. Its limitations: docs/transports.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eventpump.transport.uamqp.connection import UamqpConnection
 
 
 class UamqpTransport(NamespaceTransport):
-    """The way to one namespace over AMQP on TLS, with uamqp: `eventpump.interfaces.Transport`.
+    """A connection to one namespace over AMQP on TLS, with uamqp: implements `eventpump.interfaces.Transport`.
 
     Args:
         settings: Where to connect, and as whom.

@@ -1,4 +1,4 @@
-"""Waiting for what uamqp's thread is asked, and for uamqp's socket, which it keeps to itself."""
+"""Waiting for requests to uamqp's thread, and for uamqp's socket, which uamqp does not expose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 _STRIKES: Final = 10
-"""How often in a row a socket may be readable while uamqp has nothing to tell."""
+"""How often in a row a socket may be readable while uamqp has nothing to report."""
 
 
 class Watch:
@@ -36,7 +36,7 @@ class Watch:
         """Take the sockets that appeared while uamqp connected to a port; one of them is its own.
 
         They get TCP_NODELAY: uamqp writes a frame in pieces, and without that the second one waits until the service
-        has acknowledged the first, 40 ms and more per flow. One that is somebody else's takes no harm from it.
+        has acknowledged the first, 40 ms and more per flow. The option does no harm to other sockets.
         """
         streams = []
         for descriptor in descriptors:
@@ -59,7 +59,7 @@ class Watch:
             self._selector.register(self._stream, selectors.EVENT_READ)
             return
         for stream in streams:
-            stream.close()  # whose is whose cannot be told: time alone has to do
+            stream.close()  # uamqp's cannot be identified: polling alone has to do
 
     def wake(self) -> None:
         """End a wait, or the next one."""
@@ -101,7 +101,7 @@ class Watch:
 
 
 def open_sockets() -> set[int]:
-    """Return the descriptors of the sockets this process has open; none where the system does not tell."""
+    """Return the descriptors of the sockets this process has open; none if the system does not list them."""
     try:
         names = os.listdir("/dev/fd")
     except OSError:

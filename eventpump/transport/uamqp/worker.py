@@ -1,9 +1,9 @@
-"""The thread that a connection of uamqp lives in.
+"""The thread that runs a connection of uamqp.
 
-uamqp is made for one thread, calls back while it works, and gives nothing to wait on. So each connection has a thread
-of its own, which alone touches what is uamqp's: it takes what the event loop asks for, has uamqp work, tells the event
-loop what came of it, and looks again, soon after something happened and at most twenty times a second while nothing
-does. Where uamqp's socket can be found, what comes in on it ends the wait.
+uamqp is made for one thread, calls back while it works, and offers nothing to wait on. So each connection has a thread
+of its own, the only one that uses uamqp's objects: it carries out the requests of the event loop, lets uamqp work,
+reports the results to the event loop, and polls again, soon after something happened and at most twenty times a second
+while nothing does. If uamqp's socket can be found, incoming data ends the wait.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Ask = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class LinkOwner(Protocol):
-    """Who is told, in the event loop, what comes of a link."""
+    """Callbacks of a link, called in the event loop."""
 
     def on_attached(self, max_message_size: int | None, properties: Mapping[Any, Any]) -> None:
         """Both ends are attached."""
@@ -71,10 +71,10 @@ class LinkOwner(Protocol):
 
 
 class ConnectionOwner(Protocol):
-    """Who is told, in the event loop, what comes of a connection."""
+    """Callbacks of a connection, called in the event loop."""
 
-    def on_told(self, told: list[Ask]) -> None:
-        """Take what happened, in order. Called in the event loop."""
+    def on_calls(self, calls: list[Ask]) -> None:
+        """Make the calls that the worker scheduled, in order."""
 
     def on_opened(self) -> None:
         """The service opened."""
@@ -128,8 +128,8 @@ class Worker:
         self._owner = owner
         self._loop = loop
         self._asked: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-        self._told: list[Ask] = []
-        self._doubts: list[Callable[[], None]] = []
+        self._calls: list[Ask] = []
+        self._rechecks: list[Callable[[], None]] = []
         self._pace = pace or Pace(_SHORTEST, _LONGEST)
         self._watch = Watch()
         self._is_over = False
@@ -178,7 +178,7 @@ class Worker:
         self._ask(self._stop, ())
 
     def join(self) -> None:
-        """Wait for the thread, which has told its owner that it is at its end."""
+        """Wait for the thread, which has called the owner's `on_ended`."""
         self._thread.join()
 
     # -------------------------------------------------------------------------------- in the thread
@@ -190,20 +190,20 @@ class Worker:
                 is_asked = self._take(self._pace.wait)
                 if not self._is_over:
                     self._connection.do_work()
-                    self._settle_doubts()
+                    self._run_rechecks()
                     self._clear()
-                has_told = self.flush()
-                self._watch.looked(found=has_told)
-                self._pace.looked(found=has_told or is_asked)
+                has_reported = self.flush()
+                self._watch.looked(found=has_reported)
+                self._pace.looked(found=has_reported or is_asked)
         except Exception as error:
-            # Whatever uamqp fails with, and it says little: the connection is of no use any more.
-            self.tell(self._owner.on_lost, f"uamqp failed: {error}")
+            # uamqp may raise anything, with little detail: the connection cannot be used any more.
+            self.call_soon(self._owner.on_lost, f"uamqp failed: {error}")
         finally:
             self._is_over = True
             try:
                 self._destroy()
             finally:
-                self.tell(self._owner.on_ended)
+                self.call_soon(self._owner.on_ended)
                 self.flush()
 
     def _open(self) -> None:
@@ -234,13 +234,13 @@ class Worker:
             action(*arguments)
         return count > 0
 
-    def tell(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Have the event loop told, soon."""
-        self._told.append((what, arguments))
+    def call_soon(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Schedule a call in the event loop."""
+        self._calls.append((what, arguments))
 
-    def doubt(self, settle: Callable[[], None]) -> None:
-        """Have something looked at again when uamqp has done its work, which may tell more of it."""
-        self._doubts.append(settle)
+    def recheck(self, check: Callable[[], None]) -> None:
+        """Schedule a check for when uamqp has done its work, which may report the cause."""
+        self._rechecks.append(check)
 
     def flush(self) -> bool:
         """Report to the event loop what happened.
@@ -248,13 +248,13 @@ class Worker:
         Returns:
             Whether anything did.
         """
-        told, self._told = self._told, []
-        if not told:
+        calls, self._calls = self._calls, []
+        if not calls:
             return False
         for link in self._links.values():
             link.batch = None
         try:
-            self._loop.call_soon_threadsafe(self._owner.on_told, told)
+            self._loop.call_soon_threadsafe(self._owner.on_calls, calls)
         except RuntimeError:
             self._is_over = True  # the event loop was closed meanwhile
         return True
@@ -282,7 +282,7 @@ class Worker:
     def lose(self, reason: str | None = None) -> None:
         """End the connection, which the service did not close."""
         if not self._is_over:
-            self.tell(self._owner.on_lost, reason)
+            self.call_soon(self._owner.on_lost, reason)
             self._is_over = True
 
     # ---- the end of things
@@ -292,10 +292,10 @@ class Worker:
         if self._links.pop(link.handle, None) is not None:
             (self._gone if is_free else self._kept).append(link)
 
-    def _settle_doubts(self) -> None:
-        doubts, self._doubts = self._doubts, []
-        for settle in doubts:
-            settle()
+    def _run_rechecks(self) -> None:
+        rechecks, self._rechecks = self._rechecks, []
+        for check in rechecks:
+            check()
 
     def _clear(self) -> None:
         for link in self._gone:
@@ -322,23 +322,23 @@ class Worker:
         if self._is_over or new == previous:
             return
         if new == _OPENED:
-            self.tell(self._owner.on_opened)
+            self.call_soon(self._owner.on_opened)
         elif new == _DISCARDING:
-            self.doubt(lambda: self.lose("uamqp gave it up: silence, or what it cannot read"))
+            self.recheck(lambda: self.lose("uamqp gave it up: silence, or what it cannot read"))
         elif new in _ENDED:
-            self.doubt(self.lose)  # where the service closed, that comes next
+            self.recheck(self.lose)  # if the service closed it, that is reported next
 
     def _io_error(self) -> None:
         self.lose()
 
     def _close_received(self, error: Any) -> None:
         if not self._is_over:
-            self.tell(self._owner.on_closed, _amqp_error(error))
+            self.call_soon(self._owner.on_closed, _amqp_error(error))
             self._is_over = True
 
 
 class _Session:
-    """A session of uamqp. It tells of attaches by what came with them, and not which link they are of."""
+    """A session of uamqp. It reports the properties of an attach, but not which link was attached."""
 
     def __init__(self, connection: Any) -> None:
         self.properties: Mapping[Any, Any] = {}
@@ -409,7 +409,7 @@ class _Link:
         try:
             message = to_message(payload, message_format)
         except (EventError, ProtocolError) as error:
-            self._worker.tell(self._owner.on_outcome, delivery_id, error)
+            self._worker.call_soon(self._owner.on_outcome, delivery_id, error)
             return
         send = _Send(self, delivery_id)
         self._sends.add(send)
@@ -418,13 +418,13 @@ class _Link:
 
     def settled(self, send: _Send, outcome: Any) -> None:
         if outcome is None:
-            # The end of its link, which uamqp may tell later, or a failure of uamqp's own. It may call back once more,
-            # so what it calls stays until the link is destroyed.
-            self._worker.doubt(lambda: self._lost("it did not send a message"))
+            # The end of its link, which uamqp may report later, or a failure of uamqp's own. It may call back once
+            # more, so the object that it calls is kept until the link is destroyed.
+            self._worker.recheck(lambda: self._lost("it did not send a message"))
             return
         self._sends.discard(send)
         if not self._is_over:
-            self._worker.tell(self._owner.on_outcome, send.delivery_id, outcome)
+            self._worker.call_soon(self._owner.on_outcome, send.delivery_id, outcome)
 
     def detach(self) -> None:
         self._is_detaching = True
@@ -443,12 +443,12 @@ class _Link:
         if previous == _OPENING and new == _OPEN:
             self._was_open = True
             size = self._link.peer_max_message_size
-            self._worker.tell(self._owner.on_attached, size or None, self._session.properties)
+            self._worker.call_soon(self._owner.on_attached, size or None, self._session.properties)
         elif previous == _OPEN and new == _ERROR:
-            # A detach, or the end of the connection, is told apart from this. What is left is the end of the session,
-            # and a message that uamqp cannot decode, which is not skipped.
+            # A detach, or the end of the connection, is reported otherwise. What remains is the end of the session, or
+            # a message that uamqp cannot decode, which is not skipped.
             self._is_failed = True
-            self._worker.doubt(lambda: self._lost("uamqp cannot decode a message, or the service ended a session"))
+            self._worker.recheck(lambda: self._lost("uamqp cannot decode a message, or the service ended a session"))
 
     def _lost(self, reason: str) -> None:
         if not (self._is_over or self._is_detaching):
@@ -465,11 +465,11 @@ class _Link:
         except (ValueError, ProtocolError):
             # Raised to uamqp it would be lost, and the event with it.
             self._is_failed = True
-            self._worker.doubt(lambda: self._lost("uamqp cannot encode a message that it received"))
+            self._worker.recheck(lambda: self._lost("uamqp cannot encode a message that it received"))
             return
         if self.batch is None:
             self.batch = [raw]
-            self._worker.tell(self._owner.on_messages, self.batch)
+            self._worker.call_soon(self._owner.on_messages, self.batch)
         else:
             self.batch.append(raw)
             if len(self.batch) >= _BATCH:
@@ -482,7 +482,7 @@ class _Link:
         # uamqp does not answer the detach of a receiver that was refused. Freed, its handle would be used again, while
         # the service still takes it for attached.
         is_free = self._was_open or self._is_detaching or not self._is_receiver
-        self._worker.tell(self._owner.on_detached, error, is_free)
+        self._worker.call_soon(self._owner.on_detached, error, is_free)
         self._worker.link_gone(self, is_free=is_free)
 
 
