@@ -15,7 +15,7 @@ from eventpump.producer.packing import BatchPacker
 
 
 class BatchState(enum.Enum):
-    """What has become of a batch of an idempotent producer. Any other stays `OPEN`."""
+    """The state of a batch of an idempotent producer. Any other stays `OPEN`."""
 
     OPEN = "open"
     """It takes events, and may be sent."""
@@ -25,7 +25,7 @@ class BatchState(enum.Enum):
     REFUSED = "refused"
     """It is not stored, and has no numbers. It takes events, and may be sent as new."""
     IN_DOUBT = "in doubt"
-    """It may be stored. It keeps its numbers; sending it again waits for what its producer finds out."""
+    """It may be stored. It keeps its numbers; sending it again waits for its outcome."""
 
 
 _OPEN = BatchState.OPEN  # a module's name costs less than the attribute of an enumeration
@@ -48,7 +48,7 @@ class EventBatch:
         partition_id: The partition it is for, given or chosen by the producer's router; None for another target.
         partition_key: The key its events share, None for none.
         is_idempotent: Whether its size counts the room for numbers. Default: False.
-        is_list: Whether it was made of a list given to `send`, whose events are given their numbers.
+        is_list: Whether it was made of a list given to `send`, whose events get their numbers.
         is_stamped: Whether its events are sent with stamps, and its size counts them. Default: False.
         events: The events of an idempotent one; no other keeps them.
         state: See :class:`BatchState`.
@@ -110,11 +110,11 @@ class EventBatch:
         """Add an event.
 
         Returns:
-            False, and nothing added, where it does not fit any more.
+            Whether it was added; False if it does not fit any more.
 
         Raises:
             EventTooLargeError: It would not fit an empty batch either.
-            EventError: It is no `EventData`, cannot be encoded, or carries a number already; or the batch is on its way
+            EventError: It is not an `EventData`, cannot be encoded, or has a number already; or the batch is on its way
                 or published. The batch is as it was before.
         """
         if not isinstance(event, EventData):
@@ -163,7 +163,7 @@ class EventBatch:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it was sent, and what becomes of it is not known yet."""
+        """Whether it was sent, and its outcome is not known yet."""
         return self.state in (BatchState.IN_FLIGHT, BatchState.IN_DOUBT)
 
     def seal(self) -> SealedBatch:

@@ -452,10 +452,10 @@ class HubBufferedProducer:
             elif not is_awaited:
                 _log.error("partition %s: %d events were not sent: %s", partition_id, count, error)
         except (KeyboardInterrupt, SystemExit) as end:
-            # It ends the program from a step of its own: what is to be done for the other events is done first.
+            # It ends the program in a later step of the loop: the other events' callbacks are called first.
             asyncio.get_running_loop().call_soon(_raise, end)
         except BaseException:
-            # Also a `CancelledError`: nobody can cancel a callback, so it comes from what the callback looked at.
+            # Also a `CancelledError`: a callback cannot be cancelled, so it comes from a future whose result it read.
             _log.exception("partition %s: a callback of the buffered producer failed", partition_id)
 
     # ------------------------------------------------------------------------------------------ ending

@@ -58,7 +58,7 @@ _FINAL = (
     ProducerStateLostError,
     InvalidClientStateError,
 )
-"""What ends a start for good, whatever is stored of it."""
+"""The errors that end a start permanently, whatever its stored state."""
 
 
 class PublisherLinks:
@@ -116,7 +116,7 @@ class PublisherLinks:
         return ProducerStateLostError((self._partition_id,), f"{problem}; it takes a new producer to publish there")
 
     async def aclose(self) -> None:
-        """Detach what nobody took."""
+        """Detach the links that were not taken over."""
         link, self._adopted = self._adopted, None
         if link is not None:
             await link.aclose()
@@ -203,7 +203,7 @@ class PublisherStart:
         """Start, or go on starting, and wait for it. Cancelled, it goes on.
 
         Returns:
-            The ledger to publish with.
+            The state machine to publish with.
 
         Raises:
             ProducerDisconnectedError: Another process with this name started later. Final, as the next three.
@@ -254,7 +254,7 @@ class PublisherStart:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # looked at, also where every caller was cancelled
+            task.exception()  # retrieved, also if every caller was cancelled
 
     async def _run(self) -> None:
         try:
@@ -285,12 +285,12 @@ class PublisherStart:
             )
         except EventPumpError as error:
             if inspect.getgeneratorstate(self._procedure) == inspect.GEN_CLOSED:
-                self._failure = error  # raised by the start itself, and not by what it asked for
+                self._failure = error  # raised by the start itself, and not by one of its steps
                 await self._drop_link()
             raise
 
     async def _answer(self, request: Request) -> object:
-        """Do what the start asks for, again if that can help."""
+        """Carry out the steps of the start, with retries."""
         what = f"partition {self._partition_id}: claiming"
         on_retry = retry_logger(_log, what, hub=self._hub, partition_id=self._partition_id)
         return await retrying(

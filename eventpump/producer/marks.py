@@ -33,7 +33,7 @@ async def ask_store(operation: str, partition_id: str, call: Callable[[], Awaita
     """Call a state store.
 
     Raises:
-        StoreError: It failed; or raised `CancelledError`, and nobody cancelled us.
+        StoreError: It failed; or raised `CancelledError`, and this task was not cancelled.
     """
     try:
         return await call()
@@ -109,7 +109,7 @@ class StateMarks:
 
     def published(self, last: int) -> None:
         """Record the number of the last event that the service has accepted."""
-        self._published = self.count(last)  # each time, or the numbers would come round within a long life
+        self._published = self.count(last)  # each time, or the numbers would wrap around within a long life
         self._last = last
         self._has_published = True
         stored = self._stored
@@ -203,7 +203,7 @@ class StateMarks:
 
     def _mark(self, stored: PublisherState, *, is_clean: bool) -> PublisherState:
         if not self._has_published or self._published < stored.published:
-            # Nothing of ours to add; of several processes that share a level, another is ahead.
+            # Nothing to store; of several processes that share a level, another is ahead.
             return replace(stored, is_clean=is_clean)
         return replace(stored, start=self._last, published=self._published, has_published=True, is_clean=is_clean)
 

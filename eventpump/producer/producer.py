@@ -39,7 +39,7 @@ from eventpump.producer.targets import (
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
 CLOSE_TIMEOUT = 20.0
-"""Seconds that closing waits for what is in doubt, unless told otherwise."""
+"""Default of the seconds that closing waits for batches in doubt."""
 MARK_TIMEOUT = 5.0
 """Seconds that closing waits for the last marks to be stored."""
 LAST_SECOND = 1.0
@@ -158,7 +158,7 @@ class HubProducer:
         )
         if self._options:
             self._context.check_partitions = self._check_partitions
-        # A target that nobody uses lives on only if it has something to keep: its name may be any text.
+        # An unused target is kept only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
         self._closing: asyncio.Task[None] | None = None
         self._router = router
@@ -252,7 +252,7 @@ class HubProducer:
         """Return the largest message that the service accepts, in bytes.
 
         Raises:
-            ServiceError: No link tells it.
+            ServiceError: It could not be read from a link.
         """
         limit = await self._target(partition_id).limit()
         return MAX_BATCH_SIZE if limit >= _NO_LIMIT else limit

@@ -1,6 +1,6 @@
-"""One partition's idempotent publishing: the engine that carries out what the sequencer decides.
+"""One partition's idempotent publishing: carries out what the sequencer decides.
 
-Three users stand on it: `EventProducer`, `BufferedProducer`, and the Spark writer.
+It is used by `EventProducer`, `BufferedProducer`, and the Spark writer.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Waiters(Generic[_T]):
         return min(self._tries.values(), default=0)
 
     def expire(self, most: int | None, error: Exception) -> None:
-        """Have `wait` raise this for those that have waited for more failed attempts; with None, for nobody."""
+        """Have `wait` raise this for those that have waited for more failed attempts; with None, for none of them."""
         if most is None:
             return
         for waiter in [each for each, tries in self._tries.items() if tries > most]:
@@ -143,18 +143,17 @@ class PartitionPublisher:
     """Publishes sealed batches to one partition, each exactly once, one at a time and in the order of the calls.
 
     A task of its own drives the link and the sequencer. It lives from the first use to :meth:`aclose`, so that what a
-    caller no longer waits for is settled all the same. Cancelled from outside, it fails those who wait, and the next
-    use starts another; ended by a mistake of ours, it fails every later use too.
+    caller no longer waits for is settled all the same. Cancelled from outside, it fails the waiting callers, and the
+    next use starts another task; ended by an unexpected error, it fails every later use too.
 
     Args:
         on_concluded: Called once for every batch when its outcome is known: with the number of its first
-            event, or None where it is not stored and never will be. Not for one that is in doubt when the publisher
-            ends.
+            event, or None if it is not stored and never will be. Not for one that is in doubt when the publisher ends.
 
     Attributes:
-        on_unknown: Is called when the service has refused the first attach because there is no such partition or hub,
-            and nobody waits any more: the publisher is closed then, and holds nothing.
-        on_retried: Is called with a batch before each retry of it.
+        on_unknown: Called when the service has refused the first attach because there is no such partition or hub,
+            and no caller waits any more: the publisher is closed then, and holds nothing.
+        on_retried: Called with a batch before each retry of it.
     """
 
     def __init__(
@@ -196,12 +195,12 @@ class PartitionPublisher:
 
     @property
     def sequencer(self) -> PartitionSequencer[SealedBatch]:
-        """The ledger, to read."""
+        """The state machine, for reading."""
         return self._sequencer
 
     @property
     def doubtful(self) -> SealedBatch | None:
-        """The batch whose outcome is not known; None where there is none."""
+        """The batch whose outcome is not known; None if there is none."""
         job = self._current
         in_doubt = job is not None and job.publication is not None and job.publication.outcome is Outcome.UNKNOWN
         return job.sealed if job is not None and in_doubt else None
@@ -212,7 +211,7 @@ class PartitionPublisher:
         return self._max_message_size
 
     def is_awaited(self, sealed: SealedBatch) -> bool:
-        """Whether somebody waits for what becomes of a batch."""
+        """Whether a caller waits for the outcome of a batch."""
         return any(job is not None and job.sealed is sealed and job.waiters for job in (self._current, *self._jobs))
 
     async def attached(self) -> None:
@@ -229,10 +228,10 @@ class PartitionPublisher:
         await self._attaching.wait(self._start)
 
     async def send(self, sealed: SealedBatch) -> int:
-        """Publish a batch, after those sent before it. The batch in doubt, given again, joins its settlement.
+        """Publish a batch, after those sent before it. If given again, a batch in doubt waits for its settlement.
 
-        Cancelled before a byte of it left, it is not published, and may be sent as new; later it is in doubt, and
-        settled here.
+        If cancelled before a byte of it is sent, it is not published, and may be sent as new; later it is in doubt,
+        and the publisher settles it.
 
         Returns:
             The number of its first event.
@@ -254,7 +253,7 @@ class PartitionPublisher:
             raise
 
     async def settled(self) -> None:
-        """Wait until nothing is in doubt, beginning with a look at once.
+        """Wait until nothing is in doubt. The next attempt to settle is made at once.
 
         Raises:
             EventPumpError: The partition has failed.
@@ -268,7 +267,7 @@ class PartitionPublisher:
             await self._settling.wait(self._start)
 
     async def drained(self) -> None:
-        """Take nothing more, fail what was not sent yet, and wait for what was.
+        """Accept no more batches, fail those that were not sent yet, and wait for the outcome of the rest.
 
         Raises:
             EventPumpError: The partition has failed.
@@ -278,9 +277,9 @@ class PartitionPublisher:
         await self.settled()
 
     async def aclose(self) -> None:
-        """End the task and detach. What still waits fails; what is in doubt stays so. Closing twice is fine.
+        """End the task and detach. Pending sends fail; a batch in doubt stays so. Closing twice is fine.
 
-        Cancelled, those who wait fail nevertheless.
+        If cancelled, pending sends fail nevertheless.
         """
         self._is_closing = self._is_closed = True
         try:
@@ -330,7 +329,7 @@ class PartitionPublisher:
             self._conclude()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The task has ended: nobody may wait for it any more. Its ledger is whole, at whatever point it ended."""
+        """Called when the task has ended: fail the waiting callers. The state machine is consistent at any point."""
         self._task = None
         partition_id = self._sequencer.partition_id
         if task.cancelled():
@@ -338,14 +337,14 @@ class PartitionPublisher:
                 _log.warning("partition %s: its publisher was cancelled", partition_id)
                 self._end_all(ServiceError("publishing was cancelled", entity=partition_id))
         elif (error := task.exception()) is not None:
-            # A mistake of ours, or of what we were given: those who wait, or come, must know of it.
+            # A defect here or in what the user passed in: the callers, waiting and later ones, must get the error.
             _log.error("partition %s: its publisher has failed", partition_id, exc_info=error)
             self._broken = error
             self._end_all(error if isinstance(error, Exception) else RuntimeError(f"the publisher ended: {error!r}"))
 
     async def _drive(self) -> None:
         sequencer = self._sequencer
-        while not self._is_closed:  # what the user gave may have swallowed the cancellation
+        while not self._is_closed:  # user code may have swallowed the cancellation
             if sequencer.failure is not None:
                 self._fail_all()
             elif self._current is None and self._jobs:
@@ -365,7 +364,7 @@ class PartitionPublisher:
             await self._changed.wait()
 
     async def _advance(self) -> None:
-        """Carry out one step, and tell those who wait what came of it."""
+        """Carry out one step, and notify the waiting callers of its outcome."""
         sequencer = self._sequencer
         step, began = sequencer.step, asyncio.get_running_loop().time()
         try:
@@ -391,7 +390,7 @@ class PartitionPublisher:
         try:
             link = await self._transport.open_send_link(spec)
         except ProducerStateLostError as error:
-            # What is in doubt stays so for ever: nobody is left to ask.
+            # A batch in doubt stays so indefinitely: the service has lost the state that would settle it.
             sequencer.state_lost(error.problem)
             return
         except ServiceError as error:
@@ -437,7 +436,7 @@ class PartitionPublisher:
                 if transfer.done():
                     self._came_to(link, transfer)
                 elif sequencer.step is Step.WAIT:
-                    sequencer.outcome_unknown()  # cancelled twice; nothing of it is heard any more
+                    sequencer.outcome_unknown()  # cancelled twice: its outcome will not be received
             raise
         finally:
             self._transfer = None
@@ -452,10 +451,10 @@ class PartitionPublisher:
         self._sequencer.sending()
 
     def _came_to(self, link: SendLink, transfer: asyncio.Future[None]) -> BaseException | None:
-        """Record the outcome of a transfer in the ledger.
+        """Record the outcome of a transfer in the state machine.
 
         Returns:
-            What counts as a try, or is a mistake; else None.
+            The error, if it counts as a failed attempt or is a defect; else None.
         """
         sequencer = self._sequencer
         error = None if transfer.cancelled() else transfer.exception()
@@ -468,21 +467,21 @@ class PartitionPublisher:
         return error
 
     def _explained(self, link: SendLink, error: EventPumpError) -> bool:
-        """Record in the ledger what an error says of a transfer.
+        """Record in the state machine what an error implies for a transfer.
 
-        What is no plain refusal by a link that lives leaves the outcome of a transfer that is out open.
+        Unless the service rejected the transfer on a live link, the outcome of a transfer in flight is unknown.
 
         Returns:
-            Whether the ledger's next step says it all; otherwise the error counts as a try.
+            Whether the state machine's next step handles the error; otherwise it counts as a failed attempt.
         """
         sequencer = self._sequencer
         is_out = sequencer.step is Step.WAIT
         if isinstance(error, ServiceError) and error.condition == PRODUCER_EPOCH_STOLEN:
-            # Where the link ended with it, the transfer was not answered.
+            # If the link ended with it, the transfer was not answered.
             sequencer.fenced(error.description, transfer_refused=is_out and link.is_attached)
             return True
         if not is_out:
-            # Not a byte of it left.
+            # Not a byte of it was sent.
             if not link.is_attached:
                 sequencer.detached()
             return False
@@ -535,7 +534,7 @@ class PartitionPublisher:
         )
         partition_id = self._sequencer.partition_id
         if counts and self._current is not None and not self._current.waiters:
-            _log.warning("partition %s: a batch is in doubt, next look in %.1f s: %s", partition_id, delay, error)
+            _log.warning("partition %s: a batch is in doubt, next attempt in %.1f s: %s", partition_id, delay, error)
         else:
             what = f"partition {partition_id}: {'publishing' if self.doubtful is None else 'settling a send in doubt'}"
             attempt = self._pace.failures
@@ -560,7 +559,7 @@ class PartitionPublisher:
         """Finish the current job, if its outcome is known.
 
         Args:
-            error: Why it is not stored, where the partition has not failed.
+            error: Why it is not stored, if the partition has not failed.
         """
         job = self._current
         if job is None or job.publication is None or job.publication is self._sequencer.head:
@@ -579,7 +578,7 @@ class PartitionPublisher:
         """End a job. Every job ends here, once, unless it is in doubt when the publisher is closed.
 
         Args:
-            error: Why it is not stored; of no account if it is.
+            error: Why it is not stored; ignored if it is.
         """
         is_published = job.publication is not None and job.publication.outcome is Outcome.PUBLISHED
         first = job.publication.first if job.publication is not None and is_published else None
@@ -592,7 +591,7 @@ class PartitionPublisher:
             self._on_concluded(job.sealed, first)
 
     def _end_all(self, error: Exception, *, is_final: bool = True) -> None:
-        """Fail what was not sent. If it is final, fail the callers that wait for what is in doubt too: it stays so."""
+        """Fail what was not sent. If final, also fail the callers that wait for a batch in doubt: it stays so."""
         self._conclude(error)
         self._fail_queued(lambda: error)
         current = self._current
@@ -608,7 +607,7 @@ class PartitionPublisher:
             self._settling.fail(error)
 
     def _fail_all(self) -> None:
-        """The partition has failed: all that wait now, or come later, get its error."""
+        """Called when the partition has failed: fail the waiting callers with its error. Later ones get it too."""
         self._fail_queued(self._sequencer.error)
         if self._current is not None:
             unknown = "whether the events are stored is not known"
@@ -637,10 +636,10 @@ def _is_unknown(error: ServiceError) -> bool:
 
 
 def _saying(known: str, error: Exception) -> Exception:
-    """Record in an error of the service, which several callers may share, what is known of the batch."""
+    """Return a copy of a service's error, which several callers may share, that adds what is known of the batch."""
     if not isinstance(error, ServiceError):
         return error
-    told = copy.copy(error)
-    told.args = (f"{error}; {known}",)
-    told.__cause__ = error
-    return told
+    copied = copy.copy(error)
+    copied.args = (f"{error}; {known}",)
+    copied.__cause__ = error
+    return copied

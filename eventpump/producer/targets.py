@@ -1,7 +1,7 @@
 """The targets of a producer: the gateway, or one partition, plain or idempotent.
 
-There is one object per target. It is created by the first use, and it lives as long as somebody uses it or it has
-something to keep: a link, or what is known of an idempotent publisher.
+There is one object per target. It is created by the first use, and it lives while it is in use or has something to
+keep: a link, or the state of an idempotent publisher.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PartitionPublishingOptions:
     Args:
         producer_group_id: 0 to 2**63 - 1; must be one the service gave out. Default: None.
         owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
-            lower level, from its next attach or send on. It keeps nobody out who has another id, such as a producer
-            that was given none. Default: None.
+            lower level, from its next attach or send on. It does not affect producers with other ids, such as one
+            without this option. Default: None.
         starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
             Default: None.
 
@@ -154,7 +154,7 @@ class TargetContext:
             StoreError: What the work awaits was cancelled, but not by the caller.
         """
         task = asyncio.create_task(work, name="prepare a publisher")
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, so that it is not logged
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, so that it is not logged
         closed = asyncio.create_task(self.closed.wait(), name="wait for the end of a producer")
         try:
             try:
@@ -640,7 +640,7 @@ class IdempotentTarget:
         if batch.state is BatchState.PUBLISHED:
             if not batch.was_in_doubt:
                 raise EventError("the batch is published; it is not sent again as new")
-            await self._confirmed()  # settled since a caller was told that its outcome is not known
+            await self._confirmed()  # settled since a caller got the error that its outcome is unknown
             return
         sealed = batch.seal()
         if sealed not in self._under_way:
