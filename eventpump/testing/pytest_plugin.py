@@ -25,7 +25,7 @@ EmulatorThreadFactory = Callable[..., "EmulatorThread"]
 
 
 class _WithoutAsyncio:
-    """Stands in for the fixtures of `async def` tests where nothing can run them."""
+    """Replaces the fixtures of `async def` tests if nothing can run them."""
 
     @pytest.fixture
     def eventpump_emulator(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What every `LeaseStore` must hold, as a pytest class.
+"""The contract of `LeaseStore`, as a pytest class.
 
 Subclass it under a name that starts with `Test`, in a module with a fixture `harness` that gives a `LeaseHarness`, and
 with pytest-asyncio in auto mode. For assertions that explain themselves call, before the import,
@@ -32,21 +32,21 @@ SUBSCRIPTION = SubscriptionRecord(
 
 
 class LeaseHarness(Protocol):
-    """How the suite gets its stores."""
+    """Creates the suite's stores."""
 
     @property
     def clock(self) -> Clock:
         """The clock the stores use."""
 
     def new_store(self) -> LeaseStore:
-        """Make one more host's store, not open yet, on the same truth as the others. The harness closes it."""
+        """Return a store of another host, not open yet, on the same data as the others. The harness closes it."""
 
     async def let_expire(self, store: LeaseStore) -> None:
-        """Return once every lease the store lists is older than its duration. One test asks for this, once."""
+        """Wait until every lease that the store lists is older than its duration. One test calls this, once."""
 
 
 class LeaseStoreContract:
-    """The promises of `LeaseStore` and `CheckpointStore`."""
+    """The guarantees of `LeaseStore` and `CheckpointStore`."""
 
     # ---- opening and closing
 
@@ -56,7 +56,7 @@ class LeaseStoreContract:
         assert isinstance(await _error_of(store.list_leases()), StoreError)
 
     async def test_open_twice_raises(self, harness: LeaseHarness) -> None:
-        """A store serves one consumer group: opening it again is a mistake of the caller's."""
+        """A store serves one consumer group: opening it again is the caller's error."""
         store = await _open(harness)
         assert isinstance(await _error_of(store.open(OTHER_SCOPE)), ConfigurationError)
 
@@ -71,7 +71,7 @@ class LeaseStoreContract:
         assert isinstance(await _error_of(never_opened.open(SCOPE)), ClosedError)
 
     async def test_close_leaves_leases_as_they_are(self, harness: LeaseHarness) -> None:
-        """Closing gives nothing up: the lease stays held until it is released or expires."""
+        """Closing releases nothing: the lease stays held until it is released or expires."""
         store, other = await _open(harness, "0"), await _open(harness)
         await _acquire(store, "0", "a")
         await store.aclose()
@@ -117,7 +117,7 @@ class LeaseStoreContract:
         assert [snapshot.partition_id for snapshot in await stores[0].list_leases()] == partitions
 
     async def test_leases_of_consumer_groups_are_separate(self, harness: LeaseHarness) -> None:
-        """A lease and a checkpoint of one consumer group are nothing to another."""
+        """A lease and a checkpoint of one consumer group do not affect another."""
         store, other = await _open(harness, "0"), await _open(harness, "0", scope=OTHER_SCOPE)
         lease = await _acquire(store, "0", "a")
         assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
@@ -138,7 +138,7 @@ class LeaseStoreContract:
         assert (seen.owner, seen.is_held) == ("a", True)
 
     async def test_acquire_lease_that_is_held_fails(self, harness: LeaseHarness) -> None:
-        """A lease that somebody holds is acquired by nobody, not even by a second host of the same name."""
+        """A lease that is held cannot be acquired, not even by a second host of the same name."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
         assert await other.acquire_lease("0", "b") is None
@@ -147,7 +147,7 @@ class LeaseStoreContract:
         assert await store.renew_lease(lease) is not None
 
     async def test_acquire_lease_that_was_never_created_raises(self, harness: LeaseHarness) -> None:
-        """Acquiring a partition without a lease is no lost race: it raises StoreError with the partition's id."""
+        """Acquiring a partition without a lease is not a lost race: it raises StoreError with the partition's id."""
         store = await _open(harness, "0")
         error = await _error_of(store.acquire_lease("7", "a"))
         assert isinstance(error, StoreError)
@@ -761,7 +761,7 @@ class LeaseStoreContract:
     # ---- expiry
 
     async def test_expired_lease_can_be_acquired_or_renewed(self, harness: LeaseHarness) -> None:
-        """An expired lease keeps its last owner's name, is anybody's to take, and its owner's to renew until then."""
+        """An expired lease keeps its last owner's name; any host may acquire it, its owner may renew it until then."""
         names = ["taken", "renewed", "written", "released", "stolen", "raced"]
         partitions = {name: str(number) for number, name in enumerate(names)}
         store, other, third = await _open(harness, *partitions.values()), await _open(harness), await _open(harness)

@@ -1,7 +1,7 @@
-"""What every `PublisherStateStore` must hold, as a pytest class.
+"""The contract of `PublisherStateStore`, as a pytest class.
 
 Subclass it under a name that starts with `Test`, in a module with a fixture `new_store` that gives a function making
-stores on the same truth (the fixture closes them), and with pytest-asyncio in auto mode. For assertions that explain
+stores on the same data (the fixture closes them), and with pytest-asyncio in auto mode. For assertions that explain
 themselves call, before the import,
 `pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")`.
 """
@@ -41,7 +41,7 @@ BEGUN = replace(SECOND, intent=PublisherIntent(2), claim="b2")
 
 
 class PublisherStateStoreContract:
-    """The promises of `PublisherStateStore`."""
+    """The guarantees of `PublisherStateStore`."""
 
     # ---- opening and closing
 
@@ -115,7 +115,7 @@ class PublisherStateStoreContract:
         assert {key: each and each.state for key, each in found.items()} == states
 
     async def test_write_state_that_cannot_be_kept_is_refused(self, new_store: NewStore) -> None:
-        """A name that cannot be one, and a state outside the service's ranges, are the caller's mistakes."""
+        """A name that cannot be one, and a state outside the service's ranges, are the caller's errors."""
         store = await _open(new_store)
         for name in ("", "n" * 257, "a\0b", "a\n", "\ud800"):
             assert isinstance(await _error_of(store.read_state(name, "0")), ConfigurationError)
@@ -139,7 +139,7 @@ class PublisherStateStoreContract:
     # ---- two publishers of one name
 
     async def test_write_state_after_a_change_by_another_is_refused(self, new_store: NewStore) -> None:
-        """A publisher that does not know of a change cannot undo it, at the second try either; reading, it learns."""
+        """A publisher that has not read a change cannot undo it, nor at a second attempt; after a read it can write."""
         store, other = await _open(new_store), await _open(new_store)
         mine = await _stored(store, "0", FIRST)
         assert await other.read_state(NAME, "0") == mine
@@ -167,7 +167,7 @@ class PublisherStateStoreContract:
         assert await store.write_state(NAME, "0", SECOND, first) == second
 
     async def test_write_state_by_many_at_once_succeeds_once(self, new_store: NewStore) -> None:
-        """Of publishers of one name that swap one state at once, one succeeds, and the others are told."""
+        """Of publishers of one name that swap one state at once, one succeeds, and the others' swaps fail."""
         stores = [await _open(new_store) for _ in range(5)]
         former: StoredPublisherState | None = None
         for turn in range(3):

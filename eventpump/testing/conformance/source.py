@@ -1,4 +1,4 @@
-"""What every `EventSource` must hold, as a pytest class.
+"""The contract of `EventSource`, as a pytest class.
 
 Subclass it under a name that starts with `Test`, in a module with a fixture `source` that gives a source whose
 partition "0" holds at least 20 events, and with pytest-asyncio in auto mode. For assertions that explain themselves
@@ -23,7 +23,7 @@ EARLIEST = EventPosition.earliest()
 
 
 class SourceContract:
-    """The promises of `EventSource` and `SourceLink`."""
+    """The guarantees of `EventSource` and `SourceLink`."""
 
     async def test_properties_are_those_of_the_events(self, source: EventSource) -> None:
         """The first and the last event are the ones that the properties name."""
@@ -152,7 +152,7 @@ class SourceContract:
                 assert await _first(source, EventPosition.at_enqueued_time(moment)) == first_later
 
     async def test_an_offset_that_is_none_is_refused(self, source: EventSource) -> None:
-        """An offset that the source never gave is an error, at once or at the end of the link, and no guess."""
+        """An offset that the source never returned is an error, at once or at the end of the link, never a guess."""
         sink = RecordingSink()
         try:
             link = await source.open(PARTITION, EventPosition.at_offset("no such offset"), sink)
@@ -163,7 +163,7 @@ class SourceContract:
         assert sink.events == []
 
     async def test_an_unknown_partition_is_refused(self, source: EventSource) -> None:
-        """Neither its properties nor a link can be had."""
+        """Reading its properties and opening a link both fail."""
         for call in (
             source.partition_properties("no such partition"),
             source.open("no such partition", EARLIEST, RecordingSink()),

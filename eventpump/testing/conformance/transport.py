@@ -1,4 +1,4 @@
-"""What every `Transport` must hold, as a pytest class.
+"""The contract of `Transport`, as a pytest class.
 
 Subclass it under a name that starts with `Test`, in a module with a fixture `harness` that gives a `TransportHarness`,
 and with pytest-asyncio in auto mode. For assertions that explain themselves call, before the import,
@@ -41,17 +41,17 @@ EARLIEST = EventPosition.earliest()
 
 
 class TransportHarness(Protocol):
-    """How the suite gets its transports, all to one namespace with an empty hub `telemetry` of four partitions."""
+    """Creates the suite's transports, all to one namespace with an empty hub `telemetry` of four partitions."""
 
     @property
     def can_probe(self) -> bool:
-        """Whether the transports have a way to probe a link."""
+        """Whether the transports can probe a link."""
 
     def new_transport(self) -> Transport:
-        """Make one more transport. The harness closes it."""
+        """Return a new transport. The harness closes it."""
 
     def hold(self, operation: str) -> Callable[[], None]:
-        """Let requests of a kind go unanswered, until what this returns is called.
+        """Leave requests of a kind unanswered until the returned function is called.
 
         Args:
             operation: "receive" or "send" for attaching such a link, "transfer" for a message of a send link,
@@ -59,11 +59,11 @@ class TransportHarness(Protocol):
         """
 
     def lose_connections(self) -> None:
-        """Cut every connection there is, without a word."""
+        """Cut every connection, without a close."""
 
 
 class TransportContract:
-    """The promises of `Transport`, `ReceiveLink`, `SendLink` and `HubDirectory`."""
+    """The guarantees of `Transport`, `ReceiveLink`, `SendLink` and `HubDirectory`."""
 
     # ---- receive links
 
@@ -76,7 +76,7 @@ class TransportContract:
         assert silent.batches == []
 
     async def test_set_credit_bounds_what_comes(self, harness: TransportHarness) -> None:
-        """Credit is what the service may send from now on: not one more comes, and new credit replaces the old."""
+        """Credit is what the service may send from now on: no more arrives, and new credit replaces the old."""
         transport = harness.new_transport()
         await _publish(transport, "0", *(b"%d" % number for number in range(9)))
         link, sink = await _open(transport, "0")
@@ -97,7 +97,7 @@ class TransportContract:
         await _publish(transport, "0", b"first")
         await sink.received(1)
         link.set_credit(0)
-        # An answer over the same connection says that the service has seen it.
+        # An answer over the same connection shows that the service has received it.
         await transport.get_partition_properties(HUB, "0")
         await _publish(transport, "0", b"second")
         await _barrier(transport, "0")
@@ -118,7 +118,7 @@ class TransportContract:
         assert [event.sequence_number for event in sink.events] == list(range(300))
 
     async def test_receive_gives_the_sink_a_list_of_its_own(self, harness: TransportHarness) -> None:
-        """The list handed over is used by nobody else: emptied by the sink, nothing is missing later."""
+        """The list passed to the sink is not shared: if the sink empties it, nothing is missing later."""
         transport = harness.new_transport()
         sink = RecordingSink()
         taken: list[bytes] = []
@@ -169,7 +169,7 @@ class TransportContract:
         assert await sink.received(1) == [b"3"]
 
     async def test_receive_with_track_last_enqueued_has_the_newest_event(self, harness: TransportHarness) -> None:
-        """With `track_last_enqueued` every event tells of its partition's newest; without, none does."""
+        """With `track_last_enqueued` every event has the properties of its partition's newest; without, none has."""
         transport = harness.new_transport()
         await _publish(transport, "0", b"0", b"1", b"2")
         _, plain = await _open(transport, "0", credit=10)
@@ -199,7 +199,7 @@ class TransportContract:
         assert (sink.bodies, sink.errors) == ([b"before"], [])
 
     async def test_close_of_a_receive_link_by_its_sink_ends_it(self, harness: TransportHarness) -> None:
-        """A sink that closes its link over the first batch gets no other, though more was on its way."""
+        """A sink that closes its link at the first batch gets no other, though more was on its way."""
         transport = harness.new_transport()
         await _publish(transport, "0", *(b"%d" % number for number in range(600)))
         started: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -213,7 +213,7 @@ class TransportContract:
                     started.set_result(closing)
 
             def detached(self, error: EventPumpError) -> None:
-                raise AssertionError(f"told of an end of its own making: {error}")
+                raise AssertionError(f"called with an end that the sink itself caused: {error}")
 
         link = await transport.open_receive_link(_reading("0"), Closing())
         link.set_credit(1000)
@@ -224,7 +224,7 @@ class TransportContract:
         assert len(seen) == after
 
     async def test_close_of_a_receive_link_that_is_cancelled_closes(self, harness: TransportHarness) -> None:
-        """`aclose` cancelled at once still ends the link: its place is free, and its sink hears no more."""
+        """`aclose` cancelled at once still ends the link: its place is free, and its sink is not called any more."""
         transport = harness.new_transport()
         links = [await _open(transport, "0", credit=10) for _ in range(5)]
         for link, _ in links:
@@ -258,7 +258,7 @@ class TransportContract:
         assert all((sink.batches, sink.errors) == ([], []) for sink in sinks)
 
     async def test_open_with_a_higher_owner_level_takes_over(self, harness: TransportHarness) -> None:
-        """A reader with an owner level ends those below and beside it, on other connections too; each is told once."""
+        """A reader with an owner level ends those of lower or equal level, on any connection; each gets one error."""
         one, other = harness.new_transport(), harness.new_transport()
         _, shared = await _open(one, "0", credit=10)
         _, first = await _open(one, "0", credit=10, owner_level=1)
@@ -272,7 +272,7 @@ class TransportContract:
         assert (shared.late, first.late, first.batches) == (0, 0, [])
 
     async def test_open_with_a_lower_owner_level_is_refused(self, harness: TransportHarness) -> None:
-        """Below the reader there is, a link is not opened, its sink is told nothing, and the reader goes on."""
+        """A link with a lower owner level is not opened, its sink is not called, and the current reader goes on."""
         transport = harness.new_transport()
         _, sink = await _open(transport, "0", credit=10, owner_level=5)
         for level in (4, None):
@@ -294,7 +294,7 @@ class TransportContract:
         assert all(f"reader-{number}" in error.description for number in range(5))
 
     async def test_open_of_a_receive_link_to_nowhere_is_refused(self, harness: TransportHarness) -> None:
-        """Unknown hubs, consumer groups and partitions are errors to give up on, which name what is missing."""
+        """Unknown hubs, consumer groups and partitions are permanent errors, which name what is missing."""
         transport = harness.new_transport()
         specs = {
             ReceiveLinkSpec("nothere", "$Default", "0", EARLIEST): EntityNotFoundError,
@@ -317,7 +317,7 @@ class TransportContract:
         assert await sink.received(1) == [b"x"]
 
     async def test_receive_links_are_separate(self, harness: TransportHarness) -> None:
-        """Links of one transport carry what is theirs; the end of one is nothing to the others."""
+        """Links of one transport receive their own events; the end of one does not affect the others."""
         transport = harness.new_transport()
         opened = [await _open(transport, partition, credit=100) for partition in PARTITIONS]
         await asyncio.gather(*(_publish(transport, partition, partition.encode()) for partition in PARTITIONS))
@@ -353,13 +353,13 @@ class TransportContract:
         link, sink = await _open(transport, "0", credit=1000)
         for number in range(5):
             await _publish(transport, "0", *(b"x" for _ in range(20)))
-            # By now the service has begun to send them: an answer over the same connection says so.
+            # By now the service has begun to send them: an answer over the same connection shows it.
             await _barrier(transport, "0")
             assert await link.probe(PATIENCE) is True
             assert len(sink.bodies) == (number + 1) * 20
 
     async def test_probe_without_an_answer_ends_in_time(self, harness: TransportHarness) -> None:
-        """A silent link answers none in time; cancelled or given up, a probe harms nothing, the next is answered."""
+        """A probe of a silent link is not answered in time; if cancelled or timed out, the next one is answered."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
         release = harness.hold("delivery")
@@ -376,7 +376,7 @@ class TransportContract:
         assert await link.probe(PATIENCE) is (True if harness.can_probe else None)
 
     async def test_probe_ends_with_its_link(self, harness: TransportHarness) -> None:
-        """A probe under way ends at once where its link does: it says nothing of the service."""
+        """A pending probe ends at once when its link ends, without a result."""
         transport = harness.new_transport()
         for end in ("closed", "lost"):
             link, _ = await _open(transport, "1", credit=10)
@@ -395,7 +395,7 @@ class TransportContract:
                 await closing
 
     async def test_drop_connection_ends_all_links_of_it(self, harness: TransportHarness) -> None:
-        """`drop_connection` ends all links there, to reconnect, and none of the connection that comes after."""
+        """`drop_connection` ends all links of the connection, with `RECONNECT`, and none of the next connection."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
         _, beside = await _open(transport, "1", credit=10)
@@ -499,26 +499,26 @@ class TransportContract:
         assert (await transport.get_partition_properties(HUB, "0")).last_enqueued_sequence_number == 0
 
     async def test_on_sent_is_called_once_at_the_first_byte(self, harness: TransportHarness) -> None:
-        """`on_sent` is called once, when the message is handed over, be it answered or not; never where it is not."""
+        """`on_sent` is called once, when the message is written, answered or not; never if it is not written."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
-        told: list[str] = []
-        await link.send(EventData(b"a").encode(), on_sent=lambda: told.append("a"))
-        never = asyncio.ensure_future(link.send(EventData(b"b").encode(), on_sent=lambda: told.append("b")))
+        sent: list[str] = []
+        await link.send(EventData(b"a").encode(), on_sent=lambda: sent.append("a"))
+        never = asyncio.ensure_future(link.send(EventData(b"b").encode(), on_sent=lambda: sent.append("b")))
         never.cancel()
         await asyncio.gather(never, return_exceptions=True)
         large = bytes(link.max_message_size + 1)
-        assert isinstance(await _error_of(link.send(large, on_sent=lambda: told.append("large"))), EventTooLargeError)
+        assert isinstance(await _error_of(link.send(large, on_sent=lambda: sent.append("large"))), EventTooLargeError)
         release = harness.hold("transfer")
-        waiting = asyncio.ensure_future(link.send(EventData(b"c").encode(), on_sent=lambda: told.append("c")))
+        waiting = asyncio.ensure_future(link.send(EventData(b"c").encode(), on_sent=lambda: sent.append("c")))
         await transport.get_hub_properties(HUB)
         assert not waiting.done()
-        assert told == ["a", "c"]
+        assert sent == ["a", "c"]
         release()
         await waiting
         await link.aclose()
-        await _error_of(link.send(EventData(b"d").encode(), on_sent=lambda: told.append("d")))
-        assert told == ["a", "c"]
+        await _error_of(link.send(EventData(b"d").encode(), on_sent=lambda: sent.append("d")))
+        assert sent == ["a", "c"]
 
     async def test_is_attached_holds_until_the_send_link_ends(self, harness: TransportHarness) -> None:
         """`is_attached` holds from the attach to the end: closed here, or lost with the connection, at once."""
@@ -551,7 +551,7 @@ class TransportContract:
             assert await _count(transport, target) == before + 1
 
     async def test_open_of_a_send_link_to_nowhere_is_refused(self, harness: TransportHarness) -> None:
-        """An unknown hub and an unknown partition are errors to give up on."""
+        """An unknown hub and an unknown partition are permanent errors."""
         transport = harness.new_transport()
         for spec, kind in (
             (SendLinkSpec("nothere"), EntityNotFoundError),
@@ -574,7 +574,7 @@ class TransportContract:
         await _publish(transport, "0", b"x")
 
     async def test_properties_of_a_send_link_are_a_mapping(self, harness: TransportHarness) -> None:
-        """A send link tells what the service answered, under text."""
+        """A send link has the properties that the service answered, with text as keys."""
         transport = harness.new_transport()
         link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
         assert all(isinstance(name, str) for name in dict(link.properties))
@@ -589,7 +589,7 @@ class TransportContract:
         assert properties.created_at.tzinfo is not None
 
     async def test_partition_properties_follow_the_events(self, harness: TransportHarness) -> None:
-        """A partition's properties follow its events; an empty one says so."""
+        """A partition's properties follow its events; an empty one is reported as empty."""
         transport = harness.new_transport()
         empty = await transport.get_partition_properties(HUB, "3")
         assert (empty.hub, empty.partition_id, empty.is_empty) == (HUB, "3", True)
@@ -604,7 +604,7 @@ class TransportContract:
         assert filled.last_enqueued_time == sink.events[1].enqueued_time
 
     async def test_properties_of_what_does_not_exist_raise(self, harness: TransportHarness) -> None:
-        """Unknown hubs and partitions are errors to give up on."""
+        """Unknown hubs and partitions are permanent errors."""
         transport = harness.new_transport()
         for reading, kind in (
             (transport.get_hub_properties("nothere"), EntityNotFoundError),
@@ -632,7 +632,7 @@ class TransportContract:
         assert one.fully_qualified_namespace == other.fully_qualified_namespace != ""
 
     async def test_lost_connection_is_reported_once_and_replaced(self, harness: TransportHarness) -> None:
-        """Every sink and sender learns of a lost connection, once; opened anew, links go on without loss."""
+        """Every sink and pending send gets one error for a lost connection; links opened again lose nothing."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
         _, other = await _open(transport, "1", credit=10)
@@ -658,7 +658,7 @@ class TransportContract:
         assert (sink.late, other.late, sink.bodies) == (0, 0, [b"before"])
 
     async def test_lost_connection_while_opening_raises(self, harness: TransportHarness) -> None:
-        """Links that are being opened fail, and their sinks are told nothing; the next attempt connects again."""
+        """Links that are being opened fail, and their sinks are not called; the next attempt connects again."""
         transport = harness.new_transport()
         await transport.get_hub_properties(HUB)
         release = harness.hold("receive")
@@ -676,7 +676,7 @@ class TransportContract:
         await _open(transport, "0")
 
     async def test_close_ends_links_and_waits(self, harness: TransportHarness) -> None:
-        """Closed, its links end, and what waits fails, each once and to give up on; later use raises `ClosedError`."""
+        """On close, links end and pending calls fail, each once and permanently; later use raises `ClosedError`."""
         transport = harness.new_transport()
         link, sink = await _open(transport, "0", credit=10)
         sender = await transport.open_send_link(SendLinkSpec(HUB, "0"))
@@ -707,8 +707,8 @@ class TransportContract:
         await transport.aclose()
         assert isinstance(await _error_of(transport.get_hub_properties(HUB)), ClosedError)
 
-    async def test_close_while_opening_raises_to_all_who_wait(self, harness: TransportHarness) -> None:
-        """Closing fails those who are opening links or connecting; it cancels nobody."""
+    async def test_close_while_opening_fails_all_callers(self, harness: TransportHarness) -> None:
+        """Closing fails the calls that open links or connect; it cancels no caller."""
         for is_connected in (False, True):
             transport = harness.new_transport()
             release = harness.hold("receive")
@@ -781,7 +781,7 @@ async def _publish(transport: Transport, partition_id: str, *bodies: bytes) -> N
 
 
 async def _barrier(transport: Transport, partition_id: str) -> None:
-    """Return when whatever the service had to send on a partition has come: a later reader has got all of it."""
+    """Wait until everything that the service had to send on a partition has arrived: a later reader has all of it."""
     count = await _count(transport, partition_id)
     link, sink = await _open(transport, partition_id, credit=count + 1)
     await sink.received(count)
