@@ -53,12 +53,12 @@ def _suspended_time() -> SuspendedTime | None:
 
 
 _SUSPENDED: Final = _suspended_time()
-"""One for the process: what one clock says, a store's say, another one compares with, a host's."""
+"""One for the process: the readings of one clock, such as a store's, are compared with another's, such as a host's."""
 
 
 @functools.cache
 def _boot_id() -> str | None:
-    """Name what `CLOCK_BOOTTIME` counts from; None where that cannot be told from another boot's."""
+    """Return an id of the boot that `CLOCK_BOOTTIME` counts from; None if boots cannot be distinguished."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot_id = file.read().strip()
@@ -75,7 +75,7 @@ def _boot_id() -> str | None:
 class LoopClock:
     """The running loop's time, so that on a loop with virtual time leases expire in virtual time.
 
-    The time that the machine is suspended counts, on systems that tell it (Linux); Windows counts it in any case.
+    It includes the time that the machine is suspended, on systems that report it (Linux); Windows always includes it.
     """
 
     def monotonic(self) -> float:

@@ -65,7 +65,7 @@ class EventPumpError(Exception):
     def is_retryable(self) -> bool:
         """Whether the same call may succeed later, without a change of the program or of the service's configuration.
 
-        It does not tell whether the failed call has taken effect: see the errors' own documentation.
+        It does not indicate whether the failed call has taken effect: see the errors' own documentation.
         """
         return False
 

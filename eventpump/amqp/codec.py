@@ -40,8 +40,8 @@ MAX_WEAK_KEYS = 256
 MAX_ZERO_WIDTH = 16
 """How long an array of values without bytes (nulls, say) may be: its count is not covered by its size."""
 MAX_DESCRIPTIONS = 4
-"""How many times over the values of an array may be described: each is described anew, so that a byte of it would make
-as many objects as its constructor has descriptors."""
+"""How many descriptors the constructor of an array may have: each value gets its own objects for them, so that one byte
+of it would create as many objects as there are descriptors."""
 MAX_ITEMS = 1 << 20
 """How many values one value may hold, all levels together: as many as the largest event of a service that takes 1 MiB
 can hold. The object of a value that takes one byte takes 64 bytes and more, and about a microsecond."""
@@ -687,7 +687,7 @@ def _count_compound(data: bytes, code: int, pos: int, end: int, left: int, depth
             layers += 1
         if pos >= after:
             raise _short_of_bytes()
-    left -= count * layers  # every value of an array is described anew
+    left -= count * layers  # every value of an array gets its own described objects
     if left < 0:
         raise _too_many()
     if code < 0xE0:

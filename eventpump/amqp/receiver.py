@@ -68,10 +68,10 @@ class Reassembly:
     """The delivery that is arriving on a link.
 
     Attributes:
-        buffer: What came of it so far; None between deliveries.
+        buffer: The payload received so far; None between deliveries.
         delivery_id: Its id.
         message_format: Its message format.
-        is_settled: Whether one of its transfers said that it is settled.
+        is_settled: Whether one of its transfers stated that it is settled.
     """
 
     __slots__ = ("_unfinished", "buffer", "delivery_id", "is_settled", "message_format")

@@ -357,7 +357,7 @@ def scan_key(raw: bytes, names: EventFields) -> tuple[Scan, str | None] | None:
     """Read what `scan_event` reads, and the partition key, of a message whose layout `scan_event` has found before.
 
     Returns:
-        That, with None for the key of a message that has none; None where only the general decoder can tell.
+        Both, with None for the key of a message that has none; None if only the general decoder can read it.
     """
     try:
         key = raw[:6] if raw[2] == 0x72 else raw[: raw[4] + 11]

@@ -84,8 +84,8 @@ def _quitting_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _told(error: Exception) -> str:
-    """Return an error in the words of the command line."""
+def _describe(error: Exception) -> str:
+    """Return the text of an error in terms of the command line."""
     from eventpump.errors import ConfigurationError, EntityNotFoundError
 
     if isinstance(error, ConfigurationError) and error.field in ("hub", "connection_string"):
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = made.parse_args(given)
         return int(args.run(args))
     except EventPumpError as error:
-        print(f"eventpump: {_told(error)}", file=sys.stderr)
+        print(f"eventpump: {_describe(error)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -88,7 +88,7 @@ def make_transport(settings: ConnectionSettings) -> Transport:
         ConfigurationError: The kind is not installed, or not available for this version of Python.
     """
     if settings.transport == "uamqp":
-        # An extra, and only imported if it is asked for.
+        # An extra, and only imported if it is selected.
         from eventpump.transport.uamqp.transport import UamqpTransport
 
         return UamqpTransport(settings)

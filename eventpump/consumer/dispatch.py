@@ -230,7 +230,7 @@ class SerialDispatch:
             resolve(self._held_back, None)
 
     async def _wait(self, delay: float) -> bool:
-        """Wait before another attempt, in seconds, or until something is asked for. Return whether it may follow."""
+        """Wait before another attempt, in seconds, or until there is a request. Return whether it may follow."""
         await wait_for_event(self._requests.news, delay)
         return not self._requests.is_due
 
@@ -261,7 +261,7 @@ async def still_belongs(
     async def ask() -> None:
         nonlocal found
         if (error := doubts[doubt]) is not None:
-            # The failure that there was already counts as one like any other.
+            # The failure on receipt counts like any other.
             doubts[doubt] = None
             raise error
         found = selection.matches(event)

@@ -46,10 +46,10 @@ class HandlerTimeout:
 
 
 def next_event() -> None:
-    """Begin the time of the running call of `process_events` anew: it has come to another event of its batch."""
+    """Restart the timer of the running call of `process_events`: it has reached another event of its batch."""
     batch = _RUNNING_BATCH.get()
     if batch is not None:
-        batch.begins_anew()
+        batch.restart_timer()
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +84,8 @@ class _RunningBatch:
         self._runner: HandlerRunner | None = runner
         self._call = call
 
-    def begins_anew(self) -> None:
-        """Begin its time anew, if it runs."""
+    def restart_timer(self) -> None:
+        """Restart its timer, if it runs."""
         if self._runner is not None:
             self._runner.renew(self._call)
 
@@ -268,7 +268,7 @@ class HandlerRunner:
         return Call(operation, task, 0.0, 0.0)
 
     def renew(self, call: Call) -> None:
-        """Begin the time of the running call of `process_events` anew."""
+        """Restart the timer of the running call of `process_events`."""
         if not call.is_timed_out:
             call.began = self._now()
             call.slow_at = call.began + self._timeout

@@ -322,7 +322,7 @@ class PartitionManager:
             self._is_listing_subscriptions = False
 
     def _run_subscriptions(self) -> None:
-        """Start the pumps that are missing, and stop those whose subscription was ended or made anew."""
+        """Start the pumps that are missing, and stop those whose subscription was ended or recreated."""
         if self._is_ending or not self._is_running_partitions:
             return
         wanted = {each.name: each for each in self._subscriptions.runnable}

@@ -211,7 +211,7 @@ class MemberFeed:
         self.calls.link_changed()
 
     def _take_matching(self, cursor: FeedStream[ReceivedEvent], limit: int) -> Sequence[ReceivedEvent]:
-        """Take what belongs to the stream; an event for which its function failed alone, and then `doubt` is why."""
+        """Take what belongs to the stream; one for which its function failed comes alone, with the error in `doubt`."""
         events = cursor.take(limit)
         self._doubt = cursor.stream.doubt
         self._taken = _last_of(events) or self._taken

@@ -265,12 +265,12 @@ class OwnedPartition:
         task.add_done_callback(lambda _: self._pump_ended(pump))
 
     def stop_unwanted(self, wanted: dict[str, Subscription]) -> None:
-        """Stop the pumps whose subscription was ended or made again.
+        """Stop the pumps whose subscription was ended or recreated.
 
         Args:
             wanted: The subscriptions that have a processor here, by name.
         """
-        # One that is ended is not paused, nor suspended, when it is made again.
+        # A subscription that is ended and recreated is neither paused nor suspended.
         self._paused &= wanted.keys()
         for name in self._suspended.keys() - wanted.keys():
             del self._suspended[name]

@@ -198,7 +198,7 @@ class PartitionPump:
         return self._runner.is_abandoned
 
     def waits_for(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether the pump does nothing that it is asked for before user code in a task has returned."""
+        """Return whether the pump carries out no request before user code in a task has returned."""
         return self._runner.runs_in(task) or self._delivery.is_held_by(task)
 
     def renewed(self, lease: PartitionLease) -> None:
@@ -283,7 +283,7 @@ class PartitionPump:
         return await self._reading.place_of(position)
 
     def _wake(self) -> None:
-        """Look at what is asked for."""
+        """Check for pending requests."""
         self._reading.wake()
         self._delivery.wake()
 

@@ -1,4 +1,4 @@
-"""What a pump reads: finds where its subscription begins, joins the partition's link there, and begins anew."""
+"""What a pump reads: finds where its subscription begins, joins the partition's link there, and restarts there."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ class PartitionReading:
         self.was_attached = False
         self._has_link_trouble = False
 
-    async def start(self, processor: EventProcessor, *, opens_anew: int | None = None) -> OpenPartition:
+    async def start(self, processor: EventProcessor, *, shares_from: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
 
         Args:
             processor: The processor, open.
-            opens_anew: As of `SharedPartition.join`.
+            shares_from: As of `SharedPartition.join`.
 
         Raises:
             PumpEndedError: The pump ends, maybe because the position could not be found.
@@ -156,7 +156,7 @@ class PartitionReading:
             on_refused=lambda: self._tenure.lost("a checkpoint was refused"),
             on_unexpected=self._tenure.unexpected,
         )
-        feed = self._join(beginning, opens_anew=opens_anew)
+        feed = self._join(beginning, shares_from=shares_from)
         origin = (around.scope, partition_id, beginning.hub_created_at)
         replayed = ReplayedRanges(*self._sought_back)
         self._sought = None
@@ -196,7 +196,7 @@ class PartitionReading:
         # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more, or of
         # what was delivered before a seek.
         self.partition = None
-        opens_anew: int | None = None
+        shares_from: int | None = None
         if seek is not None:
             assert isinstance(seek.place, Checkpoint)
             self._sought = seek.place
@@ -206,9 +206,9 @@ class PartitionReading:
                 resolve(seek.done, True)
             before = partition.feed.number
             if before is None or seek.place.sequence_number + 1 < before:
-                opens_anew = max(self._sought_back[1], before or 0)
-                self._sought_back = self._shared.feeds_made, opens_anew
-        return await self.start(partition.processor, opens_anew=opens_anew)
+                shares_from = max(self._sought_back[1], before or 0)
+                self._sought_back = self._shared.feeds_made, shares_from
+        return await self.start(partition.processor, shares_from=shares_from)
 
     async def can_restart(self, partition: OpenPartition, error: Exception) -> bool:
         """Return whether the start position is to be found again after the feed ended with an error."""
@@ -234,14 +234,14 @@ class PartitionReading:
 
     def rejoin(self, partition: OpenPartition, place: Beginning) -> None:
         """Read on from a place, unless the pump ends."""
-        opens_anew: int | None = None
+        shares_from: int | None = None
         if partition.replayed.is_running:
-            opens_anew = sys.maxsize
+            shares_from = sys.maxsize
         elif not self._shared.is_open:
             # A link that is opened again begins with the check that the hub is still the same.
-            opens_anew = 0
+            shares_from = 0
         if self._tenure.goes_on():
-            partition.feed = self._join(place, opens_anew=opens_anew)
+            partition.feed = self._join(place, shares_from=shares_from)
             self._on_link_changed()
 
     def continuity_from(self, beginning: Beginning) -> ContinuityCheck:
@@ -444,12 +444,12 @@ class PartitionReading:
             sleep=self._tenure.pause,
         )
 
-    def _join(self, beginning: Beginning, *, opens_anew: int | None) -> MemberFeed:
+    def _join(self, beginning: Beginning, *, shares_from: int | None) -> MemberFeed:
         since, below = self._sought_back
         is_below = beginning.expected is None or beginning.expected < below
-        if opens_anew is None and is_below and self._shared.link < since:
+        if shares_from is None and is_below and self._shared.link < since:
             # By that link these events would count as delivered before the seek.
-            opens_anew = below
+            shares_from = below
         return self._shared.join(
             self._subscription.name,
             beginning,
@@ -464,7 +464,7 @@ class PartitionReading:
             slow_after=self._subscription.slow_after,
             catch_up_group=self._subscription.catch_up_group,
             selection=self._subscription.selection,
-            opens_anew=opens_anew,
+            shares_from=shares_from,
         )
 
     # ------------------------------------------------------------------------------------------------- the link

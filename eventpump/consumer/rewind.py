@@ -38,7 +38,7 @@ class Rewinding:
         self._failing = failing
 
     async def obey(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
-        """Carry out what is asked for, and wait while the pump is paused.
+        """Carry out pending requests, and wait while the pump is paused.
 
         Args:
             partition: What is being read.
@@ -146,7 +146,7 @@ class Rewinding:
                 except HubRecreatedError:
                     return False
                 if loss is not None:
-                    # Whatever the settings say: delivery goes on after the checkpoint in any case.
+                    # Regardless of the options: delivery goes on after the checkpoint in any case.
                     self._tenure.report(DataLost, loss, "earliest")
             if events:
                 placed = [event for event in events if has_place(event)]

@@ -114,7 +114,7 @@ class SharedPartition:
         slow_after: float,
         catch_up_group: str | None = None,
         selection: Selection[ReceivedEvent] | None = None,
-        opens_anew: int | None = None,
+        shares_from: int | None = None,
     ) -> MemberFeed:
         """Read along from a position.
 
@@ -125,12 +125,12 @@ class SharedPartition:
             slow_after: Seconds after which it counts as slow while it holds the others back.
             catch_up_group: The consumer group in which it has a link of its own while it is behind; None for none.
             selection: Which events it takes; None for all.
-            opens_anew: Read from links that are opened from now on, although the cache may have all that is needed, and
-                share an earlier one at this sequence number or later only; None to read from any link.
+            shares_from: Read from links that are opened from now on, even if the cache has everything needed, and share
+                an existing one only from this sequence number on; None to read from any link.
         """
         self._awaited.discard(name)
         member = MemberFeed(self, name, beginning, calls, slow_after, catch_up_group, selection)
-        member.shares_from = opens_anew or 0
+        member.shares_from = shares_from or 0
         if self._feed is not None and self._hub_created_at != member.hub_created_at:
             assert self._hub_created_at is not None
             error = HubRecreatedError(self._spec.hub, self._spec.partition_id, "the hub was deleted and recreated")
@@ -140,12 +140,12 @@ class SharedPartition:
             self._feed.fail(error)
         self._members[name] = member
         feed = self._feed
-        if feed is None and opens_anew is None:
+        if feed is None and shares_from is None:
             self._open_when_ready()
         elif feed is None or feed.is_stopped:
             # Or its last reader has just left, and it is about to be closed.
             self._begin_opening()
-        elif opens_anew is None and self._placement(member) is Placement.IN_CACHE:
+        elif shares_from is None and self._placement(member) is Placement.IN_CACHE:
             member.attach(feed, skip_below=member.number, head=self._head)
             if feed.is_attached:
                 calls.attached()

@@ -268,7 +268,7 @@ class KeyedWorkers:
                             queue.release(batch[0])
                         runner.began(call)
                         continue
-                    # Watched as one call that begins anew: `began` and `ended` would cost more than a short handler.
+                    # One watched call whose timer restarts: `began` and `ended` would cost more than a short handler.
                     call.began = began
                     call.slow_at = began + timeout
                     try:

@@ -98,7 +98,7 @@ class FleetMemory:
         live: set[str] = set()
         for lease in leases:
             was, since = before.get(lease.partition_id, (None, now))
-            # The token tells one holding from the next, for stores whose listing contains it.
+            # The token distinguishes one acquisition from the next, for stores whose listing contains it.
             self._leases[lease.partition_id] = (lease, since if was == lease else now)
             if lease.is_held and lease.owner is not None:
                 live.add(lease.owner)

@@ -398,7 +398,7 @@ class PartitionSequencer(Generic[B]):
         assert self.head.first is not None
         return self.head.first
 
-    # ------------------------------------------------------------------------------------------ what became of it
+    # ------------------------------------------------------------------------------------------------ its outcome
 
     def accepted(self) -> None:
         """Record that the service has stored it, now or before."""

@@ -117,7 +117,7 @@ class LinkState(enum.Enum):
     PAUSED = "paused"
     """No link: it is paused."""
     SUSPENDED = "suspended"
-    """No link: it has held the others back, and is not run until that is asked for."""
+    """No link: it has held the others back, and does not run until it is resumed."""
     ENDED = "ended"
     """No link: it was ended, by this host or another one."""
 

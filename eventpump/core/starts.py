@@ -241,11 +241,11 @@ def end_position(start: EventPosition, facts: PartitionFacts) -> EventPosition:
 
 
 def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int | None:
-    """Return the sequence number that reading from a position begins with; None where only reading tells.
+    """Return the sequence number that reading from a position begins with; None if only reading can show it.
 
     Args:
         start: The position.
-        facts: What the service says of the partition; None where it was not asked.
+        facts: The partition's properties; None if they were not read.
     """
     if start.sequence_number is not None:
         return start.sequence_number + (not start.inclusive)
@@ -263,7 +263,7 @@ def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int
 
 
 def lag_after(stored: Checkpoint | None, start: EventPosition, facts: TimedPartitionFacts) -> int | None:
-    """Return how many events of a partition are not processed, by what is stored; None where only reading tells.
+    """Return how many events of a partition are not processed, by the checkpoint; None if only reading can show it.
 
     Args:
         stored: The checkpoint; None if there is none.

@@ -104,7 +104,7 @@ class SparkJob:
             self.begun = facts["began"]
         if "ended" in facts:
             self.finished = facts["ended"]
-            # Spark tells the end of a batch from another thread: the next one may have begun by then.
+            # Spark reports the end of a batch from another thread: the next one may have begun by then.
             self.begun = None if self.begun == self.finished else self.begun
             self.rate = facts["rate"]
             # Before the first trade it is the beginning of 1970.

@@ -30,7 +30,7 @@ class Record:
 
     @property
     def event(self) -> tuple[str, int, str]:
-        """What tells one event from every other."""
+        """The identity of the event."""
         return self.partition_id, self.sequence_number, self.digest
 
 

@@ -89,7 +89,7 @@ class View(AbstractContextManager[object], Protocol):
         """Show how things stand."""
 
     def end(self, verdict: Verdict) -> None:
-        """Show what came of it."""
+        """Show the result."""
 
 
 def view_of(scene: Scene, *, is_plain: bool) -> View:
@@ -106,7 +106,7 @@ def view_of(scene: Scene, *, is_plain: bool) -> View:
 
 
 class PlainView:
-    """A line for whatever happens, and at most one a second for how things stand, when that is news."""
+    """Prints a line per event of the scene, and at most one per second for a changed state."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

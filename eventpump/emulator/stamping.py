@@ -1,7 +1,7 @@
-"""Turn what a producer sent into the form a partition keeps and readers get.
+"""Convert what a producer sent into the form that a partition stores and readers receive.
 
-The message annotations are written anew, once: the service's own first, then the sender's. Every other byte stays.
-One function walks a whole batch, because this runs for every event.
+The message annotations are rewritten once: the service's own first, then the sender's. Every other byte is unchanged.
+One function processes a whole batch, because this runs for every event.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Audience:
     def covers(self, address: Address) -> bool:
         """Return whether a token for this audience opens a link to the address.
 
-        The `$management` node serves every hub, so any audience opens it; the hub stands in each request.
+        The `$management` node serves every hub, so any audience opens it; the hub is in each request.
         Names compare without case.
         """
         if address.kind in {AddressKind.CBS, AddressKind.MANAGEMENT}:

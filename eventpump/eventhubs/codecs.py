@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 @dataclass(frozen=True, slots=True)
 class PayloadCodec:
-    """A way to encode the bodies of events, such as `PayloadCodec("gzip", gzip.compress, gzip.decompress)`.
+    """An encoding of the bodies of events, such as `PayloadCodec("gzip", gzip.compress, gzip.decompress)`.
 
     Give it as `encode` to producers, and as `decode` to hosts and readers. Both functions are called in the event loop,
     and must not wait for anything.

@@ -47,7 +47,7 @@ class PayloadDecoder:
         """Return a function that decodes an event as a type; it raises `DecodeError`.
 
         Raises:
-            ConfigurationError: There is no way to decode events as this type.
+            ConfigurationError: Events cannot be decoded as this type.
         """
         if kind is ReceivedEvent:
             return _itself

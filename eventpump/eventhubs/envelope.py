@@ -98,7 +98,7 @@ def decode_batch(payload: bytes) -> list[bytes]:
         else:
             code, start, pos = section_at(payload, pos, end)
             if code == DATA and payload[start] in (0xA0, 0xB0):
-                # A data section in a longer form than anybody writes.
+                # A data section in a longer encoding than needed; no known sender uses it.
                 append(decode(payload, start, pos)[0])
             elif not (HEADER <= code < DATA and not events) and code != FOOTER:
                 raise AmqpDecodeError("a batch has a body of another kind than data sections")

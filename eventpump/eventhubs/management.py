@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class HubFacts:
-    """What the service tells of a hub."""
+    """Properties of a hub, as the service answers them."""
 
     name: str
     created_at: datetime.datetime
@@ -46,7 +46,7 @@ class HubFacts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """What the service tells of a partition. An empty one has last numbers of -1 and offset "-1"."""
+    """Properties of a partition, as the service answers them. An empty one has last numbers of -1 and offset "-1"."""
 
     hub: str
     partition_id: str
@@ -59,10 +59,10 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ManagementRequest:
-    """A read, taken apart.
+    """A parsed request to read properties.
 
     Args:
-        partition_id: The partition asked about; None where it is the hub.
+        partition_id: The partition that is read; None for the hub.
         security_token: The token in the request, where it carries one.
     """
 

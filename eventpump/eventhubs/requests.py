@@ -86,13 +86,13 @@ def answer(
 
 
 def check_answer(message: Message, *, entity: str | None = None) -> None:
-    """Return where the answer tells of success.
+    """Check that an answer reports success.
 
     Args:
-        entity: What was asked about, for the error.
+        entity: The entity that the request was for, for the error.
 
     Raises:
-        ServiceError: The answer tells of a failure.
+        ServiceError: The answer reports a failure.
         ProtocolError: It has no status code.
     """
     code = _field(message, STATUS_CODE)

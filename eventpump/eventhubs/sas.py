@@ -13,7 +13,7 @@ _PREFIX = "SharedAccessSignature"
 
 
 class Verdict(enum.Enum):
-    """What came of checking a token. Only `VALID` is true."""
+    """The result of checking a token. Only `VALID` is true."""
 
     VALID = "valid"
     BAD_SIGNATURE = "the signature does not match the key"

@@ -229,7 +229,7 @@ def number_events(pieces: Sequence[bytes], stamp: bytes, first: int) -> bytes:
 
     Args:
         pieces: Two of each event, the first one with the room.
-        stamp: What stands in the room before the number: producer id, epoch, and the names between.
+        stamp: What the room holds before the number: producer id, epoch, and the names between.
         first: The number of the first event; after the largest number comes 0.
     """
     stamped: dict[bytes, tuple[bytes, bytes]] = {}  # events of one size have one head

@@ -1,6 +1,6 @@
-"""The stamp of an event: an application property by which a reader knows who published it, and under which number.
+"""The stamp of an event: an application property that identifies its publisher and its number.
 
-Readers do not get the annotations of idempotent publishing. A stamp stands in the event itself, at a fixed width, so
+Readers do not get the annotations of idempotent publishing. A stamp is in the event itself, at a fixed width, so
 that it is filled in along with the number and moves no byte.
 """
 

@@ -147,7 +147,7 @@ def _converted(where: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLCertVerificationError as error:
-        # Trying again cannot help: it is another server, or one that this client was not told to trust.
+        # A retry cannot help: it is another server, or one whose certificate authority is not trusted here.
         raise ConnectionLostError(
             f"the certificate of {where} was refused: {error.verify_message}", recovery=Recovery.GIVE_UP
         ) from error

@@ -1,4 +1,4 @@
-"""A link to a source that has its events at hand: it delivers them by credit, and not in one turn of the event loop."""
+"""A link to a source whose events are available at once: delivers by credit, and not in one turn of the event loop."""
 
 from __future__ import annotations
 

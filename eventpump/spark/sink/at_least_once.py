@@ -150,7 +150,7 @@ class _Sender:
 RECEIPTS: Final = pa.schema(
     [("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64()), ("count", pa.int64())]
 )
-"""What a task tells of each partition it published to; a null partition is one that the service chose."""
+"""What a task reports of each partition it published to; a null partition is one that the service chose."""
 
 RECEIPTS_DDL: Final = "partition int, first bigint, last bigint, count bigint"
 
@@ -162,7 +162,7 @@ class SendTask:
     Args:
         columns: What the batches hold, in the order of `EventColumns.names`.
         partition_count: How many partitions the hub has.
-        idempotent: Have the service tell repeats, within this attempt.
+        idempotent: Let the service recognize repeated sends within this attempt.
         router: How rows without a partition are routed.
         retry_timeout: About how many seconds an outage of the service is waited for.
         encode: The codecs to encode bodies with, or their import name.

@@ -522,7 +522,7 @@ class PartitionPublishing:
         self._task.cancel()
         await asyncio.wait({self._task})
         if not self._task.cancelled():
-            self._task.exception()  # the caller was told, or left before
+            self._task.exception()  # the caller got the error, or was cancelled before
         await self._drop_publisher()
 
     async def put(self, events: Sequence[bytes]) -> bool:

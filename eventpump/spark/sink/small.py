@@ -102,7 +102,7 @@ class BatchSizes:
         self.tasks = max(tasks, 1)
 
     def published(self, rows: int) -> None:
-        """Record that a batch is done, in whatever way.
+        """Record that a batch is done, by either path.
 
         Args:
             rows: How many rows it has.
@@ -210,7 +210,7 @@ class KeptPublishers:
         task.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """Close all of them. They can be kept anew afterwards."""
+        """Close all of them. Others can be kept afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

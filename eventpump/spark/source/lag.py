@@ -131,11 +131,11 @@ def parse_offsets(text: str | None) -> Offsets | None:
         None if the source did not write them.
     """
     try:
-        told = json.loads(text or "null")
+        offsets = json.loads(text or "null")
     except ValueError:  # Spark reports a missing offset as "None"
         return None
     found: Offsets = {}
-    for hub, partitions in told.items() if isinstance(told, dict) else ():
+    for hub, partitions in offsets.items() if isinstance(offsets, dict) else ():
         if hub == FIRST_START:
             continue
         if not isinstance(partitions, dict):

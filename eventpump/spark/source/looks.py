@@ -324,7 +324,7 @@ def mean_size(before: PartitionProperties | None, now: PartitionProperties) -> f
     first answer gives the mean over its whole life.
 
     Returns:
-        None if there were none, or if the offsets do not tell.
+        None if there were none, or if the offsets are not in bytes.
     """
     if not _has_bytes(now) or (before is not None and not _has_bytes(before)):
         return None

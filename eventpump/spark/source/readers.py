@@ -82,7 +82,7 @@ LOAD_PATIENCE: Final = 10.0
 def check_consumer_groups(hubs: Sequence[SourceOptions]) -> None:
     """Check that the consumer groups exist in every hub, before a query begins and writes to its checkpoint.
 
-    Whatever else is wrong with the service, the query itself finds out, with more patience.
+    Other errors of the service are left to the query itself, which retries for longer.
 
     Raises:
         ConfigurationError: One does not exist.
@@ -198,7 +198,7 @@ class _Reader:
             )
         return [InputPartition(each) for each in tasks]
 
-    def _tell(self, losses: Sequence[Loss]) -> None:
+    def _report_losses(self, losses: Sequence[Loss]) -> None:
         """Raise for lost events, or log them.
 
         Raises:
@@ -235,7 +235,7 @@ class BatchReader(_Reader, DataSourceReader):
         starts, ends = (SourceOffset.of(each[index] for each in found) for index in (1, 2))  # type: ignore[misc]
         snapshots = {each[0].hub.lower(): each[0] for each in found}
         ranges, losses = source_ranges(starts, ends, snapshots)
-        self._tell(losses)
+        self._report_losses(losses)
         # For a batch without tasks, Spark creates a task with a partition that is not ours.
         return self._tasks(ranges, snapshots) or [InputPartition(SourcePartition(()))]
 
@@ -264,7 +264,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         options = self._hubs[0]
         if options.max_events_per_trigger is not None:
             return ReadMaxRows(options.max_events_per_trigger)
-        # Spark's own limit in bytes is not used: it is not told how many bytes a batch has.
+        # Spark's own limit in bytes is not used: Spark does not get the size of a batch.
         return ReadAllAvailable() if options.max_bytes_per_trigger is None else ReadMaxRows(MAX_ROWS)
 
     def latestOffset(  # noqa: N802 - Spark's name
@@ -315,7 +315,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             for note in self._notes:
                 _log.warning("%s", note)
             _end_in_order()
-            self._query = _Query(self._hubs, self._tell)
+            self._query = _Query(self._hubs, self._report_losses)
         return self._query
 
 
@@ -325,12 +325,12 @@ class _Query:
     Spark calls it on one thread; what it decides, it decides on the loop, where links show new events meanwhile.
 
     Args:
-        tell: Called with the losses; it raises if the query has to fail.
+        on_losses: Called with the losses; it raises if the query has to fail.
     """
 
-    def __init__(self, hubs: Sequence[SourceOptions], tell: Callable[[Sequence[Loss]], None]) -> None:
+    def __init__(self, hubs: Sequence[SourceOptions], on_losses: Callable[[Sequence[Loss]], None]) -> None:
         self._hubs = hubs
-        self._tell = tell
+        self._on_losses = on_losses
         self._planner = StreamPlanner(hubs[0].limits)
         self._watch = HubsWatch(self._transport, hubs)
         worker.close_first(self._watch)
@@ -389,7 +389,7 @@ class _Query:
         while True:
             snapshots = self._watch.snapshots
             end = self._planner.end(start, snapshots, is_limited=is_limited, now=loop.time())
-            self._tell(end.losses)
+            self._on_losses(end.losses)
             if end.offset is not start or self._ends_at_target or self._watch.is_known_since(asked_at):
                 return end.offset
             await self._watch.until_news(self._drained(start, snapshots))
@@ -435,7 +435,7 @@ class _Query:
         begin, self._last = self._offset(start), self._offset(end)
 
         async def known() -> Mapping[str, HubSnapshot]:
-            await self._watch.until_known()  # not anew: the batch's end was just found
+            await self._watch.until_known()  # not again: the batch's end was just found
             snapshots = self._watch.snapshots
             assert self._last is not None
             if not self._ends_at_target:
@@ -445,7 +445,7 @@ class _Query:
 
         snapshots = self._run(known())
         ranges, losses = source_ranges(begin, self._last, snapshots)
-        self._tell(losses)
+        self._on_losses(losses)
         return ranges, snapshots
 
     def _offset(self, document: dict[str, Any]) -> SourceOffset:

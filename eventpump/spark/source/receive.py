@@ -154,7 +154,7 @@ def read_ranges(
             counting.add(from_kept_link=receiver.kept, from_new_link=len(missing) - receiver.kept)
     except ServiceError as error:
         if not isinstance(error, ConsumerDisconnectedError):
-            # Whatever is wrong with the connection, the task's next attempt uses a new one.
+            # Whatever the cause, the task's next attempt uses a new connection.
             worker.drop(connection)
         raise
     finally:

@@ -83,7 +83,7 @@ class HubsWatch:
         return self._looks.is_known_since(moment)
 
     async def look_at_all(self) -> None:
-        """Read everything anew.
+        """Read everything again.
 
         Raises:
             ServiceError: The service did not answer in time, or refused.

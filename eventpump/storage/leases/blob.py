@@ -622,7 +622,7 @@ class BlobLeaseStore:
                     return None
             record = CheckpointRecord(None, lease.epoch, lease.owner)
             if stored is not None:
-                # The leases may have been deleted, and their epochs begun anew.
+                # The leases may have been deleted and recreated, so that epochs start from the beginning again.
                 record = replace(stored.record, epoch=max(lease.epoch, stored.record.epoch + 1), owner=lease.owner)
             try:
                 etag = await self._put_record(operation, partition_id, subscription, record, stored)
