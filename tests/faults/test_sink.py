@@ -292,7 +292,7 @@ async def test_attempts_at_once_store_every_row_once(emulator: Emulator, query: 
     assert await stored(emulator.connection_string, "1") == rows
 
 
-async def test_attempt_that_is_overtaken_packs_anew(emulator: Emulator, query: Query) -> None:
+async def test_attempt_that_is_overtaken_packs_again(emulator: Emulator, query: Query) -> None:
     """*No loss and no duplicate*: overtaken in the middle of its messages, an attempt goes on from there."""
     rows = [str(row) for row in range(40)]
     query.shares = lambda *_: rows

@@ -150,7 +150,7 @@ _AS_KEY = '.selectExpr("*", "string(key) AS partitionKey")'
         ({f"c{n}": LongType() for n in range(30)}, "c18, c19 and 10 more. Add it"),
     ],
 )
-def test_missing_body_is_told_with_what_there_is(columns: dict[str, DataType], problem: str) -> None:
+def test_of_without_a_body_names_the_existing_columns(columns: dict[str, DataType], problem: str) -> None:
     """The error has the columns of the DataFrame, and what to write: for Kafka's columns too."""
     with pytest.raises(ConfigurationError) as caught:
         EventColumns.of(schema(**columns))
@@ -173,14 +173,14 @@ def test_missing_body_is_told_with_what_there_is(columns: dict[str, DataType], p
         ),
     ],
 )
-def test_columns_that_cannot_be_published_are_told_what_to_write(columns: dict[str, DataType], problem: str) -> None:
+def test_of_unpublishable_columns_suggests_a_select(columns: dict[str, DataType], problem: str) -> None:
     """The error of a wrong type has the cast, and that of the source's unselected rows which column to drop."""
     with pytest.raises(ConfigurationError) as caught:
         EventColumns.of(schema(**columns))
     assert problem in str(caught.value)
 
 
-def test_missing_ordering_column_is_told_with_what_there_is() -> None:
+def test_of_without_the_ordering_column_names_the_existing_columns() -> None:
     """As the body."""
     with pytest.raises(ConfigurationError, match="no column at; it has: body, time"):
         EventColumns.of(schema(body=TEXT, time=TimestampType()), ["at"])
@@ -745,7 +745,7 @@ def test_encode_round_robin_gives_every_row_the_next_partition() -> None:
     assert made.encode(rows)[0] == [2, 1, 2, 2]
 
 
-def test_sink_refuses_a_router_that_would_route_a_row_anew() -> None:
+def test_sink_refuses_a_router_that_would_reroute_a_row() -> None:
     """A repeated batch must route each row as before; publishing at least once may do as it likes."""
     options: dict[str, Any] = {
         "connection": SparkConnection(hub="h", connection_string=SecretStr(_NAMESPACE)),

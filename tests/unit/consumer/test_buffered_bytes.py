@@ -150,7 +150,7 @@ async def test_idle_partitions_lend_and_get_back_within_a_round(watch: Watch) ->
 
 
 @seeds(1, of=100)
-async def test_whatever_happens_the_bound_holds_and_everything_comes(watch: Watch, seed: int) -> None:
+async def test_buffered_bytes_under_random_faults_keep_the_bound(watch: Watch, seed: int) -> None:
     """Sizes jump, links are cut, partitions move, subscriptions are slow, or take a part, and code raises."""
     rng = random.Random(seed)
     largest = 20 * KIB

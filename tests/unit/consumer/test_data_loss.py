@@ -655,8 +655,8 @@ async def test_short_reads_pass_a_gap_that_is_not_judged_yet(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
-async def test_reader_of_a_recreated_hub_raises_or_begins_anew(policy: Any) -> None:
-    """It does not go on at an old position: it raises, or begins anew as the settings say."""
+async def test_reader_of_a_recreated_hub_raises_or_restarts(policy: Any) -> None:
+    """It does not go on at an old position: it raises, or starts over, as configured."""
     hub = FakeHub(partitions=1)
     hub.publish("0", count=20)
     async with _reader(hub, on_data_loss=policy) as reader:

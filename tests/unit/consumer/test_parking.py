@@ -132,7 +132,7 @@ async def test_with_retries_before_it_each_event_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("raises", [_Oddity("odd"), asyncio.CancelledError("of its own")], ids=["base", "cancelled"])
-async def test_whatever_a_handler_raises_is_a_failure(raises: BaseException) -> None:
+async def test_process_events_raising_a_base_exception_is_a_failure(raises: BaseException) -> None:
     """It is skipped by the same policy, and takes nothing else with it."""
     async with _fleet(count=5) as fleet:
         await _start(fleet, _fails_on(2, raises=raises), failure_policy="skip")

@@ -369,8 +369,8 @@ async def test_loop_that_was_left_may_wait(operation: str, error: type[Exception
         await work
 
 
-async def test_a_processor_is_told_of_a_position_that_there_is_not() -> None:
-    """`process_error` gets it, and delivery goes on where it was."""
+async def test_seek_to_a_missing_position_calls_process_error() -> None:
+    """`process_error` is called with the error, and delivery goes on where it was."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
         if events[0].sequence_number == 0:
@@ -930,7 +930,7 @@ class _History:
 # 48: a replay between a seek back and the place before it, beside a link that is older than the seek.
 @seeds(3, of=200, always=[48])
 @pytest.mark.parametrize("with_failures", [False, True])
-async def test_whatever_is_asked_for_each_range_comes_once(seed: int, with_failures: bool) -> None:
+async def test_seek_and_replay_at_random_deliver_each_range_once(seed: int, with_failures: bool) -> None:
     """Seeks, replays, pauses, running and failing handlers, cut links and moves in any order.
 
     In each generation every number comes once and in order, from the place that is stored when the first one comes. A

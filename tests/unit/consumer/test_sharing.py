@@ -298,7 +298,7 @@ async def test_without_a_place_in_the_second_group_the_others_wait() -> None:
 
 
 @seeds(12, of=40)
-async def test_whatever_happens_each_member_gets_its_range(seed: int) -> None:
+async def test_join_under_random_faults_delivers_each_range(seed: int) -> None:
     """Members join at numbers, times and offsets, in the past or at the end, are slow, and leave; links are lost.
 
     Each gets exactly the events from its beginning on, each once and in order, and the cache keeps its bound.

@@ -304,7 +304,7 @@ async def test_subscribing_twice_on_one_host_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------------------- names
 
 
-async def test_other_hosts_adopt_and_learn() -> None:
+async def test_subscribe_is_adopted_by_other_hosts() -> None:
     """The first record counts for all; a host without a processor for a name reports it, once."""
     first, second = Record(), Record()
     async with _fleet(2) as fleet:
@@ -373,8 +373,8 @@ async def test_unsubscribing_ends_it_everywhere(keeps: bool) -> None:
             assert numbers == list(range(10 if keeps else 20, 30))
 
 
-async def test_a_subscription_made_anew_has_other_checkpoints() -> None:
-    """Ended and made again between two listings: the pumps of other hosts go on under the new record, too."""
+async def test_subscribe_after_unsubscribe_has_other_checkpoints() -> None:
+    """Ended and recreated between two listings: the pumps of other hosts go on under the new record, too."""
     got = Record()
     async with _fleet(2) as fleet:
         for name in "ab":
@@ -426,7 +426,7 @@ async def test_a_slow_one_holds_the_others_back_only_by_the_cache() -> None:
         assert len(fleet.hub.attached) == 1
 
 
-async def test_with_a_second_group_nobody_waits(clock: Any) -> None:
+async def test_catch_up_group_keeps_other_subscriptions_from_waiting(clock: Any) -> None:
     """One that needs the past, or is slow, has a link of its own until it has caught up; the others keep their pace."""
     archive = Record()
     pause = [0.0]
@@ -566,7 +566,7 @@ async def test_a_hub_that_is_recreated(action: Any) -> None:
 
 
 @seeds(4, of=12)
-async def test_whatever_happens_every_subscription_gets_everything(seed: int) -> None:
+async def test_subscribe_under_random_faults_delivers_everything(seed: int) -> None:
     """Hosts are killed and join, links are cut, handlers are slow and raise, subscriptions come and go.
 
     Each subscription gets every event published after its `subscribe` returned, at least once, and in order per

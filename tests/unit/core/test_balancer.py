@@ -65,7 +65,7 @@ def test_plan_of_a_lone_host_takes_every_free_lease() -> None:
     assert result.steal == ()
 
 
-def test_plans_of_hosts_that_see_nobody_try_leases_in_different_orders() -> None:
+def test_plans_of_hosts_without_peers_try_leases_in_different_orders() -> None:
     """Two hosts that start at once do not try the same leases one after the other."""
     listing = leases(*[None] * 20)
     assert plan(listing, seed=1).acquire != plan(listing, seed=2).acquire

@@ -64,8 +64,8 @@ def test_each_event_of_a_narrowed_batch_has_all_retries() -> None:
     assert (failures.attempts, failures.first_failed) == (1, 30.0)
 
 
-def test_what_is_settled_begins_anew() -> None:
-    """A batch that succeeded at last has left nothing behind."""
+def test_failed_after_settled_counts_from_zero() -> None:
+    """A batch that succeeded at last leaves no count behind."""
     failures = _failures(RETRY)
     failures.failed(3, 1.0)
     failures.settled()
@@ -82,7 +82,7 @@ def test_a_processor_that_cannot_be_opened_passes_over_nothing(passing: FailureS
     assert [failures.failed(None, 0.0) for _ in range(3)] == [RETRY, RETRY, STOP_PARTITION]
 
 
-def test_delays_grow_to_the_limit_and_begin_anew() -> None:
+def test_delays_grow_to_the_limit_and_start_over() -> None:
     """Full jitter below a ceiling that doubles."""
 
     class Most(random.Random):

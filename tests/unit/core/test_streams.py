@@ -558,7 +558,7 @@ def test_a_checkpoint_does_not_pass_missing_numbers_before_they_are_taken() -> N
     assert _passed(stream) == 5
 
 
-def test_functions_that_take_one_argument_are_told_from_others() -> None:
+def test_takes_one_argument_accepts_only_such_functions() -> None:
     """Those that cannot be called with an event are found without a call; what has no signature passes."""
     taking: list[Callable[..., Any]] = [_key, lambda event, limit=3: True, lambda *events: True, str, len, "x".count]
     assert all(map(takes_one_argument, taking))

@@ -126,7 +126,7 @@ def test_attach_with_an_id_only_keeps_its_epoch() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 5])
-def test_attach_with_a_higher_epoch_begins_anew(step: int) -> None:
+def test_attach_with_a_higher_epoch_starts_over(step: int) -> None:
     """A higher epoch without a number starts over: the id stays, nothing is published, any number may come."""
     ledger, producer_id = started(10, 3)
     admission = attach(ledger, Claim(producer_id, 3 + step, None))

@@ -538,7 +538,7 @@ async def test_send_refused_as_not_allowed_attaches_again(scene: Scene) -> None:
     assert isinstance(await error_of(send(producer, "1")), ProducerStateLostError)
 
 
-async def test_reset_state_begins_anew(scene: Scene) -> None:
+async def test_start_after_reset_state_is_the_first(scene: Scene) -> None:
     """After `reset_state` the next start is the first."""
     former = scene.process()
     await send(former, "0")

@@ -132,8 +132,8 @@ async def test_send_sends_one_transfer_at_a_time(scene: Scene) -> None:
     assert [await first, await second] == [1, 2]
 
 
-async def test_send_after_the_link_was_lost_while_idle_attaches_anew(scene: Scene) -> None:
-    """It is attached anew for the next batch, with id, level and a null number, and no delay."""
+async def test_send_after_the_link_was_lost_while_idle_attaches_again(scene: Scene) -> None:
+    """It is attached again for the next batch, with id, level and a null number, and no delay."""
     transport = FakeTransport(scene.hub)
     publisher = scene.publisher(transport=transport)
     await publisher.send(sealed("a"))

@@ -186,7 +186,7 @@ async def test_checkpoints_are_continued_from_and_losses_reported() -> None:
     assert (lost.loss.first_missing, lost.loss.last_missing) == (10, 14)
 
 
-async def test_a_reader_is_told_of_what_was_dropped() -> None:
+async def test_read_of_dropped_events_raises() -> None:
     """With `on_data_loss="fail"` it is an error with the numbers."""
     source = MemorySource()
     source.append("0", *[b"x"] * 10)

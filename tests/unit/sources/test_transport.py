@@ -90,7 +90,7 @@ class Unruly(MemorySource):
 
 
 @seeds(4, of=12)
-async def test_whatever_a_source_does_a_reader_gets_each_event_once_in_order(seed: int) -> None:
+async def test_read_from_a_faulty_source_returns_each_event_once_in_order(seed: int) -> None:
     """Until it behaves again nothing is lost, and what it did is an error that is retried."""
     source = Unruly(seed)
     source.append("0", *[b"x"] * 300)
@@ -105,7 +105,7 @@ async def test_whatever_a_source_does_a_reader_gets_each_event_once_in_order(see
 
 
 @seeds(2, of=6)
-async def test_whatever_a_source_does_a_host_goes_on(seed: int) -> None:
+async def test_host_of_a_faulty_source_processes_everything(seed: int) -> None:
     """Its partition is processed completely, in order, at least once."""
     source, seen, done = Unruly(seed), list[int](), asyncio.Event()
     source.append("0", *[b"x"] * 300)

@@ -231,7 +231,7 @@ class World:
         policy: What follows when producers are lost.
         forgets: How often the service may forget a producer.
         accept_unknown_producers: See `Partition`. Such a service forgets only while nothing is on its way and no
-            attempt lives: what comes later than its memory reaches is stored again, and nobody can help it.
+            attempt lives: what comes later than its memory reaches is stored again, which cannot be prevented.
         near_wrap: Whether the sink's numbers are near 2^31 from the start.
         renews: Whether producers are renewed there, instead of going across.
         paths: How often the driver publishes a batch by itself, as a small one: 0 for never to 1 for always.
@@ -319,7 +319,7 @@ class World:
     # ------------------------------------------------------------------------------------------ the driver
 
     def start_run(self) -> Run:
-        """Start the query, anew or beside one that is not known to be alive."""
+        """Start the query, again or beside one that is not known to be alive."""
         driver = DriverRun(f"run {next(self.run_ids)}")
         run = Run(driver, self._drive(driver))
         self.runs.append(run)
@@ -452,7 +452,7 @@ class World:
                 succeeded = [each.outcome for each in over if each.outcome is not None]
                 if succeeded:
                     outcomes += succeeded[:1]
-                    del waiting[partition_id]  # what else runs for it goes on, and nobody listens
+                    del waiting[partition_id]  # what else runs for it goes on, without a waiter
                     continue
                 if any(isinstance(each.error, ProducerDisconnectedError) for each in over):
                     raise ProducerDisconnectedError("a task was fenced")
@@ -590,7 +590,7 @@ class World:
         transfer = Transfer(sequencer.producer_id, sequencer.owner_level, first, publication.batch)
         chance = 1.0 if self.is_calm else self.rng.random()
         if chance < 0.1:
-            self.late.append((partition_id, transfer))  # while somebody waits for an answer that never comes
+            self.late.append((partition_id, transfer))  # while a caller waits for an answer that never comes
             yield
             sequencer.outcome_unknown()
             return
@@ -624,13 +624,13 @@ class World:
     # ------------------------------------------------------------------------------------------ what else happens
 
     def deliver(self, which: int) -> None:
-        """Let a message of a lost link arrive. Nobody hears the answer."""
+        """Let a message of a lost link arrive. Its answer is dropped."""
         partition_id, transfer = self.late.pop(which % len(self.late))
         with contextlib.suppress(FencedError, UnknownError):
             self.partitions[partition_id].take(transfer)
 
     def publish_others(self) -> None:
-        """Let somebody else publish."""
+        """Let another producer publish."""
         self.partitions[self.rng.choice(PARTITIONS)].log.append((-1, 0))
 
     @property

@@ -67,7 +67,7 @@ def test_lag_does_not_count_an_idle_time() -> None:
     assert behind(ledger, 3602.0, 10, 12).seconds <= 2.0
 
 
-def test_lag_of_a_recreated_hub_starts_anew() -> None:
+def test_lag_of_a_recreated_hub_starts_over() -> None:
     """Ends that run backwards forget what was seen before."""
     ledger = LagLedger()
     behind(ledger, 0.0, 100, 120)

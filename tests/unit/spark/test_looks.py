@@ -59,7 +59,7 @@ def test_budget_is_halved_while_the_service_is_busy() -> None:
     assert budget.free(100.0) == 5
 
 
-def test_budget_tells_when_a_round_can_be_made_at_once() -> None:
+def test_wait_returns_the_delay_until_a_round_fits() -> None:
     """As soon as so many requests have left the second before."""
     budget = RequestBudget()
     assert budget.wait(33, 0.0) == 0.0
@@ -187,7 +187,7 @@ def offset(partition_id: str, last: int, at: str) -> PartitionProperties:
     return replace(partition(partition_id, last), last_enqueued_offset=at)
 
 
-def test_size_of_events_is_learned_from_offsets() -> None:
+def test_size_of_events_is_estimated_from_offsets() -> None:
     """First the mean over the partition's life, then what it was lately; without any, that of the hub's others."""
     known = Looks(1)
     known.chosen(0, hub(3), ["0", "1", "2"], 0.0, 0.0)

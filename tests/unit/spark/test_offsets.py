@@ -156,10 +156,10 @@ EMPTIED = properties(first=0, last=9, is_empty=True)
         (EventPosition.at_enqueued_time(NOON - timedelta(seconds=1)), EMPTIED, 10),
     ],
 )
-def test_start_is_looked_up_only_where_properties_do_not_tell(
+def test_start_is_looked_up_only_if_properties_are_not_enough(
     position: EventPosition, found: PartitionProperties, number: int | None
 ) -> None:
-    """A start that can be told from the properties is not looked up, and one that cannot never waits for an event."""
+    """A start that follows from the properties is not looked up, and one that cannot never waits for an event."""
     assert number_of(position, found, option="startingPosition") == number
 
 
@@ -210,7 +210,7 @@ def test_position_beyond_the_end_is_the_end_unless_it_must_exist(is_end: bool, i
     st.integers(1, 10**9),
 )
 def test_shares_follow_backlog(backlog: dict[str, int], limit: int) -> None:
-    """Shares add up to the limit or the backlog, nobody gets more than there is, and whoever is behind gets some."""
+    """Shares add up to the limit or the backlog, none is more than its backlog, and each partition behind gets some."""
     shares = share(backlog, limit)
     lagging = sum(events > 0 for events in backlog.values())
     assert shares.keys() == backlog.keys()
@@ -332,7 +332,7 @@ def test_next_batch_begins_a_new_partition_at_the_first_event_that_there_is() ->
 
 
 def test_next_batch_waits_for_min_events_or_the_delay() -> None:
-    """`min_events` holds a batch back until there are so many or the delay has passed, and then it counts anew."""
+    """`min_events` holds a batch back until there are so many or the delay has passed, and then it counts from zero."""
     planner = StreamPlanner(TriggerLimits(min_events=10, max_delay=60))
     start = offset(p0=0)
     assert next_batch(planner, start, snapshot(p0=3), now=100) == start
@@ -366,7 +366,7 @@ def test_first_batch_is_written_with_its_start() -> None:
 
 
 def test_first_batch_repeated_is_the_same() -> None:
-    """Spark asks anew where a first batch began when it repeats it; the batch keeps to what was decided before."""
+    """Spark asks again where a first batch began when it repeats it; the batch keeps to what was decided before."""
     first = HubOffset("hub", {"0": 7, "1": 2}, first_start={"0": 3, "1": 2})
     asked_later = offset(p0=20, p1=20)
     ranges, losses = batch_ranges(asked_later, first, snapshot(p0=20, p1=20))
@@ -586,7 +586,7 @@ class _Run:
                     self.read.update((each.partition_id, number) for number in range(each.start, each.end))
 
     def restart(self) -> None:
-        """Lose everything but the log. A query that has none yet begins anew."""
+        """Lose everything but the log. A query that has none yet starts over."""
         self.planner = StreamPlanner(self.limits)
         if self.committed == 0:
             self.start = self.initial()  # Spark asks again, logged batch or not
@@ -780,7 +780,7 @@ class _HubsRun:
     def run(self, *, is_committed: bool) -> None:
         if self.committed == len(self.log):
             return
-        # Spark asks for the start of its first batch anew.
+        # Spark asks for the start of its first batch again.
         start = (
             self.log[-2] if len(self.log) > 1 else SourceOffset.of(HubOffset(hub, self.ends[hub]) for hub in self.named)
         )

@@ -462,7 +462,7 @@ def test_ledger_compares_hubs_without_case() -> None:
 
 
 def test_ledger_does_not_compare_an_unknown_query() -> None:
-    """Where Spark does not tell the query's id, the sink's alone counts."""
+    """If Spark does not pass the query's id, only the sink's counts."""
     assert isinstance(Outside(done(1)).run(begin(batch(1, query_id=None))), Done)
     assert isinstance(Outside(done(1, query_id=None)).run(begin(batch(1))), Done)
 
@@ -495,7 +495,7 @@ def test_ledger_with_a_take_over_without_its_plan_is_refused() -> None:
 
 
 def test_plan_after_a_gap_takes_new_producers() -> None:
-    """Where the batch before is unknown and an earlier one done, numbers may be used: the service assigns anew."""
+    """Where the batch before is unknown and an earlier one done, numbers may be used: the service assigns others."""
     outside = Outside(done(0))
     made = planned(outside.run(begin(batch(5))))
     assert all(each.is_fresh for each in made.partitions)
@@ -553,7 +553,7 @@ def test_finish_refuses_a_report_that_does_not_fit(values: dict[str, Any]) -> No
 
 
 def test_finish_by_two_drivers_fails_one() -> None:
-    """The batch is done once; the run that comes second learns of it. The same run may say it again."""
+    """The batch is done once; the second run gets that it is. The same run may report it again."""
     outside = Outside()
     rows = [receipt(entry(), 4)]
     first = outside.run(finish(batch(run_id="a"), plan(), rows, FAIL))

@@ -139,7 +139,7 @@ async def test_receive_is_bounded_by_what_the_reader_takes() -> None:
 
 
 async def test_exclusive_link_serves_the_range_that_follows() -> None:
-    """A task that goes on exactly where the last one ended uses its link; nothing is attached anew."""
+    """A task that goes on exactly where the last one ended uses its link; nothing is attached again."""
     hub = FakeHub(latency=0.01)
     hub.publish("0", count=300)
     links = KeptLinks()
@@ -410,7 +410,7 @@ async def test_receive_without_fail_on_data_loss_warns_of_removed_events(caplog:
 
 
 async def test_receive_beyond_the_end_of_a_recreated_hub_fails() -> None:
-    """Where a hub was made anew, events that were due never come: the task fails instead of waiting for ever."""
+    """If a hub was recreated, events that were due never come: the task fails instead of waiting indefinitely."""
     hub = FakeHub()
     hub.publish("0", count=20)
     with pytest.raises(DataLossError, match="the partition ends at 19"):

@@ -33,7 +33,7 @@ def _connection(hub: str = "telemetry", key: str = "k") -> SparkConnection:
 
 
 class _Ending:
-    """A coroutine that waits for ever, and tells when it has begun and how it ended."""
+    """A coroutine that waits forever, and records when it has begun and how it ended."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -120,7 +120,7 @@ def test_run_on_the_loops_own_thread_is_refused() -> None:
 
 
 def test_hubs_of_one_namespace_share_a_connection() -> None:
-    """There is one way to a namespace per credential, whatever the hub; after `drop` it is another."""
+    """There is one transport to a namespace per credential, whatever the hub; after `drop` there is another."""
     first = worker.transport(_connection())
     assert worker.transport(_connection("other")) is first
     assert worker.transport(_connection(key="other")) is not first
@@ -138,7 +138,7 @@ def test_shared_object_is_the_same_until_the_loop_is_closed() -> None:
     assert worker.once(_Ending) is not first
 
 
-def test_close_twice_is_fine_and_the_next_use_begins_anew() -> None:
+def test_close_twice_is_fine_and_the_next_use_starts_again() -> None:
     """A closed loop is followed by another."""
     thread = worker.run(_thread())
     worker.close()

@@ -115,7 +115,7 @@ async def test_renewal_that_fails_is_repeated_and_logged(service: Service, caplo
     await transport.aclose()
 
 
-async def test_token_that_expired_is_put_anew(service: Service) -> None:
+async def test_token_that_expired_is_put_again(service: Service) -> None:
     """When renewals failed until the token ended they stop, and who opens a link then has a fresh one put."""
     transport = service.transport()
     await open_sender(transport)

@@ -101,7 +101,7 @@ def test_socket_that_is_ambiguous_is_not_watched(watch: Watch, ends: tuple[socke
     watch.wait(0.0)
 
 
-def test_socket_that_nobody_reads_is_not_watched_any_more(
+def test_socket_that_is_not_read_is_not_watched_any_more(
     watch: Watch, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     """Readable look after look, with nothing to tell, a socket is not waited for any more: no busy loop."""
