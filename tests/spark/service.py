@@ -57,7 +57,7 @@ class SparkService(EmulatorThread):
             self.publish(hub, each, partition_id)
 
     def ends(self, hub: str) -> dict[str, int]:
-        """Tell the number after the last event of every partition."""
+        """Return the number after the last event of every partition."""
 
         async def go() -> dict[str, int]:
             async with EventProducer(self.connection_string, hub) as producer:

@@ -18,7 +18,7 @@ from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.spark.service import SparkService
 
 COLUMNS = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 7 AS STRING) AS partitionKey")
-"""Rows that a number tells apart, spread by seven keys."""
+"""Rows identified by a number, spread by seven keys."""
 
 
 class StumbleError(Exception):

@@ -108,7 +108,7 @@ def test_launcher_in_a_cache_that_cannot_be_written_raises(
         java_home()
     cache.unlink()
     home = java_home()
-    (home / "bin" / "java").rename(home / "somebody's")
+    (home / "bin" / "java").rename(home / "renamed")
     with pytest.raises(ConfigurationError, match=r"cannot write a launcher to .*cache"):
         java_home()
     assert list(home.parent.iterdir()) == [home]

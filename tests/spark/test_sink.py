@@ -96,7 +96,7 @@ def test_sink_routes_keys_as_the_service_does(spark: SparkSession, sink: SinkHub
 
 
 def test_sink_numbers_follow_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
-    """Numbers go on from batch to batch and from run to run, in the order asked for; receipts tell them."""
+    """Numbers go on from batch to batch and from run to run, in the requested order; receipts have them."""
     everything = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 2 AS INT) AS partition")
     writer = sink.writer()
     writer(numbered(spark, 0, 100, *everything), 0)
@@ -121,7 +121,7 @@ def test_sink_numbers_follow_from_batch_to_batch(spark: SparkSession, sink: Sink
 
 
 def test_sink_does_not_publish_a_batch_that_is_done_again(spark: SparkSession, sink: SinkHub) -> None:
-    """A repeated batch, as after a crash between the ledger and Spark's commit, sends nothing and tells its receipt."""
+    """A repeated batch, as after a crash before Spark's commit, sends nothing and returns its receipt."""
     sink.writer()(numbered(spark, 0, 50), 0)
     sink.writer()(numbered(spark, 0, 50), 0)
     sink.require_exactly(range(50))

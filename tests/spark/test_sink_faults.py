@@ -206,7 +206,7 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
 def test_speculative_attempts_store_rows_once(drivers: Drivers, tmp_path: Path, options: dict[str, Any]) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
     # Spark begins the second attempt on another host only, which no local-cluster has. The first attempt would wait for
-    # an hour, and nobody lets go of it: what publishes the rest can only be the second.
+    # an hour, and nothing releases it: what publishes the rest can only be the second.
     with StandaloneCluster(tmp_path) as cluster, held_midway(drivers.sink) as hold:
         spark = {**CLUSTER, **SPECULATIVE}
         driver = drivers.start(master=cluster.master, spark=spark, operation_timeout=3600.0, **options)

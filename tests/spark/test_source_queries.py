@@ -282,7 +282,7 @@ def test_query_with_killed_workers_reads_everything_once(reading: HubReading, tm
 
 
 def test_query_over_lost_links_reads_everything_once(reading: HubReading) -> None:
-    """Links cut by the service while a query reads are made again where they stood."""
+    """Links that the service cuts while a query reads are opened again at their last position."""
     service, hub = reading.service, reading.hub
     service.publish_all(hub, {"0": bodies(0, 200), "1": bodies(200, 200)})
     everything = reading.published()

@@ -350,7 +350,7 @@ def test_query_first_batch_is_repeated_as_it_was(hub: Hub) -> None:
 
 
 def test_query_before_spark_4_2_remembers_its_last_batch(pair: Hub) -> None:
-    """There the reader remembers where the last batch ended; after a restart Spark tells by an empty batch."""
+    """There the reader remembers where the last batch ended; after a restart Spark passes it with an empty batch."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
     first = engine.reader.latestOffset()
@@ -724,8 +724,8 @@ def test_query_is_given_a_further_hub(hubs: Hubs) -> None:
 
 
 def test_query_that_leaves_out_a_hub_fails_or_goes_on(hubs: Hubs, caplog: pytest.LogCaptureFixture) -> None:
-    """A hub that the checkpoint has and the options do not is a data loss, as for Kafka; told to go on, the query
-    forgets the hub, and begins anew in it later."""
+    """A hub that the checkpoint has and the options do not is a data loss, as for Kafka; if set to go on, the query
+    forgets the hub, and starts over in it later."""
     one, two = hubs.one, hubs.two
     one.publish(b"a")
     two.publish(b"b")
@@ -789,7 +789,7 @@ finally:
 
 
 def test_query_ended_by_spark_closes_its_connection(hub: Hub) -> None:
-    """Spark ends a query's process by SIGTERM; whatever it is doing, it lets go of the service first."""
+    """Spark ends a query's process by SIGTERM; whatever it is doing, it closes its connections first."""
     options = {"connectionString": hub.service.connection_string, "hub": hub.name}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

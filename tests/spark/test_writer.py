@@ -55,7 +55,7 @@ def append(frame: DataFrame, sink: SinkHub, mode: str = "append", **options: Any
 
 
 def counts(sink: SinkHub) -> list[int]:
-    """Tell how often each number is in the hub."""
+    """Return how often each number is in the hub."""
     found = sorted(number for each in sink.stored().values() for number in each)
     return [found.count(number) for number in range(found[-1] + 1)]
 
@@ -85,7 +85,7 @@ def test_save_appends_a_batch(spark: SparkSession, sink: SinkHub, idempotent: bo
 def test_save_after_a_lost_answer_repeats_rows_unless_idempotent(
     spark: SparkSession, sink: SinkHub, idempotent: bool
 ) -> None:
-    """Within one attempt of a task the service tells repeats; without that they come twice. Nothing is missing."""
+    """Within one attempt of a task the service recognizes repeats; without that they come twice. Nothing is missing."""
     fault = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name)
     append(numbered(spark, 0, 50), sink, idempotent=idempotent)
     assert fault.fired

@@ -327,5 +327,5 @@ class _Transport(BaseSubprocessTransport):
         self._loop.remove_reader(exit_code)
         data = os.read(exit_code, 4)
         os.close(exit_code)
-        # The server was ended by somebody, if there is none: nothing is known of its child then.
+        # Without one, the server was ended from outside: nothing is known of its child then.
         self._process_exited(struct.unpack("!i", data)[0] if data else 255)

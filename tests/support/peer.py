@@ -1,6 +1,6 @@
 """A bare AMQP client, for tests that look at what a service says frame by frame.
 
-It keeps every event and offers a few awaitable verbs; whoever uses it reads the rest off the engine.
+It keeps every event and offers a few awaitable calls; its users read the rest from the engine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 class Listening(Protocol):
-    """Where a service listens; an `Emulator` tells."""
+    """Where a service listens; an `Emulator` has it."""
 
     @property
     def host(self) -> str:
