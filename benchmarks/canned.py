@@ -4,7 +4,7 @@ Logins, sessions, links, tokens and management are answered through our engine. 
 encoded once; a transfer of many is one join of prepared pieces, of which only the delivery id is new. Events that come
 are counted and settled, and not kept. What is read begins at the first event, whatever position the reader asks for.
 
-For the floors it writes the same bytes to a second port, to anybody who connects.
+For the floors it writes the same bytes to every connection on a second port.
 
 Prints what `CannedService` reads: a line with the ports once it listens, then one with counts for each line on stdin.
 """

@@ -114,7 +114,7 @@ def _allowed(repeats: Mapping[str, Sequence[float]], name: str) -> float:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """Lay the comparisons out as plain text, and what came of them below."""
+    """Return the comparisons as plain text, with their results below."""
     lines = [
         (
             each.name,

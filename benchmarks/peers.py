@@ -12,7 +12,7 @@ from benchmarks.processes import BenchmarkError, run_side
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A way to use azure-eventhub.
+    """A configuration of azure-eventhub.
 
     Args:
         client: `sync`, `aio`, or `aio on uvloop`.

@@ -25,7 +25,7 @@ PREPARE_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
 
 READY = "ready"
-"""What a side prints on a line of its own once it has come to rest, where it waits to be told to go on."""
+"""What a side prints on a line of its own once it has come to rest, where it waits for the command to go on."""
 
 
 class BenchmarkError(Exception):

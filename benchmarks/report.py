@@ -81,7 +81,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What came of the goal: "met", "missed", "void", or nothing where there is none."""
+        """The result of the goal: "met", "missed", "void", or empty if there is none."""
         if self.is_void:
             return "void"
         if self.goal is None and self.limit is None:

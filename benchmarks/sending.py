@@ -80,7 +80,7 @@ BUFFERED_OVER_TCP = {KIBIBYTE: TcpGoal(13, 16), SMALL: TcpGoal(17, 24)}
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A way to send, and how much of it.
+    """A method of sending, and how much to send.
 
     Args:
         function: Of the sides.

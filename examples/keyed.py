@@ -64,7 +64,7 @@ class Accounts:
         self.done += 1
 
     async def park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
-        """Keep an order that cannot be applied, for somebody to look at."""
+        """Keep an order that cannot be applied, for inspection."""
         self.parked += 1
         print(f"parked order {event.body_as_json()['number']}: {error}", flush=True)
 

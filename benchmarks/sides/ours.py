@@ -543,7 +543,7 @@ class MeteredStore:
 
 
 class _Attached:
-    """A hook that tells when so many partitions have a link."""
+    """A hook that is set when so many partitions have a link."""
 
     def __init__(self, partitions: int) -> None:
         self._left = partitions

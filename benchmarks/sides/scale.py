@@ -20,7 +20,7 @@ from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 
 BODY = b"x" * 1024
 SETTLE = 6.0
-"""Seconds until the first checkpoints are written (after 5 s); they are not what idle hosts do for ever."""
+"""Seconds until the first checkpoints are written (after 5 s); they are not part of what idle hosts do permanently."""
 
 
 class Seen:

@@ -32,7 +32,7 @@ from eventpump.spark.source.schema import COLUMN_TYPES, ddl
 SLOTS = 2
 _BATCH = 8192
 TOLD_TIMEOUT = 120.0
-"""Seconds that rows may take to be read, and told of."""
+"""Seconds that rows may take to be read and reported."""
 
 
 @contextmanager
@@ -158,7 +158,7 @@ class _ObviousReader(_CountedReader):
                 {str(name): str(value) for name, value in event.system_properties.items()},
             )
             start += 1
-        # What it received ahead of that is let go of: left full, its thread would never see that it is to end.
+        # What it received ahead of that is discarded: left full, its thread would never see that it is to end.
         threading.Thread(target=_drain, args=(events, receiving), daemon=True).start()
         client.close()
 
@@ -258,7 +258,7 @@ class _Watch(StreamingQueryListener):
         """A query ended."""
 
     def wait_for(self, rows: int) -> None:
-        """Wait until so many rows were told of: Spark tells late.
+        """Wait until so many rows were reported, which Spark does late.
 
         Raises:
             AssertionError: There are fewer, or more.

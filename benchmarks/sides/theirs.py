@@ -297,7 +297,7 @@ async def idle(
         port = port_of(connection_string)
         async with asyncio.timeout(120):
             await ready.wait()
-            while connections_to(port) < partitions:  # noqa: ASYNC110 - nothing tells of them
+            while connections_to(port) < partitions:  # noqa: ASYNC110 - nothing reports them
                 await asyncio.sleep(0.5)
         await asyncio.sleep(settle)
         result = await measure_idle(seconds, port=port, store_pid=store_pid)

@@ -215,7 +215,7 @@ class OpenPartition:
         # Not the context's last event: it may be of a hub that was created again since.
         return lag(
             delivered=self.position,
-            told=None if feed.newest is None else last_enqueued(),
+            stated=None if feed.newest is None else last_enqueued(),
             look=feed.look,
             is_attached=feed.is_attached,
             silent_for=now - feed.received_at if feed.is_silent else None,

@@ -268,7 +268,7 @@ def is_ahead(
 def lag(
     *,
     delivered: int | None,
-    told: int | None,
+    stated: int | None,
     look: Look | None,
     is_attached: bool,
     silent_for: float | None,
@@ -285,7 +285,7 @@ def lag(
 
     Args:
         delivered: The sequence number of the last delivered event.
-        told: That of the newest event, as stated by the last received one.
+        stated: That of the newest event, as stated by the last received one.
         look: The last look, if nothing was received since.
         silent_for: How many seconds the link has been silent; None if it is not.
     """
@@ -295,5 +295,5 @@ def lag(
         return None
     if delivered is None:
         return 0 if look is not None and look.is_ahead is False else None
-    newest = told if look is None else look.last
+    newest = stated if look is None else look.last
     return None if newest is None else max(0, newest - delivered)

@@ -175,7 +175,7 @@ class PartitionPublisher:
         self._on_concluded = on_concluded
         self.on_retried: Callable[[SealedBatch], None] | None = None
         self._link: SendLink | None = None
-        self._is_fresh = False  # the link was attached for what is at hand, and has carried nothing yet
+        self._is_fresh = False  # the link was attached for the current batch, and has sent nothing yet
         self._transfer: asyncio.Future[None] | None = None
         self._max_message_size = 0
         self._jobs: deque[_Job] = deque()

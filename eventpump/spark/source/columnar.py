@@ -185,17 +185,17 @@ class Walk:
             head: At least the first five bytes of each value.
         """
         kind = head[:, 0]
-        told = _SIZE_BYTES[kind]
-        begin = at + 1 + told
+        width = _SIZE_BYTES[kind]
+        begin = at + 1 + width
         end = begin + _WIDTH[kind]
-        short = told == 1
+        short = width == 1
         if short.all():
             return begin, begin + head[:, 1]
         end[short] += head[short, 1]
-        wide = told == 4
+        wide = width == 4
         if wide.any():
             end[wide] += head[wide, 1:5].copy().view(">u4")[:, 0]
-        begin[told < 0] = -1
+        begin[width < 0] = -1
         return begin, end
 
     # ------------------------------------------------------------------------------------------------- contents

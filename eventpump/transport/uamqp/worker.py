@@ -35,7 +35,7 @@ HANDLES: Final = 255
 _WINDOW: Final = 65_536
 _MAX_FRAME_SIZE: Final = 65_536
 _BATCH: Final = 256
-"""Messages after which the event loop gets them, though uamqp has more at hand."""
+"""Messages after which the event loop gets them, though uamqp has more."""
 
 # States of uamqp's connections, senders and receivers, and results of its sends. A connection that uamqp gave up is
 # discarding: it waits for an answer to its close.

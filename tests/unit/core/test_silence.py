@@ -202,12 +202,12 @@ def test_is_ahead_compares_the_hub_with_what_was_received(facts: dict[str, Any],
     [
         ({}, 3),
         ({"is_attached": False}, None),
-        ({"told": None}, None),
+        ({"stated": None}, None),
         ({"delivered": 9}, 0),
         ({"silent_for": 30.0}, 3),
         ({"silent_for": 30.1}, None),
         ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True)}, 10),
-        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True), "told": None}, 10),
+        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True), "stated": None}, 10),
         ({"silent_for": 99.0, "look": Look(39.9, 12, is_ahead=True)}, None),
         ({"look": Look(40.0, 12, is_ahead=True), "is_attached": False}, None),
         ({"delivered": None}, None),
@@ -219,7 +219,7 @@ def test_lag_is_a_number_only_where_known(facts: dict[str, Any], expected: int |
     """Lag is a number only where it is known, and never 0 for want of knowledge."""
     known: dict[str, Any] = {
         "delivered": 2,
-        "told": 5,
+        "stated": 5,
         "look": None,
         "is_attached": True,
         "silent_for": None,
