@@ -62,7 +62,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 
 def _copied_alike(reference: type) -> None:
-    """Have a class copied and pickled in every protocol with the same state in both builds, if it does not say how.
+    """Make a class be copied and pickled in every protocol with the same state in both builds, unless it defines how.
 
     The interpreter does not know the attributes of the part that is compiled.
     """

@@ -740,7 +740,7 @@ class LeaseStore(CheckpointStore, Protocol):
         """Read the record of a subscription; None where there is none.
 
         Raises:
-            StoreError: The store failed, or what it holds is no such record.
+            StoreError: The store failed, or its content is not such a record.
         """
 
     async def write_subscription(

@@ -321,7 +321,7 @@ class _Send:
         if error is None:
             self.sent += ended.event_count
             self.sent_bytes += sum(ended.events)
-        elif not self._is_over:  # what the end cancels is no failure
+        elif not self._is_over:  # a send cancelled by the end is not a failure
             if isinstance(error, PublishOutcomeUnknownError) or (
                 isinstance(error, ServiceError)
                 and (error.recovery is not Recovery.GIVE_UP or isinstance(error, OutageError))

@@ -113,7 +113,7 @@ class HubConnection(NamedTuple):
 def split_options(
     client: type, known: type, connection_string: str | None, hub: str | None, options: Mapping[str, Any]
 ) -> tuple[HubConnection, dict[str, Any]]:
-    """Take the connection's options out.
+    """Extract the connection's options.
 
     Args:
         client: The class that was called.

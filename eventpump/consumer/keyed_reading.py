@@ -261,7 +261,7 @@ class KeyedReading:
 
     def _report(self, kind: Callable[..., HostReport], *facts: Any) -> None:
         report = kind(self._context.owner_id, self._context.partition_id, *facts)
-        # That handlers end late is no news to who cancels them.
+        # The caller that cancels handlers does not need to know that they end late.
         level = logging.DEBUG if self._is_cancelled else report.level
         _log.log(level, "partition %s: %s", self._context.partition_id, report.describe())
 

@@ -399,7 +399,7 @@ class PartitionReading:
             stored: Its checkpoint in the earlier hub.
 
         Raises:
-            DataLossError: The settings say to fail.
+            DataLossError: The options require to fail.
             SubscriptionEndedError: The subscription was ended.
         """
         until_done, step = self._opening.until_done, self._tenure.unless_ending

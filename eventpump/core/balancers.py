@@ -262,7 +262,7 @@ def _checked_ids(given: object) -> frozenset[str]:
 
 
 def _number(partition_id: str) -> int:
-    """Return a partition's number; of an id that is no number, a hash of it."""
+    """Return a partition's number, or a hash of an id that is not a number."""
     if partition_id.isascii() and partition_id.isdecimal():
         return int(partition_id)
     return zlib.crc32(partition_id.encode())

@@ -44,7 +44,7 @@ class Selection(Generic[_T]):
         result = self.function(item)
         if self.keys is None:
             return _as_bool(result)
-        hash(result)  # a set would be looked up although it is no key
+        hash(result)  # a set would be looked up although it is not a key
         return result in self.keys or _is_unknown_key(result)
 
 

@@ -104,7 +104,7 @@ def encoded(value: Any, *, mode: str = "binary") -> EventData:
         case bytes() | bytearray() | memoryview() | str():
             return EventData(value)
         case CloudEvent():
-            return value.to_event_data(mode)  # type: ignore[arg-type]  # it refuses what is no mode
+            return value.to_event_data(mode)  # type: ignore[arg-type]  # it refuses an invalid mode
     if _has_struct(type(value)):
         import msgspec
 

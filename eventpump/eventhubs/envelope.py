@@ -32,7 +32,7 @@ REMEMBERED: Final = 8192
 
 
 class _EventHeads(dict[int, bytes]):
-    """What stands before an encoded event, by its size in bytes. The usual sizes are remembered."""
+    """The bytes before an encoded event, by its size in bytes. The usual sizes are cached."""
 
     def __missing__(self, size: int) -> bytes:
         head = data_head(size)
@@ -42,7 +42,7 @@ class _EventHeads(dict[int, bytes]):
 
 
 class _DataHeads(dict[int, bytes]):
-    """What stands before the payload of an event that is one data section and no more, by its size in bytes."""
+    """The bytes before the payload of an event that is a single data section, by its size in bytes."""
 
     def __missing__(self, size: int) -> bytes:
         inner = data_head(size)
@@ -58,7 +58,7 @@ DATA_HEADS: Final = _DataHeads()
 
 @lru_cache(maxsize=1024)
 def envelope_head(partition_key: str | None) -> bytes:
-    """Encode what stands before the events.
+    """Encode the sections before the events.
 
     With a key the header says durable: the service ignores the key where a header is present but empty.
     """

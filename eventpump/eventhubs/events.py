@@ -423,7 +423,7 @@ class EventData:
         return _encode(message)
 
     def encode_head(self) -> bytes:
-        """Encode what stands before the bytes of the body: the properties, and how a data section begins.
+        """Encode the bytes before the body: the properties, and the beginning of a data section.
 
         Raises:
             EventError: A property has a type or value that AMQP cannot encode, or the body is not bytes.

@@ -195,7 +195,7 @@ def _echo(request: Message) -> dict[str, Any]:
 
 
 def parse_hub_response(message: Message, *, hub: str) -> HubFacts:
-    """Take the answer to a hub read apart.
+    """Parse the answer to a read of a hub.
 
     Args:
         hub: The hub asked for.
@@ -218,7 +218,7 @@ def parse_hub_response(message: Message, *, hub: str) -> HubFacts:
 
 
 def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> PartitionFacts:
-    """Take the answer to a partition read apart.
+    """Parse the answer to a read of a partition.
 
     Args:
         hub: The hub asked for.

@@ -65,7 +65,7 @@ def pieces_of(
             Default: nothing.
 
     Returns:
-        What stands before, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
+        The bytes before the body, and the rest; the sum of their lengths is what the event adds to a batch, in bytes.
 
     Raises:
         EventError: A property or the body has no AMQP form, or the event carries numbers already.
@@ -250,7 +250,7 @@ def number_events(pieces: Sequence[bytes], stamp: bytes, first: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _with_room(head: bytes) -> bytes:
-    """Rewrite what stands before an event's properties and body so that it ends with the room for its numbers.
+    """Rewrite the bytes before an event's properties and body so that they end with the room for its numbers.
 
     Remembered, because events of one key begin alike.
     """

@@ -273,7 +273,7 @@ def _no_lane() -> ConfigurationError:
 
 @lru_cache(maxsize=16384)
 def _keyed_head(partition_key: str) -> bytes:
-    """Encode what stands before an event that has a key. Remembered, because keys come again."""
+    """Encode the bytes before an event that has a key. Cached, because keys recur."""
     if not isinstance(partition_key, str):
         raise EventError("a partition key is text")
     check_key_length(partition_key)

@@ -133,7 +133,7 @@ class EventEncoder:
         payloads = bodies.to_pylist()
         if self._codecs:
             payloads = list(map(self._encoded, count(), payloads))
-        # What stands before the payloads grows section by section; the payloads are copied once, at the end.
+        # The bytes before the payloads grow section by section; the payloads are copied once, at the end.
         heads = list(map(EVENT_HEADS.__getitem__, map(len, payloads)))
         partitions: list[int] | None = None
         keys: list[str | None] | None = None

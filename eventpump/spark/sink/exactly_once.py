@@ -228,7 +228,7 @@ async def finish_batch(
     policy: OnProducerStateLost = OnProducerStateLost.FAIL,
     options: PublishOptions = _DEFAULTS,
 ) -> Plan | Done:
-    """Record that a batch is done; or take over the producers that were lost, and give the plan to go on with.
+    """Record that a batch is done; or replace the producers that were lost, and return the plan to continue with.
 
     Args:
         outcomes: Those of the plan's tasks: one per partition with rows; repeats of a task's are fine.
@@ -398,7 +398,7 @@ def stamped(event: bytes, stamp: str) -> bytes:
     """Add the property `STAMP` to an encoded event, in place of one it has.
 
     Raises:
-        AmqpDecodeError: It is no encoded event.
+        AmqpDecodeError: It is not an encoded event.
     """
     end = len(event)
     for code, start, stop in section_spans(event):

@@ -354,7 +354,7 @@ class BlobLeaseStore:
         """Read the record of a subscription; None where there is none. One request.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or its content is not a record that this version knows.
         """
         operation = "read subscription"
         return await self._read_subscription(operation, subscription_blob(self._prefix, self._group(operation), name))

@@ -76,7 +76,7 @@ def parse_subscription(raw: str | bytes) -> SubscriptionRecord:
     """Parse what `encode_subscription` makes.
 
     Raises:
-        ValueError: It is no such record, or that of another version of eventpump.
+        ValueError: It is not such a record, or that of another version of eventpump.
     """
     decoded = _decoded(raw, "subscription", _SUBSCRIPTION_MEMBERS)
     for member, kind in ((_NAME, str), (_INCARNATION, str), (_ACTIVE, bool)):

@@ -359,7 +359,7 @@ class SqliteLeaseStore:
         """Read the record of a subscription; None where there is none.
 
         Raises:
-            StoreError: The store failed, or what it holds is no record that this version knows.
+            StoreError: The store failed, or its content is not a record that this version knows.
         """
         query = "SELECT record, version FROM subscription WHERE scope = ? AND name = ?"
         found = await self._read_subscriptions("read subscription", query, (self._scope_id, name))

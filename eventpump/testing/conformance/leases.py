@@ -340,7 +340,7 @@ class LeaseStoreContract:
             assert await store.read_checkpoint("0", subscription) == checkpoint
 
     async def test_write_checkpoint_never_goes_backwards(self, harness: LeaseHarness) -> None:
-        """A lower sequence number is not stored, by its own host or a later owner, and that is no loss of the lease."""
+        """A lower sequence number is not stored, by its own host or a later owner; the lease is not lost by that."""
         store, other = await _open(harness, "0"), await _open(harness)
         lease = await _acquire(store, "0", "a")
         for subscription in ("default", "audit"):

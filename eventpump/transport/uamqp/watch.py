@@ -33,7 +33,7 @@ class Watch:
         self._strikes = 0
 
     def found(self, descriptors: Iterable[int], port: int) -> None:
-        """Take the sockets that appeared while uamqp connected to a port; one of them is its own.
+        """Register the sockets that appeared while uamqp connected to a port; one of them is its own.
 
         They get TCP_NODELAY: uamqp writes a frame in pieces, and without that the second one waits until the service
         has acknowledged the first, 40 ms and more per flow. The option does no harm to other sockets.

@@ -171,7 +171,7 @@ class Worker:
     def _ask(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self._asked.put((action, arguments))
         if self._asked.qsize() == 1:
-            self._watch.wake()  # or it was woken for what stands before this
+            self._watch.wake()  # or it was woken for an earlier request
 
     def stop(self) -> None:
         """End the connection, and the thread."""
