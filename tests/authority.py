@@ -12,7 +12,7 @@ import trustme
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority that nobody trusts unless told to, and where its own certificate stands."""
+    """A certificate authority that is trusted only if configured, and the path of its own certificate."""
 
     ca: trustme.CA
     file: Path

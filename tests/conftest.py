@@ -121,7 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts unless told to."""
+    """An authority that is trusted only if configured."""
     return Authority.new(tmp_path_factory.mktemp("tls"))
 
 

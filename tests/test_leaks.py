@@ -65,7 +65,7 @@ def test_log_of_a_web_token():
     log.debug("put %s", TOKEN)
 
 def test_log_of_a_key_of_its_own():
-    secret = SecretStr("a key nobody could guess")
+    secret = SecretStr("a key that cannot be guessed")
     log.debug(secret.get_secret_value())
 
 def test_log_of_a_token_of_its_own():

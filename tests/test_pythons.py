@@ -2,7 +2,7 @@
 
 Looked for where pyenv keeps its versions, and on the path. The gate installs it on the newest, without its compiled
 core, and runs a part of the unit tests there; what the package needs comes from an environment in the user's cache
-directory. The long form makes environments anew, and runs all of the unit tests on each Python, and a part in the
+directory. The long form recreates environments, and runs all of the unit tests on each Python, and a part in the
 compiled build. The checkout is pure Python there, as its compiled core is of the Python of this run: compiled is what
 is installed, where there is a C compiler, and it is tested from a copy of the tests.
 """

@@ -43,7 +43,7 @@ class Way:
 
     @classmethod
     def of(cls, name: str, authority: Authority) -> Way:
-        """Make a way to a service on this machine."""
+        """Return the configuration for a service on this machine."""
         if name == "native":
             return cls(name)
         need_uamqp()

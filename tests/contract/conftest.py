@@ -67,7 +67,7 @@ class Harness:
         if isinstance(self.clock, ManualClock):
             self.clock.now += store.lease_duration + 1
             return
-        # Nothing tells when a lease of Azurite's expires: its listing has to be looked at.
+        # Nothing reports when a lease of Azurite's expires: its listing has to be polled.
         deadline = time.monotonic() + store.lease_duration + 10
         while any(snapshot.is_held for snapshot in await store.list_leases()):
             assert time.monotonic() < deadline
@@ -87,7 +87,7 @@ def azurite() -> Iterator[Azurite]:
 
 @pytest.fixture
 def container_name() -> str:
-    """A container nobody else uses."""
+    """A container of its own."""
     return f"leases-{uuid.uuid4().hex}"
 
 

@@ -231,7 +231,7 @@ async def test_steal_from_an_event_processor_host_succeeds(hosts: Hosts) -> None
 
 
 async def test_steal_by_an_event_processor_host_is_noticed(hosts: Hosts) -> None:
-    """A host that follows the legacy protocol can take our lease by our token, and we learn of it."""
+    """A host that follows the legacy protocol can take our lease by our token, and we detect it."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
     assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
@@ -246,7 +246,7 @@ async def test_steal_by_an_event_processor_host_is_noticed(hosts: Hosts) -> None
 
 
 async def test_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
-    """Somebody between acquiring the lease and writing its body is not robbed, nor is it tried."""
+    """A lease is not stolen from a host that has acquired it and not yet written its body."""
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
     blob = hosts.blob("0")
@@ -351,7 +351,7 @@ async def test_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first:
 
 
 async def test_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> None:
-    """Where somebody deleted the record, a swap stores nothing, and the next starter writes the first one anew."""
+    """If the record was deleted, a swap stores nothing, and the next start writes a first one again."""
     store = await hosts.store(prefix="ns/")
     stored = await store.write_scope_record(RECORD, None)
     await hosts.raw.get_blob_client(RECORD_BLOB).delete_blob()
@@ -361,7 +361,7 @@ async def test_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> No
 
 
 async def test_scope_record_under_a_blob_lease_raises(hosts: Hosts) -> None:
-    """A record that somebody holds a blob lease on cannot be replaced: an error, not a race to be run again."""
+    """A record under a foreign blob lease cannot be replaced: an error, not a lost race to retry."""
     store = await hosts.store(prefix="ns/")
     stored = await store.write_scope_record(RECORD, None)
     await hosts.raw.get_blob_client(RECORD_BLOB).acquire_lease(15)
@@ -712,7 +712,7 @@ async def test_requests_are_not_logged_at_info(hosts: Hosts, caplog: pytest.LogC
 # -------------------------------------------------------------------------- a storage service of our own making
 
 SECRET = "c2VjcmV0LXNpZ25hdHVyZS1vZi1vdXJz"
-KEY = base64.b64encode(b"a key that nobody may see").decode()
+KEY = base64.b64encode(b"a key that must not be seen").decode()
 
 
 @asynccontextmanager

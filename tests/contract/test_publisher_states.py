@@ -160,7 +160,7 @@ async def test_open_of_a_file_that_cannot_be_used_raises_store_error(tmp_path: P
 
 
 async def test_read_of_a_row_that_is_no_state_raises(tmp_path: Path) -> None:
-    """What somebody else wrote into the table is not taken for a state."""
+    """What another program wrote into the table is not taken for a state."""
     path = tmp_path / "states.db"
     async with sqlite(path) as store:
         await store.write_state(NAME, "0", FIRST, None)
@@ -203,7 +203,7 @@ def test_state_of_the_first_version_is_read() -> None:
 
 
 async def test_state_is_a_small_json_object(azurite: Azurite, container_name: str) -> None:
-    """The blob's name tells name and partition, and its body is JSON that a person can read."""
+    """The blob's name has name and partition, and its body is JSON that a person can read."""
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
         store = BlobPublisherStateStore(raw, prefix="app/")
         await store.open()
@@ -307,7 +307,7 @@ async def test_blob_that_is_no_state_raises(azurite: Azurite, container_name: st
 
 
 SECRET = "c2VjcmV0LXNpZ25hdHVyZS1vZi1vdXJz"
-KEY = base64.b64encode(b"a key that nobody may see").decode()
+KEY = base64.b64encode(b"a key that must not be seen").decode()
 
 
 async def test_error_shows_no_secret() -> None:

@@ -51,7 +51,7 @@ async def _gone(left_over: Callable[[], list[str]]) -> list[str]:
     """Return what is left over when there was time enough to go."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _PATIENCE
-    # Nothing tells of the end of a thread, or of a socket closed with bytes still to send: they are looked at.
+    # Nothing reports the end of a thread, or of a socket closed with bytes still to send: they are looked at.
     while (found := left_over()) and loop.time() < until:  # noqa: ASYNC110 - see above
         await asyncio.sleep(0.01)
     return found

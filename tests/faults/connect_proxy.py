@@ -31,7 +31,7 @@ class ConnectProxy:
     """The proxy of a test. An async context manager.
 
     Args:
-        credentials: `username:password` that it asks for; None for anybody.
+        credentials: `username:password` that it requires; None to require none.
         tls: Files of a certificate and its key; to be reached over TLS then.
     """
 

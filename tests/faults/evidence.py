@@ -39,11 +39,11 @@ class Fact(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of a journal: an event handed over, what became of it, or a checkpoint stored.
+    """A line of a journal: an event handed over, its outcome, or a checkpoint stored.
 
     Args:
         at: Seconds on the machine's monotonic clock, the same for all its processes.
-        wall: The same moment in seconds since the Unix epoch, which is what a database can tell.
+        wall: The same moment in seconds since the Unix epoch, which is what a database can report.
     """
 
     kind: str

@@ -46,7 +46,7 @@ def say(*words: object) -> None:
 
 
 class Processor(JournalProcessor):
-    """Tells of every batch, and does harm where it is asked to.
+    """Reports every batch, and misbehaves on request.
 
     Args:
         block_at: The batch, counted over all partitions, in which to block the event loop, until a line comes.

@@ -65,7 +65,7 @@ HOST: dict[str, Any] = {
 
 
 class JournalProcessor(EventProcessor):
-    """Writes down what it is handed, what it has checkpointed, and what became of every call."""
+    """Writes down what it is handed, what it has checkpointed, and the outcome of every call."""
 
     def __init__(self, journal: Journal, checkpoint_every: int = 2) -> None:
         self._journal = journal
@@ -92,7 +92,7 @@ class JournalProcessor(EventProcessor):
         """Stand for the user's work."""
 
     def processed(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        """Tell whoever waits."""
+        """Notify the waiters."""
 
 
 class Progress:
@@ -104,7 +104,7 @@ class Progress:
         self.reached_by: defaultdict[tuple[str, str], int] = defaultdict(int)
         """The same by host and partition."""
         self.batches: defaultdict[str, int] = defaultdict(int)
-        """By partition: how many batches were processed, by anybody."""
+        """By partition: how many batches were processed, by any host."""
         self.owner: dict[str, tuple[str, int]] = {}
         """By partition: the host of the last batch, and its epoch."""
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -175,7 +175,7 @@ class ReportingProcessor(JournalProcessor):
 
 
 class GatedProcessor(ReportingProcessor):
-    """Stops inside its work for some partitions, until it is let go; then, and where cancelled, it goes on."""
+    """Stops inside its work for some partitions, until it is released; then, or if cancelled, it goes on."""
 
     def __init__(self, *args: Any, hold: Iterable[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
@@ -323,7 +323,7 @@ class Stage:
         return store
 
     async def witness_checkpoints(self) -> None:
-        """Have the database itself keep every checkpoint it is given, whoever writes it. Before any host starts."""
+        """Have the database itself keep every checkpoint it is given, from any host. Call it before hosts start."""
         await (await self.opened_store()).aclose()
         with closing(sqlite3.connect(self.leases, isolation_level=None)) as database:
             database.execute(
@@ -356,7 +356,7 @@ class Stage:
             return [Witnessed(*row) for row in found]
 
     async def held_leases(self) -> dict[str, str | None]:
-        """Return the owner of every lease that somebody holds."""
+        """Return the owner of every lease that is held."""
         store = await self.opened_store()
         try:
             return {lease.partition_id: lease.owner for lease in await store.list_leases() if lease.is_held}

@@ -91,7 +91,7 @@ class StorageProxy:
         assert self._session is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         body = await request.read()
-        # Signed as it came: neither path nor query may be spelled anew.
+        # Signed as it came: neither path nor query may be encoded again.
         url = URL(f"{self._target.origin()}{request.raw_path}", encoded=True)
         async with self._session.request(
             request.method,

@@ -28,12 +28,12 @@ CUT_RECOVERY = 3.0
 """Seconds within which events flow again after a reset connection, which is noticed at once."""
 
 CLOSING = 3.0
-"""Seconds a host may take beyond its deadline where nobody answers: to cancel, to give up the connection, and slack."""
+"""Seconds a host may take beyond its deadline without an answer: to cancel, to give up the connection, and slack."""
 
 
 @pytest.fixture
 async def proxy(nothing_left: None, emulator: Emulator) -> AsyncIterator[FaultProxy]:
-    """A network that can be broken, between the service and whoever goes through it."""
+    """A network that can be broken, between the service and its clients."""
     async with FaultProxy(emulator.port) as started:
         yield started
 
@@ -132,7 +132,7 @@ async def test_host_on_a_silent_connection_closes_in_time(stage: Stage, proxy: F
 
 
 async def test_producer_over_a_cut_connection_sends_again(stage: Stage, proxy: FaultProxy) -> None:
-    """*At least once*: a send whose connection is cut is made again, and what was acknowledged is there."""
+    """*At least once*: a send whose connection is cut is repeated, and what was acknowledged is there."""
     async with Publisher(stage, 1, custom_endpoint_address=proxy.address) as publisher:
         for _ in range(5):
             sending = asyncio.create_task(publisher.publish("0", 400))
@@ -145,7 +145,7 @@ async def test_producer_over_a_cut_connection_sends_again(stage: Stage, proxy: F
 
 
 async def test_producer_on_a_silent_connection_sends_again(stage: Stage, proxy: FaultProxy) -> None:
-    """*At least once*, *recovery*: a send on a half-open connection is made again on another one, in time."""
+    """*At least once*, *recovery*: a send on a half-open connection is repeated on another one, in time."""
     async with Publisher(stage, 1, custom_endpoint_address=proxy.address) as publisher:
         await publisher.publish("0", 40)
         proxy.half_open()

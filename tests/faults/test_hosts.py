@@ -52,7 +52,7 @@ async def test_killed_host_is_replaced(stage: Stage, seed: int, request: pytest.
                 await _share(stage, names, 2, START + BALANCE)
             victim = rng.choice(names)
             orphans = _owned(stage, victim)
-            # Anywhere in its work: after so many more batches of anybody.
+            # Anywhere in its work: after so many more batches of any host.
             count = sum(stage.progress.batches.values()) + rng.randrange(1, 100)
             await stage.progress.until(lambda count=count: sum(stage.progress.batches.values()) >= count)  # type: ignore[misc]  # the default is the type
             await stage.children[victim].kill()
@@ -92,7 +92,7 @@ async def test_frozen_host_delivers_nothing_when_it_wakes(stage: Stage) -> None:
         await stage.progress.until_flowing(publisher.partitions, START + TAKE_OVER)
         woken = time.monotonic()
         child.wake()
-        # It lost its leases, and learns it by its own clock; it takes part again under new ones.
+        # It lost its leases, and detects it by its own clock; it takes part again under new ones.
         for partition in publisher.partitions:
             await child.line(f"report LeaseLost {partition} ")
         await _share(stage, ["frozen", "heir"], 2, BALANCE)

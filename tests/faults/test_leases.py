@@ -78,7 +78,7 @@ async def test_checkpoint_of_a_former_owner_is_refused(stage: Stage) -> None:
             finally:
                 await thief.aclose()
 
-        # It would take ten seconds to learn it by a renewal.
+        # A renewal would take ten seconds to detect it.
         await run_for(stage.host("former", processor, leases=stage.store(30.0)), refused)
     assert [(each, type(error)) for each, error in processor.errors] == [("0", OwnershipLostError)]
 
@@ -99,7 +99,7 @@ async def test_checkpoint_that_comes_late_does_not_go_backwards(stage: Stage) ->
 
 
 async def test_attach_of_a_former_owner_is_refused_by_the_service(stage: Stage, emulator: Emulator) -> None:
-    """*One reader*: the lease's epoch on the link keeps a former owner out, who learns at once that it is one."""
+    """*One reader*: the lease's epoch on the link keeps a former owner out, which is notified at once."""
     former, heir = stage.processor("former"), stage.processor("heir")
     async with FaultProxy(emulator.port) as proxy, Publisher(stage, 4) as publisher:
         await publisher.publish_everywhere(40)
@@ -125,7 +125,7 @@ async def test_attach_of_a_former_owner_is_refused_by_the_service(stage: Stage, 
                 for partition in heir.opened:
                     evidence.check_silent("former", partition, 1, since)
 
-            # A lease of 30 s, and ten between renewals: nobody learns anything from the store meanwhile.
+            # A lease of 30 s, and ten between renewals: no host reads the store meanwhile.
             await run_for(stage.host("heir", heir, leases=stage.store(30.0)), takes_over)
 
         host = stage.host("former", former, leases=stage.store(30.0), custom_endpoint_address=proxy.address)

@@ -63,7 +63,7 @@ async def emulator(nothing_left: None) -> AsyncIterator[Emulator]:
 
 @pytest.fixture
 async def proxy(nothing_left: None) -> AsyncIterator[ConnectProxy]:
-    """A proxy for anybody, in a process of its own."""
+    """A proxy without credentials, in a process of its own."""
     async with ConnectProxy() as started:
         yield started
 
@@ -276,7 +276,7 @@ async def test_host_by_proxy_that_is_killed_goes_on(
 async def test_host_by_proxy_with_a_half_open_connection_goes_on(
     stage: Stage, emulator: Emulator, proxy: ConnectProxy, kind: str
 ) -> None:
-    """*Recovery*, *no loss*: the proxy is there, and nothing comes through it: dropped in time, and made anew."""
+    """*Recovery*, *no loss*: the proxy is there, and nothing comes through it: dropped in time, and opened again."""
     processor = stage.processor("alone")
     async with FaultProxy(port_of(emulator, kind)) as behind, Publisher(stage, 4) as publisher:
         publisher.start()

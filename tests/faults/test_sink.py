@@ -416,7 +416,7 @@ async def test_digest_depends_on_rows_not_on_portions(query: Query) -> None:
 
 
 async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query: Query) -> None:
-    """The error tells which row it is; the rows before it are stored."""
+    """The error names the row; the rows before it are stored."""
     query.shares = lambda *_: ["a", "b", "c" * 2**20, "d"]
     plan = await query.plan(0)
     with pytest.raises(EventTooLargeError) as caught:
@@ -426,7 +426,7 @@ async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query
 
 
 async def test_put_of_an_event_with_numbers_names_its_row(emulator: Emulator, query: Query) -> None:
-    """A row that was numbered before cannot be published; the error tells which, and nothing behind it is sent."""
+    """A row that was numbered before cannot be published; the error names it, and nothing after it is sent."""
     message = Message(message_annotations={PRODUCER_ID: 1}, body=Data((b"c",)))
     plan = await query.plan(0)
 
@@ -494,7 +494,7 @@ async def test_attempt_that_is_cancelled_ends_at_once(emulator: Emulator, query:
 
 
 async def test_small_batches_keep_their_links(emulator: Emulator, tmp_path: Path) -> None:
-    """From batch to batch nothing is attached anew; after a batch that tasks published, everything is."""
+    """From batch to batch nothing is attached again; after a batch that tasks published, everything is."""
     async with query_of(emulator.connection_string, tmp_path, shares=twelve, paths=lambda: True) as query:
         await query.run(0)
         transport = query.transport = CountingTransport(query.transport)
@@ -635,7 +635,7 @@ async def test_attempt_wraps_numbers_to_zero(emulator: Emulator, tmp_path: Path,
 
 
 async def test_plan_near_the_wrap_takes_a_new_producer(emulator: Emulator, tmp_path: Path) -> None:
-    """Near 2^31 the service assigns a new producer, and numbers begin anew."""
+    """Near 2^31 the service assigns a new producer, and numbers start over."""
     async with near_the_wrap(emulator, tmp_path, 9) as query:
         done = await query.run(1)
         assert [(each.first_number, each.last_number) for each in done.receipts] == [(1, 12)]
@@ -683,7 +683,7 @@ async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
     accept_unknown_producers: bool,
     directly: bool,
 ) -> None:
-    """*No loss and no duplicate* by `tailScan`: stamps tell what is stored, whatever the service forgets, and when."""
+    """*No loss and no duplicate* by `tailScan`: stamps show what is stored, whatever the service forgets, and when."""
     options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve, "paths": lambda: directly}
     async with query_of(emulator.connection_string, tmp_path, **options) as query:
         batch_id = 0
@@ -711,7 +711,7 @@ async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
 async def test_tail_of_a_forgotten_fresh_producer_is_checked(
     emulator: Emulator, tmp_path: Path, is_stamped: bool
 ) -> None:
-    """A first batch whose rows are stored and forgotten looks new to the service; the hub's tail tells."""
+    """A first batch whose rows are stored and forgotten looks new to the service; the hub's tail shows it."""
     async with query_of(emulator.connection_string, tmp_path, is_stamped=is_stamped, shares=twelve) as query:
         plan = await query.plan(0)
         await publish_others(emulator, "other")

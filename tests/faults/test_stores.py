@@ -16,7 +16,7 @@ from tests.support.azurite import Azurite
 LEASE_DURATION = 15
 """Seconds; blob leases last no shorter."""
 RENEW_INTERVAL = 1.0
-"""Seconds; shorter than anybody would want, so that much is asked in a short test."""
+"""Seconds; shorter than in use, for many requests in a short test."""
 BACK = 8.0
 """Seconds within which the partition flows once its blob is served: the end of a call, one cycle, a back-off."""
 
@@ -30,7 +30,7 @@ def azurite() -> Iterator[Azurite]:
 
 @pytest.fixture
 async def storage(azurite: Azurite, nothing_left: None, stage: Stage) -> AsyncIterator[StorageProxy]:
-    """The way to it that can be made to fail."""
+    """A connection to it that can be made to fail."""
     async with StorageProxy(azurite.blob_endpoint, stage.progress.changed) as proxy:
         yield proxy
 
@@ -87,7 +87,7 @@ async def test_store_that_fails_for_one_partition_affects_no_other(
 async def test_partition_whose_lease_cannot_be_renewed_is_left_in_time(
     stage: Stage, azurite: Azurite, storage: StorageProxy, request: pytest.FixtureRequest
 ) -> None:
-    """*One reader*, *recovery*: no answer for a whole lease, and the host stops, though nobody told it to."""
+    """*One reader*, *recovery*: no answer for a whole lease, and the host stops by itself."""
     answers = list(Answer) if request.config.getoption("--long") else [Answer.NONE]
     container = f"leases-{uuid.uuid4().hex}"
     processor = stage.processor("host", checkpoint_every=0)

@@ -1,4 +1,4 @@
-"""Subscriptions outlive their hosts: what was published after `subscribe` returned arrives, whoever is killed."""
+"""Subscriptions outlive their hosts: what was published after `subscribe` returned arrives, whichever is killed."""
 
 from __future__ import annotations
 

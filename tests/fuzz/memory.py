@@ -1,4 +1,4 @@
-"""Streams in memory, and a watch on what a loop or a logger saw that nobody handled."""
+"""Streams in memory, and a watch on unhandled errors of a loop or a logger."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def settle(turns: int = _TURNS) -> None:
 
 
 class Unhandled(logging.Handler):
-    """Keeps what was logged as an error, and what the loop could give to nobody."""
+    """Keeps what was logged as an error, and the loop's unhandled errors."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *loggers: str) -> None:
         super().__init__(logging.ERROR)
@@ -101,7 +101,7 @@ class Unhandled(logging.Handler):
         if found:
             text, error = found[0]
             kind = "" if error is None else f" ({type(error).__name__})"
-            raise BreachError(f"an error that nobody handled: {text[:100]}{kind}") from error
+            raise BreachError(f"an unhandled error: {text[:100]}{kind}") from error
 
     def close(self) -> None:
         """Listen no longer."""

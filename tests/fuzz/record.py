@@ -1,4 +1,4 @@
-"""Record the captures anew: `python -m tests.fuzz.record [NAME ...]`.
+"""Record the captures again: `python -m tests.fuzz.record [NAME ...]`.
 
 Each conversation runs against the emulator (or, of `rhea`, our client against rhea) through a proxy that keeps every
 byte. Sizes are small, keys are made up. What cannot be had here (uamqp, rhea) is left as it is.

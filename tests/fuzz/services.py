@@ -153,7 +153,7 @@ def transferring(delivery_id: int, payload: bytes, message_format: int = 0) -> b
 
 
 class _EmulatorEntry(Entry):
-    """The emulator, made anew for each string."""
+    """The emulator, created for each string."""
 
     overhead = 3 * 1024 * 1024
 

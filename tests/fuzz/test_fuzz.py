@@ -69,7 +69,7 @@ def test_long_form_runs_a_million_strings() -> None:
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_seed_makes_the_same_string_again(name: str) -> None:
-    """A string that failed can be made again from its seed alone, whatever ran before it."""
+    """A string that failed can be recreated from its seed alone, whatever ran before it."""
     first, second = ENTRIES[name](), ENTRIES[name]()
     try:
         made = [first.make(Random(f"{name} {seed}")) for seed in range(30)]

@@ -247,7 +247,7 @@ async def test_initial_position_that_does_not_exist_is_reported_by_a_host(servic
 async def test_service_that_does_not_listen_is_named_within_the_retries(
     unused_tcp_port: int, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody listens: that is said within the retries or the start-up time, with the address."""
+    """No listener: an error with the address, within the retries or the start-up time."""
     string = connection_string_to("127.0.0.1", unused_tcp_port, key=KEY, is_plain=True)
     await refused(caplog, ConnectionLostError, f"127.0.0.1:{unused_tcp_port}", lambda: client(string, "telemetry"))
 
@@ -256,7 +256,7 @@ async def test_service_that_does_not_listen_is_named_within_the_retries(
 async def test_service_that_speaks_another_protocol_is_refused(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A web server at the other end is refused as clearly as nobody."""
+    """A web server at the other end is refused as clearly as a missing listener."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")

@@ -253,7 +253,7 @@ async def test_send_on_a_signal_sends_every_line_read(eventpump_emulator: Emulat
 
 
 async def test_send_on_a_second_signal_gives_up(eventpump_emulator: Emulator) -> None:
-    """Where the service does not answer, a second signal ends it, and tells what was not sent."""
+    """Where the service does not answer, a second signal ends it, and reports what was not sent."""
     hold = eventpump_emulator.faults.add(Hold(), role=LinkRole.PRODUCER)
     async with started("send", "--hub", "telemetry", emulator=eventpump_emulator) as process:
         assert process.stdin is not None
@@ -357,7 +357,7 @@ async def test_tail_writes_what_send_read(eventpump_emulator: Emulator) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("count", [1, 100_000])
 async def test_tail_ends_on_a_signal(eventpump_emulator: Emulator, number: signal.Signals, count: int) -> None:
-    """A signal ends it without a word, also while nobody takes what it writes."""
+    """A signal ends it without output, also while its output is not read."""
     bodies = [EventData(b"%0100d" % each) for each in range(count)]
     async with EventProducer(eventpump_emulator.connection_string, "telemetry") as producer:
         await producer.send(bodies, partition_id="0", split=True)
@@ -400,7 +400,7 @@ async def test_tail_with_an_output_that_fails_exits_with_1(eventpump_emulator: E
 
 
 async def test_tail_goes_on_after_a_lost_connection(eventpump_emulator: Emulator) -> None:
-    """A connection that is cut is made again, and nothing is missing or doubled."""
+    """A connection that is cut is opened again, and nothing is missing or doubled."""
     await fill(eventpump_emulator, 100)
     async with started("tail", "--hub", "telemetry", "--count", "800", emulator=eventpump_emulator) as process:
         assert process.stdout is not None

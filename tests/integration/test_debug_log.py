@@ -52,7 +52,7 @@ class Seen(EventProcessor):
 
 
 class Renewed(MemoryLeaseStore):
-    """A lease store that tells when a lease was renewed."""
+    """A lease store that reports when a lease was renewed."""
 
     def __init__(self) -> None:
         super().__init__(lease_duration=1.0)

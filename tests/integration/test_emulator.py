@@ -484,7 +484,7 @@ async def test_attach_at_a_wrong_position_is_refused(peer: AmqpPeer, text: str, 
 
 
 async def test_receive_with_runtime_metrics_gets_the_newest_events_place(peer: AmqpPeer) -> None:
-    """With the capability, every event tells of the newest one of its partition (6.3)."""
+    """With the capability, every event has the properties of its partition's newest one (6.3)."""
     await fill(peer, "0", 3)
     got = await read(peer, reading("0"), 3, desired_capabilities=[RUNTIME_METRIC])
     last = got[-1]

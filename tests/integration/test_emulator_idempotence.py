@@ -400,7 +400,7 @@ async def test_send_whose_answer_is_lost_is_answered_by_the_attach(emulator: Emu
 
 
 async def test_send_that_is_lost_is_answered_by_the_attach(emulator: Emulator) -> None:
-    """Cut before it is stored: the attach tells the former number, and the batch is taken when it comes again."""
+    """Cut before it is stored: the attach returns the former number, and the batch is taken when it comes again."""
     async with publisher(emulator) as made:
         await made.send(1, "a")
         emulator.faults.add(DropConnection(), role=LinkRole.PRODUCER)
@@ -636,7 +636,7 @@ class KilledEmulator(EmulatorProcess):
 
 
 async def test_killed_emulator_knows_the_numbers_it_acknowledged(tmp_path: Path) -> None:
-    """Killed in the middle of sends, it knows all it acknowledged; the number it tells is that of its last event.
+    """Killed in the middle of sends, it knows all it acknowledged; the number it returns is that of its last event.
 
     Batches whose answer was lost are sent again with their numbers, over several lives; each event is there once.
     """

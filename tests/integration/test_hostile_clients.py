@@ -318,7 +318,7 @@ async def test_memory_held_by_hostile_clients_is_bounded() -> None:
                 peer.engine.output[-2:] = []  # all but the last frame
                 peer.flush()
                 await condition_of(peer, link)
-        # Answers that nobody takes.
+        # Answers that are not read.
         session = await peers[2].begin()
         message = Message(body=AmqpValue("t"), properties=Properties(message_id="m" * 60 * KIB)).encode()
         for _ in range(60):

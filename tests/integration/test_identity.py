@@ -62,7 +62,7 @@ class Told:
 
 
 class Directory:
-    """Issues web tokens that live seconds, and tells the service which are good: a credential and a verifier."""
+    """Issues web tokens that live seconds, and the service which are valid: a credential and a verifier."""
 
     def __init__(self) -> None:
         self.issued = Told()

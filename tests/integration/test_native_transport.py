@@ -151,7 +151,7 @@ async def test_connect_to_a_custom_endpoint_verifies_its_host(authority: Authori
 
 
 async def test_connect_to_a_closed_port_names_it_and_may_be_retried() -> None:
-    """A port where nobody listens is an error that names host, port and reason, and is worth another try."""
+    """A port without a listener is an error that names host, port and reason, and is worth another try."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -90,7 +90,7 @@ async def test_send_without_a_target_spreads_events(emulator: Served, producer: 
 async def test_send_of_a_full_batch_succeeds_and_a_byte_more_does_not(
     emulator: Served, producer: EventProducer, key: str | None
 ) -> None:
-    """A batch filled to its last byte is stored; it tells its size exactly; one byte more does not go in, or out."""
+    """A batch filled to its last byte is stored; it reports its size exactly; one byte more does not go in, or out."""
     batch = await producer.create_batch(partition_key=key)
     assert batch.max_size_in_bytes == 1024 * 1024
     while batch.try_add(EventData(bytes(1000))):
@@ -203,9 +203,9 @@ async def _until(producer: EventProducer, found: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("is_buffered", [False, True], ids=["plain", "buffered"])
-@pytest.mark.parametrize("ended_by", ["disabled", "made again"])
+@pytest.mark.parametrize("ended_by", ["disabled", "recreated"])
 async def test_send_to_a_hub_that_was_away_opens_a_new_link(emulator: Served, is_buffered: bool, ended_by: str) -> None:
-    """A hub that is disabled and enabled, or made again, ends the link for good; later sends use a new one."""
+    """A hub that is disabled and enabled, or recreated, ends the link for good; later sends use a new one."""
     sender = BufferedProducer if is_buffered else EventProducer
     async with sender(emulator.connection_string, HUB, retry=QUICK, **emulator.options) as producer:
 

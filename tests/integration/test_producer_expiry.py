@@ -1,4 +1,4 @@
-"""Idempotent producers whose state at the service has expired, as nobody used it."""
+"""Idempotent producers whose state at the service has expired for lack of use."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_send_after_the_state_expired_raises_producer_state_lost(
         for _ in range(2):
             with pytest.raises(ProducerStateLostError):
                 await send(producer, "1")
-        # What was sent on a connection that was cut stays in doubt: nobody is left to ask.
+        # What was sent on a connection that was cut stays in doubt: the state to settle it is gone.
         with contextlib.suppress(PublishOutcomeUnknownError) if cut else contextlib.nullcontext():
             await producer.aclose()
         assert await bodies(emulator) == ["0", "other"]

@@ -156,7 +156,7 @@ async def test_refuse_resets_new_connections(proxy: FaultProxy) -> None:
 
 
 async def test_connection_to_a_service_that_is_gone_is_reset() -> None:
-    """Where nobody listens behind it, connections are reset."""
+    """Without a listener behind it, connections are reset."""
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()

@@ -42,7 +42,7 @@ def service() -> Iterator[EmulatorThread]:
 
 @pytest.fixture
 def connection(service: EmulatorThread) -> Iterator[SparkConnection]:
-    """A connection to the hub, with a loop that begins anew with each test."""
+    """A connection to the hub, with a new loop for each test."""
     yield SparkConnection(hub="telemetry", connection_string=SecretStr(service.connection_string))
     service.clear_faults()
     worker.close()

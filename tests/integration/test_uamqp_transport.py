@@ -162,7 +162,7 @@ async def test_connect_without_an_answer_does_not_stop_the_loop(authority: Autho
 
 
 def test_loop_that_ends_ends_the_thread(authority: Authority) -> None:
-    """A transport that nobody closed keeps no thread once its event loop is gone, though the service is there."""
+    """A transport that was not closed keeps no thread once its event loop is gone, though the service is there."""
     started: queue.SimpleQueue[tuple[Emulator, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:
@@ -227,7 +227,7 @@ async def test_incoming_bytes_are_looked_at_at_once(emulator: Emulator, authorit
             opened.set_result(None)
 
         def on_closed(self, error: AmqpError | None) -> None:
-            raise AssertionError("nobody closes")
+            raise AssertionError("it is not closed")
 
         def on_lost(self, reason: str | None) -> None:
             lost.set_result(reason)

@@ -14,7 +14,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-
 
 
 def test_environment_whose_interpreter_is_gone_is_replaced(tmp_path: Path) -> None:
-    """A whole one is used again; one with a dead link is made anew, in the same place, with nothing left beside it."""
+    """A whole one is used again; one with a dead link is recreated, in the same place, with nothing left beside it."""
     wheel, kept = tmp_path / "something-1-py3-none-any.whl", tmp_path / "kept"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("something.py", "value = 5\n")

@@ -91,7 +91,7 @@ async def test_websocket_over_tls_has_the_same_certificate(authority: Authority)
 
 
 async def test_connect_to_the_wrong_port_says_what_is_there(emulator: Emulator) -> None:
-    """A client at the other kind of port gets one error, and quickly, that tells what it met."""
+    """A client at the other kind of port gets one error, quickly, that names what it met."""
     async with EventProducer(emulator.ws_connection_string, HUB, retry=NO_RETRY) as producer:
         with pytest.raises(ConnectionLostError, match="another protocol"):
             await asyncio.wait_for(producer.send(EventData(b"x")), 10.0)
@@ -116,7 +116,7 @@ async def test_restart_keeps_both_ports() -> None:
 
 
 async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopping tells clients on WebSockets as it tells others, and waits for none that does not listen."""
+    """Stopping notifies clients on WebSockets as it does others, and waits for none that does not listen."""
     monkeypatch.setattr(stream, "CLOSE_TIMEOUT", 60.0)  # which ends a stream that stands, where `STOP_TIMEOUT` does not
     emulator = Emulator({HUB: 1}, ws_port=0)
     await emulator.start()

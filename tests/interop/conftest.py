@@ -1,4 +1,4 @@
-"""The emulator in this process, and peers that nobody here wrote in others."""
+"""The emulator in this process, and third-party peers in others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def emulator() -> AsyncIterator[Emulator]:
 
 @pytest.fixture
 def hub() -> str:
-    """A hub of four partitions nobody else uses, with two consumer groups: $Default and second."""
+    """A hub of four partitions of its own, with two consumer groups: $Default and second."""
     return f"hub-{next(_numbers)}"
 
 

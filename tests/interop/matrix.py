@@ -22,7 +22,7 @@ PEERS = (
 CELLS = frozenset((client, service) for client in OURS for service in SERVICES) | {(peer, EMULATOR) for peer in PEERS}
 """Every cell that has a test. A service of ours is what the peers are for: they do not meet rhea's."""
 PROPERTY, NOTE = "interop", "interop note"
-"""The properties of a test's report that name its cell, and what its outcome does not tell."""
+"""The properties of a test's report that name its cell, and what its outcome does not include."""
 
 
 @dataclass

@@ -57,7 +57,7 @@ async def send(emulator: Emulator, hub: str, body: str, partition: str = "0") ->
 async def test_azure_reader_of_a_higher_level_takes_over_from_ours(
     emulator: Emulator, azure: AzurePeer, hub: str
 ) -> None:
-    """Its reader of a higher or equal level, or of any where ours has none, takes the partition; ours learns of it."""
+    """Its reader of a higher or equal level, or of any where ours has none, takes the partition; ours is notified."""
 
     async def take_over(partition: str, old: int | None, new: int) -> None:
         await send(emulator, hub, "before", partition)
@@ -151,7 +151,7 @@ async def test_five_shared_readers_of_both_kinds_exclude_a_sixth(
 ) -> None:
     """Three of its readers and two of ours share a partition; a sixth of either is refused until one leaves.
 
-    Its sixth does not report the refusal: the SDK tells its user of a stolen link only, and tries the rest again.
+    Its sixth does not report the refusal: the SDK reports a stolen link only, and tries the rest again.
     """
     await send(emulator, hub, "before")
     consumers = await asyncio.gather(*(theirs(azure, emulator, hub, None) for _ in range(3)))

@@ -206,7 +206,7 @@ async def test_azure_reads_from_the_latest(emulator: Emulator, azure: AzurePeer,
         await producer.send([EventData("old")] * 5, partition_id="0")
         consumer = await azure.consumer(emulator.connection_string, hub, partition_id="0")
         sent = 0
-        # Nothing outside tells when its link is attached.
+        # Nothing outside shows when its link is attached.
         while not consumer.notes.received:
             await producer.send(EventData(f"{sent}"), partition_id="0")
             sent += 1

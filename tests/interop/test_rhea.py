@@ -39,10 +39,10 @@ Serve = Callable[..., AbstractAsyncContextManager[tuple[RheaServer, Transport]]]
 
 
 UAMQP_CANNOT = {
-    "test_attach_to_nowhere_is_refused": "uamqp takes rhea's attach for success, and tells of the refusal later",
+    "test_attach_to_nowhere_is_refused": "uamqp takes rhea's attach for success, and reports the refusal later",
     "test_unsettled_deliveries_are_accepted": "uamqp settles nothing here: the service sends its events settled",
     "test_send_released_by_rhea_may_be_repeated": "uamqp reports released and modified as rejected",
-    "test_link_ended_with_an_error_reports_it[uamqp-end]": "uamqp tells the end of a session as that of a connection",
+    "test_link_ended_with_an_error_reports_it[uamqp-end]": "uamqp reports the end of a session as that of a connection",
     "test_close_is_orderly_at_rhea": "uamqp does not wait for the answer to its close, and may cut it off",
     "test_silent_rhea_is_a_lost_connection": "uamqp closes a silent connection twice, which rhea takes amiss",
 }
@@ -303,7 +303,7 @@ async def test_send_released_by_rhea_may_be_repeated(serve: Serve) -> None:
 
 @pytest.mark.parametrize("verb", ["detach", "end"])
 async def test_link_ended_with_an_error_reports_it(serve: Serve, verb: str) -> None:
-    """A detach or the end of a session tells its error to sink and sender; links anew use the same connection."""
+    """A detach or the end of a session passes its error to sink and sender; new links use the same connection."""
     async with serve(credit_window=0) as (server, transport):
         _, sink = await reader(transport)
         link = await sender(transport)
@@ -328,7 +328,7 @@ async def test_link_ended_with_an_error_reports_it(serve: Serve, verb: str) -> N
 
 
 async def test_connection_closed_with_an_error_reports_it(serve: Serve) -> None:
-    """A close tells its error to every link and to a send under way; the next use connects anew."""
+    """A close passes its error to every link and to a pending send; the next use connects again."""
     async with serve(credit_window=0) as (server, transport):
         _, sink = await reader(transport)
         link = await sender(transport)

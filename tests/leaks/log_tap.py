@@ -16,11 +16,11 @@ _FOREIGN = "py4j"
 _FRAMES = "eventpump.amqp"
 """One line per AMQP frame: some tests and programs have hundreds of thousands."""
 MOST_FRAMES = 500
-"""How often the log of frames is asked for that its own level does not enable, until the count begins anew."""
+"""How often the log of frames is asked for that its own level does not enable, until the count is reset."""
 
 
 class Renew(Protocol):
-    """Begins the count of frames anew."""
+    """Resets the count of frames."""
 
     def __call__(self, *, off: bool = False) -> None:
         """Begin it.
@@ -36,7 +36,7 @@ def tap(take: Callable[[str], None]) -> Renew:
     Of the log of frames only the first ones are, for the time that all of them would take.
 
     Returns:
-        A function to call where the count of frames begins anew.
+        A function that resets the count of frames.
     """
     formatter = logging.Formatter("%(name)s %(levelname)s %(message)s")
     kind: Any = logging.Logger

@@ -87,7 +87,7 @@ class LeakWatch:
     # ---------------------------------------------------------------------------------------------------- looking
 
     def remember(self, secret: object) -> None:
-        """Learn of a secret that the test under way uses."""
+        """Register a secret that the current test uses."""
         if not self._is_off and isinstance(secret, str) and len(secret) >= _SHORTEST:
             self._secrets.add(secret)
 

@@ -38,7 +38,7 @@ class _Errors(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def no_unhandled_errors() -> Iterator[None]:
-    """Fail a test whose loop saw what nobody handled: a failed task or callback, a future never asked."""
+    """Fail a test whose loop saw an unhandled error: a failed task or callback, a future never asked."""
     errors, logger = _Errors(), logging.getLogger("asyncio")
     logger.addHandler(errors)
     try:

@@ -225,7 +225,7 @@ class ConsumerHistory:
             "checkpoint_policy": rng.choice([*policies, CheckpointPolicy(on_close=True), CheckpointPolicy.manual()]),
             "initial_position": self._position(),
             "failure_policy": "retry",
-            # Where the hub is made again, the new one is read from its beginning; by default its reading stops.
+            # If the hub is recreated, the new one is read from its beginning; by default its reading stops.
             # Only user code that does not return of itself is helped by it; elsewhere it would hide other ends of it.
             **(_CANCELLING if "stuck" in profile.works and "handler_timeout" in HostSettings.model_fields else {}),
             **({"on_data_loss": "earliest"} if "on_data_loss" in HostSettings.model_fields else {}),
@@ -291,7 +291,7 @@ class ConsumerHistory:
         if not self._living:
             await self.join()
         for partition_id in self.hub.partition_ids:
-            # A place that nobody began to read requires nothing yet: all are read first.
+            # A place whose reading has not begun requires nothing yet: all are read first.
             ledger.published(partition_id, 3)
         await world.until(
             lambda: not ledger.unprocessed() and set(self.hub.partition_ids) <= ledger.pinned, self._patience()
@@ -576,7 +576,7 @@ class ConsumerHistory:
         self.world.note("make again")
         make_again(self.hub)
         for ledger in self.ledgers:
-            ledger.made_again()
+            ledger.recreated()
         self.hub.detach(None, error_for("amqp:resource-deleted", "the hub was deleted"))
 
     # ---------------------------------------------------------------------------------------------------- store

@@ -73,7 +73,7 @@ class Ledger:
         self._hub = hub
         self._start = start
         self.making = 0
-        """How often the hub was made again."""
+        """How often the hub was recreated."""
         self._shores: defaultdict[Place, _Shore] = defaultdict(_Shore)
         self._readers: dict[tuple[Place, int], str] = {}
         self._reached: dict[tuple[Place, int], int] = {}
@@ -114,8 +114,8 @@ class Ledger:
             shore.exempt.update(range(shore.truncated, before))
         shore.truncated = max(shore.truncated, before)
 
-    def made_again(self) -> None:
-        """Record that the hub was made again, empty."""
+    def recreated(self) -> None:
+        """Record that the hub was recreated, empty."""
         self.making += 1
         for partition_id in self.pinned:
             # The fleet has begun to read it: what the new hub holds is read from its beginning.
@@ -291,7 +291,7 @@ class Ledger:
                 text = f"partition {partition_id}: {_short(gone)} gone by retention, never processed, and not reported"
                 self._world.violate(text)
         for partition_id in sorted(self.unreported):
-            self._world.violate(f"partition {partition_id}: no report tells that the hub was made again")
+            self._world.violate(f"partition {partition_id}: no report says that the hub was recreated")
 
 
 def _place_of(event: ReceivedEvent) -> tuple[int, str, int]:

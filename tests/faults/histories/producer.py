@@ -249,7 +249,7 @@ class ProducerHistory:
         if self.profile.work == "loop":
             await self._finish_orders()
         else:
-            # The newest process is shut out by nobody; of plain ones no other is, either.
+            # Nothing shuts out the newest process; of plain ones no other is shut out, either.
             if self.profile.has_states or not self._living:
                 await self._close_all()
                 await self.start(forced=True)
@@ -411,7 +411,7 @@ class ProducerHistory:
         return call
 
     async def _send(self, worker: _Worker, rng: random.Random) -> None:
-        """Send events that nobody else sends, each list once."""
+        """Send events that no other producer sends, each list once."""
         while not worker.is_stopping and not worker.is_shut_out:
             partition_id = rng.choice(self.hub.partition_ids)
             events = [self._event(partition_id) for _ in range(rng.randint(1, 4))]
@@ -445,7 +445,7 @@ class ProducerHistory:
     def _note_error(self, worker: _Worker, name: str, error: EventPumpError) -> None:
         self.world.note("send failed", name, repr(error)[:120])
         if isinstance(error, ClosedError) and not worker.is_closing:
-            self.world.violate(f"{name}: {error!r}, and nobody closed it")
+            self.world.violate(f"{name}: {error!r}, and it was not closed")
         if isinstance(error, ProducerDisconnectedError) and self.profile.options.get("mode") == "replayable":
             self.world.violate(f"{name}: {error!r}, where processes may overlap")
         is_final = isinstance(error, ProducerDisconnectedError | InvalidClientStateError | ClosedError)

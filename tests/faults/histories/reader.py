@@ -1,7 +1,7 @@
 """Histories of readers: what a `PartitionReader` gives, over links that end, hubs that drop events, and ranges.
 
 What must hold: from its start on a reader gives every event once and in order; where retention took some of them it
-says so; a range ends in time, whatever became of its end. In the histories of large events, too: what a feed holds
+says so; a range ends in time, whatever happened to its end. In the histories of large events, too: what a feed holds
 keeps to the bounds that `CreditWindow` states, at every hand-off.
 """
 

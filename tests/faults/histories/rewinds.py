@@ -56,7 +56,7 @@ PROFILES: dict[str, SubscribersProfile] = {
     ),
     "store": SubscribersProfile({**_CALLS, "trouble store": 2.0, "heal": 2.5, "join": 0.7, "leave": 0.5, "crash": 0.5}),
 }
-"""None has retention or a hub that is made again: what is stored by a seek would not be told from a loss."""
+"""None has retention or a recreated hub: what a seek stores could not be distinguished from a loss."""
 
 
 @dataclass(eq=False)

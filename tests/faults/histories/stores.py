@@ -54,7 +54,7 @@ class Trouble:
 
 
 class HistoryStore:
-    """Passes every call on to a real store, with trouble, and tells the ledgers what is stored.
+    """Forwards every call to a real store, with faults, and reports to the ledgers what is stored.
 
     Args:
         ledger_of: Returns the ledger of a subscription, by the name under which the store keeps its checkpoints.

@@ -1,4 +1,4 @@
-"""Histories of hosts with several subscriptions: made, ended and made again, slow and unruly, on hosts that differ.
+"""Histories of hosts with several subscriptions: created, ended and recreated, slow and unruly, on hosts that differ.
 
 Beside what must hold in every history of hosts, for each subscription by itself, and for each time that it was made:
 it gets at least once what was published after its `subscribe` returned, or a report of its loss, whichever hosts die,
@@ -166,7 +166,7 @@ class SubscriptionLedger(Ledger):
     """What one making of a subscription is judged by: from the moment at which its record was stored.
 
     Args:
-        making: How often the hub was made again.
+        making: How often the hub was recreated.
         record: Its record.
         part: Which events it takes; None for all.
     """
@@ -208,9 +208,9 @@ class SubscriptionLedger(Ledger):
         self._shores[self.making, partition_id].required = 0
         self.pinned.add(partition_id)
 
-    def made_again(self) -> None:
-        """Record that the hub was made again; the history sees to the report of it."""
-        super().made_again()
+    def recreated(self) -> None:
+        """Record that the hub was recreated; the history checks its report."""
+        super().recreated()
         self.stored.clear()
         self.unreported.clear()
 
@@ -380,7 +380,7 @@ class SubscribersHistory(ConsumerHistory):
             self.unreported.pop(before.name, None)
         elif record.key not in self.by_key:
             if before is not None and before.hub_created_at == record.hub_created_at:
-                self.world.violate(f"{record.name}: made anew over one of the same hub")
+                self.world.violate(f"{record.name}: recreated over one of the same hub")
             self.world.note("recorded" if before is None else "replaced", record.name, dict(record.starts))
             part = self.part_of[record.name]
             ledger = self.make_ledger(record.name, self.world, self.hub, self.ledger.making, record, part)
@@ -595,7 +595,7 @@ class SubscribersHistory(ConsumerHistory):
         for ledger in self.by_name.values():
             ledger.check_end()
         for name in self.unreported:
-            self.world.violate(f"{name}: no report tells that the hub was made again")
+            self.world.violate(f"{name}: no report says that the hub was recreated")
 
     def _patience(self) -> float:
         left = sum(len(each) for ledger in self.ledgers for each in ledger.unprocessed().values())

@@ -63,7 +63,7 @@ class LinePeer:
         return {}
 
     def take(self, note: dict[str, Any]) -> None:
-        """Learn what happened by itself."""
+        """Handle an unsolicited note."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -108,7 +108,7 @@ class LinePeer:
         """Wait for notes.
 
         Args:
-            seen: Tells what came, for the failure.
+            seen: Returns what came, for the failure.
         """
         try:
             await self._changes.until(is_so, patience)

@@ -179,7 +179,7 @@ def test_unfinished_messages_beyond_the_bound_detach_their_link(is_client: bool)
     assert receiving.held == receiving.engine.unfinished_bytes.count == 900
     assert receiving.part(1, 1, 101) == []  # on its way before the detach arrived
     assert receiving.engine.unfinished_bytes.count == 900
-    assert payloads(receiving.part(0, 0, 5000, more=False)) == [bytes(5300)]  # the last piece is held by nobody
+    assert payloads(receiving.part(0, 0, 5000, more=False)) == [bytes(5300)]  # the last piece is not held
     assert receiving.part(1, 0, 400) == []
     assert receiving.engine.unfinished_bytes.count == receiving.held == 1000
     assert receiving.engine.is_open

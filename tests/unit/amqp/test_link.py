@@ -1,4 +1,4 @@
-"""Sessions and links between two engines: transfers, windows, credit, outcomes, and every way to end."""
+"""Sessions and links between two engines: transfers, windows, credit, outcomes, and every end."""
 
 from __future__ import annotations
 
@@ -386,7 +386,7 @@ def test_settle_reports_every_outcome_once_for_its_delivery(client_sends: bool, 
 
 
 def test_disposition_settles_deliveries_of_several_links() -> None:
-    """One disposition may tell of several links of a session."""
+    """One disposition may apply to several links of a session."""
     pair = opened()
     mine, _ = pair.session()
     ends = [pair.link(mine, is_receiver=False, name=f"link-{number}") for number in range(2)]
@@ -440,7 +440,7 @@ def test_settle_in_mode_second_confirms_the_outcome_once() -> None:
 
 
 def test_disposition_with_a_state_not_terminal_is_no_outcome() -> None:
-    """A state that is not terminal tells nothing; settled without one, the delivery was not taken."""
+    """A state that is not terminal has no effect; settled without one, the delivery was not taken."""
     pair, sender, receiver = linked(client_sends=True)
     receiver.set_credit(1)
     pair.run()

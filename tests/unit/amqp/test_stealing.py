@@ -85,7 +85,7 @@ def test_attach_of_a_name_no_longer_in_use_steals_nothing() -> None:
 
 
 def test_attach_by_the_server_steals_from_its_client() -> None:
-    """The rule holds in both roles: a client's link that the server attaches anew is stolen, and both know."""
+    """The rule holds in both roles: a client's link that the server attaches again is stolen, and both know."""
     pair = opened()
     mine, theirs = pair.link(pair.session()[0], is_receiver=True, name="x")
     pair.server.begin()

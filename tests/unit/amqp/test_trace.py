@@ -13,7 +13,7 @@ from eventpump.amqp.trace import describe
 from eventpump.amqp.types import Described, Symbol, UInt
 from tests.unit.amqp.pair import Pair, opened
 
-SECRET = "a secret nobody may see"
+SECRET = "a secret that must not be seen"
 
 
 class Recorded:

@@ -1,4 +1,4 @@
-"""Strategies for every AMQP type, and comparison that tells types apart."""
+"""Strategies for every AMQP type, and comparison that distinguishes types."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ symbol_maps = st.dictionaries(symbols, scalars, max_size=4)
 
 
 def plain(value: Any) -> Any:
-    """Return a form of a value whose equality tells types, floats' bits and the order of a map apart."""
+    """Return a form of a value whose equality distinguishes types, floats' bits and the order of a map."""
     match value:
         case Described():
             return ("described", plain(value.descriptor), plain(value.value))

@@ -1,4 +1,4 @@
-"""A pump whose reading begins anew, or ends, because what it read is gone: its checkpoints and its checks."""
+"""A pump whose reading starts over, or ends, because what it read is gone: its checkpoints and its checks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_pump_that_leaves_after_data_loss_checkpoints_what_was_processed(b
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest"])
 async def test_checkpoint_of_a_recreated_hub_does_not_hang(policy: Any) -> None:
-    """The events of a hub that was made again need no checkpoint any more, and no call of `checkpoint` hangs."""
+    """The events of a hub that was recreated need no checkpoint any more, and no call of `checkpoint` hangs."""
     async with Fleet(FakeHub(partitions=1, latency=0.05)) as fleet:
         fleet.hub.publish("0", count=20)
         contexts: list[PartitionContext] = []

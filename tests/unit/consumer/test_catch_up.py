@@ -157,7 +157,7 @@ async def test_catch_up_group_that_is_the_hosts_is_refused() -> None:
 
 
 async def test_unsubscribing_while_catching_up_closes_the_link() -> None:
-    """No link of its own stays behind, nor one that nobody reads."""
+    """No link of its own stays behind, nor one without a reader."""
     archive = Record()
 
     async def slowly(context: PartitionContext, events: Events) -> None:

@@ -316,7 +316,7 @@ async def test_recreated_hub_is_noticed_between_check_and_attach(attach: int) ->
 
 
 async def test_gap_before_the_hub_was_recreated_is_reported() -> None:
-    """Retention passes, and the hub is made again before it is asked about: what was not processed is reported."""
+    """Retention passes, and the hub is recreated before its properties are read: what was not processed is reported."""
     async with _fleet(latency=0.5) as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", on_data_loss="earliest")
@@ -523,7 +523,7 @@ async def test_reset_that_the_store_refuses_writes_nothing() -> None:
 
 
 async def test_reset_record_of_a_newer_hub_survives_an_outdated_update() -> None:
-    """A hub made again while a partition is entered: what others entered for the newer one since stays entered."""
+    """A hub recreated while a partition is entered: what others entered for the newer one since stays entered."""
     hub, leases = FakeHub(partitions=3), MemoryLeases()
     settings = HostSettings(hub=hub.name)
 

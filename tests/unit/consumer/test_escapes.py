@@ -299,7 +299,7 @@ async def test_closing_pump_cancelled_from_outside_releases_its_lease() -> None:
 async def test_base_exception_from_the_store_is_tried_again(
     operation: str, partition_id: str | None, error: BaseException
 ) -> None:
-    """Whatever call of the store raises `CancelledError` or the like by itself: it is reported, and made again."""
+    """Whatever call of the store raises `CancelledError` or the like by itself: it is reported, and repeated."""
     async with _fleet() as fleet:
         host = fleet.host("a")
         fleet.stores["a"].fail(operation, error=error)
@@ -344,7 +344,7 @@ async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
 
 
 async def test_base_exception_from_the_service_is_reported() -> None:
-    """A read of the hub that ends in a cancellation of its own is reported, and made again."""
+    """A read of the hub that ends in a cancellation of its own is reported, and repeated."""
     async with _fleet() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)

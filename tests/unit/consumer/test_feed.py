@@ -382,7 +382,7 @@ async def test_feed_with_a_limit_receives_so_many_messages() -> None:
 
 
 async def test_parked_feed_whose_link_ends_opens_no_link() -> None:
-    """A feed whose link ends while it is parked ends too, whatever the reason: it opens no link nobody asked for."""
+    """A feed whose link ends while it is parked ends too, whatever the reason: it opens no unrequested link."""
     hub = FakeHub()
     hub.publish("0", count=5)
     async with _feed(hub, owner_level=0, limit=5) as feed:

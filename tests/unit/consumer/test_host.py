@@ -385,7 +385,7 @@ async def test_checkpoint_raises_where_the_store_keeps_failing() -> None:
 
 
 async def test_checkpoint_write_without_an_answer_is_repeated() -> None:
-    """A write that hangs is cut off before the lease could run out, told, and made again."""
+    """A write that hangs is cut off before the lease could run out, reported, and repeated."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start(
@@ -402,7 +402,7 @@ async def test_checkpoint_write_without_an_answer_is_repeated() -> None:
 
 
 async def test_checkpoint_of_an_event_not_delivered_is_refused() -> None:
-    """Nobody can checkpoint what was not delivered, which would lose events."""
+    """What was not delivered cannot be checkpointed, which would lose events."""
     errors: list[Exception] = []
 
     async def beyond(context: PartitionContext, events: Events) -> None:

@@ -294,7 +294,7 @@ async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
 
 
 async def test_a_key_that_is_found_by_a_retry_keeps_the_order() -> None:
-    """Its event comes behind those before it, and before those after it; what the handler raises counts anew."""
+    """Its event comes behind those before it, and before those after it; what the handler raises counts from zero."""
     fails = [17]
 
     def key(event: ReceivedEvent) -> Any:

@@ -304,7 +304,7 @@ async def test_checkpoint_after_a_lost_lease_is_refused() -> None:
 
 
 async def test_checkpoint_refused_by_the_store_ends_the_ownership() -> None:
-    """A store that refuses a checkpoint ends the ownership at once, and whoever waits for it is told."""
+    """A store that refuses a checkpoint ends the ownership at once, and its waiters are notified."""
     errors: list[float] = []
     clock = VirtualClock()
 

@@ -1012,7 +1012,7 @@ async def test_seek_and_replay_at_random_deliver_each_range_once(seed: int, with
 
 
 async def test_a_closed_pump_refuses_what_it_is_asked() -> None:
-    """What comes too late is answered with no, so that nobody waits for ever."""
+    """What comes too late is answered with no, so that no caller waits indefinitely."""
     requests = Requests()
     requests.close()
     done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

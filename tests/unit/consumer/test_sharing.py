@@ -165,7 +165,7 @@ async def test_a_slow_member_bounds_the_cache_and_is_named() -> None:
 
 
 async def test_one_that_is_alone_holds_none_back() -> None:
-    """When the others have left, a slow member is slow for nobody, and is not named."""
+    """When the others have left, a slow member holds up no other, and is not named."""
     async with _world(prefetch_events=100) as world:
         fast, slow = world.join("fast", _at(0), 0), world.join("slow", _at(0), 0)
         world.hub.publish("0", count=500)
@@ -407,7 +407,7 @@ async def test_own_link_that_ends_before_it_has_caught_up_leaves_no_gap() -> Non
 
 
 async def test_own_link_of_a_former_hub_does_not_share_the_link_of_the_present_one() -> None:
-    """It ends with the error that its subscription begins anew by, and skips no event of the present hub."""
+    """It ends with the error that makes its subscription start over, and skips no event of the present hub."""
     async with _world(prefetch_events=100) as world:
         world.hub.publish("0", count=1000)
         fast = world.join("fast", _at(0), 0)

@@ -1,4 +1,4 @@
-"""Hosts that begin at "@latest" on a hub that is cut off, grown and made again: random histories on virtual time."""
+"""Hosts that begin at "@latest" on a hub that is cut off, grown and recreated: random histories on virtual time."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ async def test_starts_of_every_kind_are_found(clock: Any) -> None:
 
 
 async def test_a_time_beside_a_partition_that_is_being_read() -> None:
-    """A start whose number is not known is found out while the shared link is closed; nobody misses an event."""
+    """A start whose number is not known is found out while the shared link is closed; no event is missed."""
     got = Record()
     async with _fleet() as fleet:
         fleet.hub.publish("0", count=100)
@@ -344,7 +344,7 @@ async def test_a_host_without_processors_takes_no_lease() -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_unsubscribing_ends_it_everywhere(keeps: bool) -> None:
-    """Its processors are closed on all hosts; subscribed again it begins anew, or after its checkpoint if kept."""
+    """Its processors are closed on all hosts; subscribed again it starts over, or after its checkpoint if kept."""
     got: dict[str, Record] = {name: Record() for name in "ab"}
     async with _fleet(2) as fleet:
         for name in "ab":
@@ -721,9 +721,9 @@ async def test_record_replaced_while_a_checkpoint_is_read_is_not_mixed_with_it()
             assert delivered == list(range(30))
 
 
-@pytest.mark.parametrize("how", ["made again", "moved"])
+@pytest.mark.parametrize("how", ["recreated", "moved"])
 async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str) -> None:
-    """One that is made again is not suspended, nor one whose partition was given up and taken again."""
+    """One that is recreated is not suspended, nor one whose partition was given up and taken again."""
     slow = Record()
     free = asyncio.Event()
 
@@ -740,7 +740,7 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
         await asyncio.sleep(60)
         assert _link_states(host) == {"default": LinkState.SHARED, "slow": LinkState.SUSPENDED}
         free.set()
-        if how == "made again":
+        if how == "recreated":
             await host.unsubscribe("slow")
             await asyncio.sleep(30)
             await host.subscribe("slow", _recording(slow, handle))

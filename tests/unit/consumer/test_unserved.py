@@ -109,7 +109,7 @@ async def test_a_lag_that_cannot_be_found_out_is_unknown(fails: str) -> None:
     ],
 )
 def test_lag_by_what_is_stored(stored: int | None, start: str | int, first: int, last: int, lag: int | None) -> None:
-    """What retention has removed does not wait; what only reading can tell is unknown."""
+    """What retention has removed does not wait; what only reading can show is unknown."""
     positions = {"earliest": EventPosition.earliest(), "offset": EventPosition.at_offset("4096")}
     position = EventPosition.at_sequence_number(start) if isinstance(start, int) else positions[start]
     now = datetime.now(UTC)

@@ -1,7 +1,7 @@
 """A fleet of hosts that share leases by a balancer, simulated.
 
 A host works in cycles, as the partition manager does: it lists, plans, and carries out the plan by calls to the store
-that take effect later, while others do the same. Nothing but the leases tells hosts of each other.
+that take effect later, while others do the same. Only by the leases do hosts see each other.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Fleet:
         return sum(counts) == len(self.leases) and max(counts) - min(counts) <= 1
 
     def fewest_moves(self) -> int:
-        """The fewest moves that make the fleet even, for somebody who sees every host."""
+        """The fewest moves that make the fleet even, for an observer that sees every host."""
         share, extra = divmod(len(self.leases), len(self.hosts))
         counts = sorted(self.counts().values(), reverse=True)
         return sum(max(0, share + (rank < extra) - count) for rank, count in enumerate(counts))

@@ -340,7 +340,7 @@ class World:
         for _ in range(20):
             if not last.is_live and last in self.processes:
                 self.go_on(last)
-        assert last.is_live or self.doubts > doubts, "nobody can start any more"
+        assert last.is_live or self.doubts > doubts, "no process can start any more"
 
     def check(self, *, is_exact: bool = True) -> None:
         """What was acknowledged is stored once; and, where it is exact, every place is, in order, up to the newest."""

@@ -164,7 +164,7 @@ class World:
         self.stamped: dict[int, Event] = {}
         """Which event a number was sent with, unless the service refused it."""
         self.is_shared = is_claimed and off_by != 0
-        """Whether somebody else uses our numbers."""
+        """Whether another process uses our numbers."""
         self.is_superseded = False
         self.is_raised = is_raised
         self.has_former = False
@@ -231,7 +231,7 @@ class World:
     def may_restart(self) -> bool:
         known = self.service.producers.get(PRODUCER_ID)
         if known is None or (known.is_fresh and not self.service.keeps_claims and known.level > 0):
-            # The number a level was raised with is known to nobody but the former life: it must be in its saved state.
+            # The number a level was raised with is known only to the former process: it must be in its saved state.
             return False
         return (
             not self.is_shared
@@ -365,7 +365,7 @@ class World:
             self.held.append(transfer)
 
     def deliver(self, which: int) -> None:
-        """Let a transfer of an ended link reach the service. Nobody hears the answer."""
+        """Let a transfer of an ended link reach the service. Its answer is dropped."""
         self.service.take(self.held.pop(which % len(self.held)))
         self._look()
 
@@ -405,7 +405,7 @@ class World:
     # ------------------------------------------------------------------------------------------ what must be true
 
     def _look(self) -> None:
-        """Take in what became of the batch, and check what is promised about it."""
+        """Record the outcome of the batch, and check what is guaranteed about it."""
         publication = self.publication
         if publication is not None:
             batch = publication.batch
@@ -416,7 +416,7 @@ class World:
                 if missing:
                     assert self.is_shared, "published, but not stored"
                     where = [self.service.numbers[at] for at, (place, _) in enumerate(self.service.log) if place < 0]
-                    assert publication.last in where, "published, though nobody used its numbers"
+                    assert publication.last in where, "published, though no process used its numbers"
                 self.cursor += publication.count
                 self.publication = None
             elif publication.outcome is Outcome.REFUSED:
@@ -472,7 +472,7 @@ class World:
         assert self.sequencer.step in (Step.REST, Step.ATTACH)
         if self.has_former:
             return
-        assert len(self.service.log) == self.cursor, "something is stored that nobody knows of"
+        assert len(self.service.log) == self.cursor, "something is stored that is not accounted for"
         while self.held:
             self.deliver(0)
         assert len(self.service.log) == self.cursor, "something arrived late and was stored again"

@@ -18,7 +18,7 @@ ME = "me"
 
 
 def leases(*owners: str | None) -> list[LeaseSnapshot]:
-    """List leases with these owners: None is free, a name in brackets died under it, `?` is held by nobody's name."""
+    """List leases with these owners: None is free, a name in brackets died under it, `?` is held without a name."""
     listing = []
     for number, owner in enumerate(owners):
         if owner is not None and owner.startswith("("):
@@ -59,7 +59,7 @@ snapshots = st.lists(
 
 
 def test_plan_of_a_lone_host_takes_every_free_lease() -> None:
-    """A host that sees nobody else acquires every lease, in one plan."""
+    """A host that sees no other acquires every lease, in one plan."""
     result = plan(leases(*[None] * 8))
     assert set(result.acquire) == {str(n) for n in range(8)}
     assert result.steal == ()
@@ -80,7 +80,7 @@ def test_plan_prefers_a_free_lease_to_a_stolen_one() -> None:
 
 @pytest.mark.parametrize("hosts", [1, 2, 7, 99])
 def test_plan_of_a_joiner_takes_its_whole_deficit_in_one_cycle(hosts: int) -> None:
-    """One plan brings a joiner to its share, spread over those above theirs, and takes nobody below it."""
+    """One plan brings a joiner to its share, spread over those above theirs, and takes no host below it."""
     fleet = Fleet(1000, Timing.FRESH, seed=hosts)
     fleet.join(hosts)
     fleet.give_evenly()
@@ -103,7 +103,7 @@ def test_plan_of_a_joiner_takes_its_whole_deficit_in_one_cycle(hosts: int) -> No
         (["a", "a", ME], "one more is not too many"),
         (["a", "b", "c"], "more hosts than partitions"),
         (["a", "a", "b", "b", ME, ME], "even"),
-        (["a", "a", "b", "?", "?"], "what is held without a name is on its way to somebody"),
+        (["a", "a", "b", "?", "?"], "what is held without a name is on its way to a host"),
     ],
 )
 def test_plan_takes_nothing_where_nothing_is_gained(owners: list[str], why: str) -> None:
@@ -149,7 +149,7 @@ def test_plan_counts_a_held_lease_that_is_listed_for_another_host() -> None:
 
 
 def test_plan_counts_what_is_being_taken() -> None:
-    """A call of an earlier cycle that has not ended is not made again, nor made up for."""
+    """A call of an earlier cycle that has not ended is neither repeated nor compensated."""
     assert plan(leases("a", "a", "a", "a"), taking={"1", "3"}) == LeasePlan()
     assert plan(leases("a", "a", None, None), taking={"2", "3"}) == LeasePlan()
     half = plan(leases("a", "a", "a", "a", ME, None), taking={"0"})
@@ -167,7 +167,7 @@ def test_plan_replaces_avoided_leases_by_others_of_the_same_owner() -> None:
 
 
 def test_plan_replaces_an_avoided_lease_that_expired_under_the_host() -> None:
-    """The host takes another lease for it, so that the fleet appoints somebody else: it does not stay unread."""
+    """The host takes another lease for it, so that the fleet appoints another host: it does not stay unread."""
     listing = leases("a", "a", ME, "(me)")
     result = plan(listing, avoid={"3"})
     assert len(result.steal) == 1
@@ -351,7 +351,7 @@ def test_plans_from_stale_snapshots_come_to_rest(
 def test_plans_at_a_cold_start_come_to_rest(
     scenario: tuple[int, int, int, int], request: pytest.FixtureRequest
 ) -> None:
-    """Where the first to act may take all that is free before anybody is seen, the fleet is even after five cycles."""
+    """If the first may take all that is free before others are seen, the fleet is even after five cycles."""
     for seed in seeds(request):
         fleet = fleet_after(*scenario, Timing.BURSTS, seed)
         fewest = fleet.fewest_moves()

@@ -199,7 +199,7 @@ def test_requested_never_goes_backwards() -> None:
 
 
 def test_write_failed_makes_the_write_again() -> None:
-    """A write whose outcome is not known is made again, unless a later one is wanted by then."""
+    """A write whose outcome is not known is repeated, unless a later one is wanted by then."""
     tracker = _tracker()
     tracker.events_delivered(_Event(9))
     tracker.requested(_Event(3))

@@ -50,7 +50,7 @@ def test_a_batch_is_narrowed_and_a_single_event_is_not(passing: FailureStep) -> 
 
 
 def test_each_event_of_a_narrowed_batch_has_all_retries() -> None:
-    """Attempts count those of the batch, and begin anew for each event; the first failure is the batch's."""
+    """Attempts count those of the batch, and start over for each event; the first failure is the batch's."""
     failures = _failures(RETRY, PARK)
     assert [failures.failed(3, 7.0 + number) for number in range(3)][-1] is NARROW
     failures.narrowed()

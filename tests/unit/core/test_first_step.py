@@ -1,4 +1,4 @@
-"""What a joiner takes before anybody sees it."""
+"""What a joiner takes before others see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: never more at a time than allowed, the urgent ones first, and nobody is forgotten."""
+"""Turns: never more at a time than allowed, the urgent ones first, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_ask_begins_the_urgent_first_then_the_earlier() -> None:
 
 
 def test_ask_passes_over_a_priority_at_its_share() -> None:
-    """What may not begin for its share holds up nobody of another priority."""
+    """What may not begin for its share delays none of another priority."""
     queue = RequestQueue(4, (4, 1))
     low = [queue.ask(1), queue.ask(1)]
     assert _begun(queue) == low[:1]

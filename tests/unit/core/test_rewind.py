@@ -1,4 +1,4 @@
-"""Where a seek goes on: every position against a partition with gaps, and the text that tells where a range ends."""
+"""Where a seek goes on: every position against a partition with gaps, and the text that states where a range ends."""
 
 from __future__ import annotations
 

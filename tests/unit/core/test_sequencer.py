@@ -35,12 +35,12 @@ Verb = Callable[[PartitionSequencer[str]], object]
 
 
 def step(sequencer: PartitionSequencer[str]) -> Step:
-    """Read the step anew: a checker would think that no call changes it."""
+    """Read the step again: a checker would think that no call changes it."""
     return sequencer.step
 
 
 def outcome(publication: Publication[str]) -> Outcome:
-    """Read the outcome anew."""
+    """Read the outcome again."""
     return publication.outcome
 
 
@@ -142,7 +142,7 @@ def test_attach_answer_that_is_no_state_fails(answer: tuple[int | None, int | No
 
 @pytest.mark.parametrize(("producer_id", "owner_level"), [(8, 0), (7, 1)])
 def test_attach_answer_for_another_id_or_level_fails(producer_id: int, owner_level: int) -> None:
-    """Who attaches as somebody is answered as that."""
+    """An attach with a producer id is answered with that id."""
     sequencer = attached(5)
     sequencer.detached()
     sequencer.attached(producer_id, owner_level, 5)
@@ -276,7 +276,7 @@ def test_withdraw_without_a_link_refuses_the_batch() -> None:
 
 
 def test_withdraw_while_sent_leaves_the_batch_in_doubt() -> None:
-    """Cancelled later it stays at the head, and what became of it is read from it."""
+    """Cancelled later it stays at the head, and its outcome is read from it."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
     sequencer.sending()
@@ -289,7 +289,7 @@ def test_withdraw_while_sent_leaves_the_batch_in_doubt() -> None:
 
 
 def test_withdraw_of_what_was_not_stored_refuses_the_batch() -> None:
-    """Nobody waits for another try, and nothing is in doubt: it ends."""
+    """No caller waits for another try, and nothing is in doubt: it ends."""
     sequencer = attached(5)
     publication = sequencer.offer("a", 3)
     sequencer.sending()
@@ -376,7 +376,7 @@ def test_out_of_order_on_the_first_transfer_fails_at_once() -> None:
 
 
 def test_offer_on_a_failed_partition_fails() -> None:
-    """Each is told by an error of its own."""
+    """Each gets an error of its own."""
     sequencer = attached(5)
     sequencer.detached()
     again(sequencer, 9)
@@ -405,7 +405,7 @@ def test_attach_answer_may_not_know_a_given_number(answer: int) -> None:
 
 
 def test_attach_answer_under_a_given_number_proves_nothing() -> None:
-    """It may have been stored by somebody else before: the batch goes out again, and only the service's yes counts."""
+    """It may have been stored by another before: the batch goes out again, and only an accepted transfer counts."""
     sequencer = PartitionSequencer[str]("0", producer_id=9, owner_level=1, starting_number=8)
     sequencer.attached(9, 1, 8)
     publication = sequencer.offer("a", 2)

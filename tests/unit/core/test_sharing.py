@@ -149,7 +149,7 @@ def test_pressure_has_hysteresis() -> None:
 
 
 def test_pressure_reports_a_slow_member_and_again_when_the_time_has_doubled() -> None:
-    """One report per doubling, and anew after the member was free."""
+    """One report per doubling, and again after the member was free."""
     pressure = Pressure(slow_after=10)
     room, full = (100, 1000), (100, 0)
     reports = [now for now in range(100) if pressure.observe(full, room, now) is not None]

@@ -181,7 +181,7 @@ def test_action_by_default_continues_after_retention_only() -> None:
         (_facts(0, -1, is_empty=True), Checkpoint("0", "-1", -1)),
         (_facts(-1, -1, is_empty=True), Checkpoint("0", "-1", -1)),
     ],
-    ids=["in use", "emptied by retention", "never used", "never used, as others tell it"],
+    ids=["in use", "emptied by retention", "never used", "never used, as others report it"],
 )
 def test_pinned_end_is_the_last_events_place(facts: PartitionProperties, pinned: Checkpoint) -> None:
     """By offset and number of the newest event there ever was; "-1" and -1 before the first: never by 0."""

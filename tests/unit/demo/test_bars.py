@@ -39,7 +39,7 @@ def test_verdict_holds_with_every_bar_once_in_order() -> None:
     ],
 )
 def test_verdict_fails_for_each_broken_promise(stored: tuple[Bar, ...], broken: str) -> None:
-    """One figure tells of it, the others stay at nothing, and the verdict does not hold."""
+    """One figure shows it, the others stay at nothing, and the verdict does not hold."""
     verdict = judged(*stored)
     figures = {name: getattr(verdict, name) for name in ("lost", "duplicates", "disorder", "wrong")}
     assert figures == {name: int(name == broken) for name in figures}

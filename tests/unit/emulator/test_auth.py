@@ -61,7 +61,7 @@ def test_token_after_a_key_was_replaced_needs_the_new_key() -> None:
 
 
 def test_token_of_an_unknown_key_name_looks_like_a_wrong_key() -> None:
-    """Nobody learns from outside which key names exist."""
+    """Answers do not reveal which key names exist."""
     answers = [
         KEYS.check_token(text, SAS_TOKEN_TYPE, "sb://h/hub", NOW) for text in (token(key="x"), token(name="nobody"))
     ]

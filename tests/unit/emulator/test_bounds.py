@@ -79,7 +79,7 @@ def test_message_with_large_annotations_in_use_is_taken() -> None:
 
 
 def test_envelope_sections_not_read_are_not_decoded() -> None:
-    """The sections of an envelope that nobody reads are stepped over, not decoded."""
+    """The unused sections of an envelope are skipped, not decoded."""
     envelope = Message(
         properties=Properties(subject="s"), application_properties={"x": [[]] * MIB}, body=Data((event(),))
     ).encode()

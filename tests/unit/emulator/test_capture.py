@@ -95,7 +95,7 @@ async def test_each_event_is_in_one_file_over_retention_and_restarts(tmp_path: P
 
 
 async def test_files_of_other_events_are_refused(tmp_path: Path) -> None:
-    """A hub in memory that begins anew would write the same numbers again."""
+    """A hub in memory that starts over would write the same numbers again."""
     log = PartitionLog("telemetry", "0")
     writer = _writer(tmp_path)
     await writer.start([log])

@@ -39,7 +39,7 @@ SECRET = "c2VjcmV0IG9mIGEgdG9rZW4="
 
 
 class Broken:
-    """A part of the user's that does what nobody expects.
+    """User code that misbehaves.
 
     Attributes:
         error: What it raises; None while it works.
@@ -77,7 +77,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 async def test_unexpected_exception_closes_one_connection_and_is_logged(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody expected to be raised closes one connection with a condition, and is logged once, with its traceback.
+    """An unexpected exception closes one connection with a condition, and is logged once, with its traceback.
 
     That holds for what the client's bytes lead to at once, and after a fault's delay or removal. Others are served.
     """

@@ -87,7 +87,7 @@ def test_fault_added_first_fires_first() -> None:
 
 
 def test_remove_releases_what_is_held() -> None:
-    """What a fault holds is let go when it is removed, alone or with all others; later it is let go at once."""
+    """What a fault holds is released when it is removed, alone or with all others; later it is released at once."""
     faults = Faults()
     fault = faults.add(Hold())
     assert faults.fire(TRANSFER, READER) is fault

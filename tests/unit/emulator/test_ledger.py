@@ -281,14 +281,14 @@ def test_publish_under_a_lower_epoch_is_refused() -> None:
 
 
 def test_publish_under_an_epoch_not_attached_is_refused() -> None:
-    """A message of an epoch nobody attached with is refused."""
+    """A message of an epoch without an attach is refused."""
     ledger, producer_id = started(10, 3)
     assert publish(ledger, Run(producer_id, 4, 11, 1)) == "amqp:not-allowed"
     assert publish(ledger, Run(producer_id, 3, 11, 1)) == "stored"
 
 
 def test_publish_of_an_unknown_producer_is_refused() -> None:
-    """A message of an id nobody was given is refused."""
+    """A message of an id that was never assigned is refused."""
     ledger, producer_id = started()
     assert publish(ledger, Run(producer_id + 1, 0, 1, 1)) == "amqp:not-allowed"
 
@@ -486,7 +486,7 @@ def test_run_of_numbers_with_an_unnumbered_event_is_refused(index: int, found: d
 
 
 def test_run_of_numbers_ignores_a_number_inside_another_value() -> None:
-    """Bytes that look like a numbered annotation, in a user's own annotation, mislead nobody."""
+    """Bytes that look like a numbered annotation, in a user's own annotation, are not taken for one."""
     forged = b"\xa3\x26" + PRODUCER_SEQUENCE_NUMBER.encode() + b"\x71" + (7).to_bytes(4, "big")
     events = [
         Message(message_annotations={Symbol("mine"): forged} | three(number=Int(7)), body=Data((b"x",))).encode(),

@@ -28,7 +28,7 @@ def test_admit_a_sixth_shared_reader_is_refused() -> None:
 
 
 def test_admit_with_an_epoch_evicts_shared_readers() -> None:
-    """An exclusive reader evicts all who shared; while it is there, nobody may share."""
+    """An exclusive reader evicts all who shared; while it is there, no reader may share."""
     table = ReaderTable()
     table.admit(reader(0))
     table.admit(reader(1))

@@ -135,7 +135,7 @@ def test_response_of_a_refusal_raises_its_conditions_error() -> None:
     ("code", "kind"), [(401, AuthenticationError), (403, QuotaExceededError), (404, EntityNotFoundError)]
 )
 def test_response_of_a_refusal_without_a_condition_goes_by_its_code(code: int, kind: type[Exception]) -> None:
-    """Without a condition the code tells."""
+    """Without a condition the code decides."""
     with pytest.raises(kind):
         cbs.check_response(cbs.response(request(), code, "no"))
 

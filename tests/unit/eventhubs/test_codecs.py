@@ -126,7 +126,7 @@ def _raises(error: BaseException) -> Callable[[bytes], bytes]:
 
 @pytest.mark.parametrize("wrong", [_raises(_OddError("key")), lambda _: "text", lambda _: None, lambda: b""])
 def test_decode_that_fails_is_one_error_that_names_the_event(wrong: Any) -> None:
-    """Each access raises it anew, the codec is called once, and what surrounds the body stays readable."""
+    """Each access raises it again, the codec is called once, and what surrounds the body stays readable."""
     calls: list[int] = []
 
     def decode(body: bytes) -> bytes:

@@ -118,7 +118,7 @@ def test_not_found_is_final_only_where_an_entity_is_missing(
     ("lost", "kind"), [(RETRY, ServiceError), (RELINK, LinkDetachedError), (RECONNECT, ConnectionLostError)]
 )
 def test_condition_not_listed_is_retried(condition: str | None, lost: Recovery, kind: type[ServiceError]) -> None:
-    """A condition nobody listed, or none, is worth another try on what is left."""
+    """An unknown condition, or none, is retried on what is left."""
     error = error_for(condition, "odd", lost=lost)
     assert (type(error), error.recovery, error.condition) == (kind, lost, condition)
 
@@ -158,7 +158,7 @@ def test_link_condition_on_a_close_is_a_lost_connection() -> None:
 def test_status_code_without_a_condition_is_mapped(
     code: int, kind: type[ServiceError], recovery: Recovery, condition: str | None
 ) -> None:
-    """Without a condition, the status code tells which it is."""
+    """Without a condition, the status code decides which it is."""
     error = error_for_status(code, None, None, entity="hub")
     assert (type(error), error.recovery, error.condition, error.entity) == (kind, recovery, condition, "hub")
 
@@ -169,7 +169,7 @@ def test_status_code_table_has_no_row_without_a_test() -> None:
 
 
 def test_condition_outweighs_the_status_code() -> None:
-    """An answer's condition tells more than its code."""
+    """An answer's condition takes precedence over its code."""
     error = error_for_status(400, "com.microsoft:server-busy", "wait")
     assert (type(error), error.recovery) == (ServiceBusyError, RETRY)
 

@@ -50,7 +50,7 @@ def test_envelope_overhead_is_5_or_8_bytes_per_event(event_size: int, added: int
 
 
 def test_envelope_with_long_forms_is_read() -> None:
-    """Sections in longer forms than anybody writes are read all the same."""
+    """Sections in longer encodings than needed are read all the same."""
     eight_byte_descriptor = b"\x00\x80" + (0x75).to_bytes(8, "big") + b"\xa0\x01x"
     wide_length = b"\x00\x53\x75\xb0\x00\x00\x00\x01y"
     assert decode_batch(eight_byte_descriptor + wide_length) == [b"x", b"y"]

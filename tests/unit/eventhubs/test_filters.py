@@ -70,7 +70,7 @@ def test_selector_of_a_time_in_another_zone_is_the_same() -> None:
 
 @pytest.mark.parametrize("descriptor", [*DESCRIPTORS, Symbol("acme:odd"), ULong(1)])
 def test_filter_is_known_by_its_key_whatever_its_descriptor(descriptor: object) -> None:
-    """The key of the map tells the filter; its descriptor does not matter."""
+    """The key of the map identifies the filter; its descriptor does not matter."""
     found = parse_source_filter({SELECTOR_FILTER: Described(descriptor, "amqp.annotation.x-opt-offset > '5'")})
     assert found == EventPosition.at_offset("5")
 

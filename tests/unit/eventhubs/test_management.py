@@ -102,7 +102,7 @@ def body_of(message: Message) -> dict[Any, Any]:
 
 
 def test_hub_response_is_read_as_it_was_written() -> None:
-    """What the service tells of a hub is what the client reads."""
+    """The client reads the properties of a hub as the service writes them."""
     made = through(hub_answer())
     assert management.parse_hub_response(made, hub="telemetry") == HUB
     assert correlation_id(made) == ID
@@ -129,7 +129,7 @@ def test_hub_response_has_the_types_of_dotnet() -> None:
 
 @pytest.mark.parametrize("facts", [PARTITION, EMPTY])
 def test_partition_response_is_read_as_it_was_written(facts: PartitionFacts) -> None:
-    """What the service tells of a partition is what the client reads, year 1 included."""
+    """The client reads the properties of a partition as the service writes them, year 1 included."""
     made = through(partition_answer(facts))
     assert management.parse_partition_response(made, hub="telemetry", partition_id="1") == facts
 

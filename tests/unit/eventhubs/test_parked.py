@@ -116,7 +116,7 @@ def test_a_long_or_strange_message_is_kept_as_far_as_it_fits() -> None:
 
 @pytest.mark.parametrize("change", [{"attempts": "4"}, {"hub": None}, {"first_failed": 5}, {"offset": 3}])
 def test_other_properties_are_not_those_of_a_parked_event(change: dict[str, Any]) -> None:
-    """Somebody else may use the same names."""
+    """Other applications may use the same names."""
     sent = Parked.of(_event(), ValueError("x"), **FACTS).added_to(_event())
     sent.properties.update({f"eventpump.parked.{name}": value for name, value in change.items()})
     assert parked_facts(_resent(sent)) is None

@@ -52,7 +52,7 @@ def test_stamp_adds_one_property_of_known_size(event: EventData, key: str | None
     "value", [None, 7, "", "1:2:3", "g" * 16 + ":0000:00000000", "0" * 16 + ":0000", "é" * 16 + ":0000:00000000"]
 )
 def test_stamp_of_another_form_is_not_read(value: object) -> None:
-    """Properties of that name may be anybody's."""
+    """Properties of that name may come from any program."""
     assert read_stamp(value) is None
 
 

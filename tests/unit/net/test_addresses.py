@@ -53,7 +53,7 @@ def swallowing() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[Place]:
-    """Return a place that nobody listens at, and nobody else can take."""
+    """Return an address without a listener, which no other program can take."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()

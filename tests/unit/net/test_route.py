@@ -1,4 +1,4 @@
-"""The way to a service on real sockets: TCP, TLS and WebSockets, by a proxy or not; and what it fails with."""
+"""Connections to a service on real sockets: TCP, TLS and WebSockets, by a proxy or not; and what it fails with."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def test_connect_with_an_untrusted_certificate_gives_up(authority: Authori
 
 
 async def test_connect_to_a_closed_port_may_be_retried() -> None:
-    """A port nobody listens on is an error worth another try; of the two ends it names the one that is missing."""
+    """A port without a listener is a retryable error; of the two ends it names the one that is missing."""
     async with answering(saying(OPEN)) as port:
         pass
     error = await lost(Route("127.0.0.1", port))
@@ -310,7 +310,7 @@ async def test_connect_to_a_peer_that_ends_the_handshake(authority: Authority) -
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 async def test_connect_through_a_proxy_that_closes_at_once(authority: Authority, is_tls: bool) -> None:
-    """A proxy that opens a tunnel and closes it in the same breath leaves no stream that nobody is told of."""
+    """A proxy that opens a tunnel and closes it in the same breath leaves no stream that is not reported."""
     async with answering(saying(OPEN)) as port:
         tls = client_tls(str(authority.file)) if is_tls else None
         error = await lost(Route("ns.test", 443, tls, proxy=ProxySettings.parse(f"127.0.0.1:{port}")))

@@ -557,7 +557,7 @@ async def test_refused_credential_gets_the_outcome_and_ends_the_stream() -> None
     protocol, transport, handler = serve(opened=False)
     engine = handler.engine
     refuse: Any = lambda *, ok: Connection.sasl_outcome(engine, ok=False)  # noqa: E731 - whatever is asked
-    engine.sasl_outcome = refuse  # type: ignore[method-assign]  # this server trusts nobody
+    engine.sasl_outcome = refuse  # type: ignore[method-assign]  # this server trusts no one
     protocol.data_received(OPENING)
     await protocol.wait_closed()
     assert transport.written.endswith(b"\x00\x53\x44\xc0\x04\x02\x50\x01\x40")

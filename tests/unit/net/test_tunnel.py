@@ -1,4 +1,4 @@
-"""CONNECT through a proxy, without a socket: what is asked for, and what becomes of every answer."""
+"""CONNECT through a proxy, without a socket: the requests, and the outcome of every answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_tunnel_refused_by_the_proxy_is_final_or_retried(status: int, recovery: 
     [("proxy.test:3128", "asks for a username and password"), ("me:S3CRET@proxy.test:3128", "refused the credentials")],
 )
 def test_tunnel_refused_with_407_is_an_authentication_error(proxy: str, says: str) -> None:
-    """407 is an authentication error to give up on, which tells missing from wrong, and does not show what was sent."""
+    """407 is a permanent authentication error: credentials are missing or wrong, and are not shown."""
     with pytest.raises(AuthenticationError, match=says) as caught:
         handshake(proxy).receive(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n")
     assert caught.value.recovery is Recovery.GIVE_UP
@@ -126,7 +126,7 @@ class Stream(asyncio.Transport):
 
 
 async def test_tunnel_that_is_open_is_not_read() -> None:
-    """From the answer on, nothing is read, not even an end, until somebody has taken the stream over."""
+    """From the answer on, nothing is read, not even an end, until the stream is taken over."""
     stream, tunnel = Stream(), TunnelProtocol(handshake())
     tunnel.connection_made(stream)
     assert stream.written == handshake().request()

@@ -393,7 +393,7 @@ async def test_server_takes_both_paths(path: str) -> None:
 
 
 async def test_server_close_frees_its_port_and_cuts_clients() -> None:
-    """Closed, the server frees its port, and whoever is still connected is cut."""
+    """Closed, the server frees its port, and open connections are cut."""
     async with serving() as (server, service):
         end = await connect(End, Route("127.0.0.1", server.port, is_websocket=True))
         end.transport.write(b"AMQP\x03\x01\x00\x00")

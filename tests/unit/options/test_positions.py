@@ -52,7 +52,7 @@ def test_timedelta_is_a_time_back_from_now() -> None:
     "given", ["", "erliest", "now", "start", "@end", True, 1.5, b"512", None, datetime(2024, 1, 1)]
 )
 def test_what_is_no_position_is_refused_when_it_is_given(given: Any) -> None:
-    """A misspelled word is no offset: it would be refused by the service, when somebody reads."""
+    """A misspelled word is no offset: the service would refuse it when it is read with."""
     for make in (
         lambda: ReaderSettings(hub="h", partition_id="0", position=given),
         lambda: HostSettings(hub="h", initial_position=given),

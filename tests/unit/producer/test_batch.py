@@ -49,7 +49,7 @@ def test_add_keeps_the_size_exact_around_the_short_form(size: int) -> None:
 
 
 def test_repr_of_a_batch_shows_count_and_sizes() -> None:
-    """A batch's repr tells count and sizes, and nothing of its events."""
+    """A batch's repr has count and sizes, and nothing of its events."""
     batch = EventBatch(1000)
     batch.try_add(EventData(b"secret"))
     assert repr(batch) == f"EventBatch(1 events, {batch.size} of 1000 bytes, open)"

@@ -54,8 +54,8 @@ class ScriptedProducer(HubProducer):
 
     Attributes:
         sent: What was stored, per partition and batch.
-        script: What becomes of the next batches, per partition: an error to raise, or seconds to take first.
-        held: Partitions that answer nothing until they are let go.
+        script: The outcomes of the next batches, per partition: an error to raise, or seconds to take first.
+        held: Partitions that answer nothing until they are released.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ScriptedProducer(HubProducer):
         for partition_id in partition_ids:
             self.held[partition_id] = asyncio.Event()
 
-    def let_go(self, partition_id: str) -> None:
+    def release(self, partition_id: str) -> None:
         self.held.pop(partition_id).set()
 
     def bodies(self, partition_id: str) -> list[str]:
@@ -327,7 +327,7 @@ async def test_receipt_that_is_cancelled_affects_no_other() -> None:
         last = asyncio.ensure_future(receipts[2])
         service.on_stored = last.cancel  # just as its batch ends
         await asyncio.sleep(1)
-        service.let_go("0")
+        service.release("0")
         assert await asyncio.gather(*receipts, *waits[1:]) == [SendResult("0", None)] * 5
         assert last.cancelled()
 
@@ -406,7 +406,7 @@ async def test_failure_of_a_dropped_receipt_is_logged_without_on_error(caplog: p
 
 
 async def test_callbacks_get_the_events_of_each_message_in_order() -> None:
-    """on_success learns of the very objects that were sent, and of their partition."""
+    """on_success is called with the very objects that were sent, and with their partition."""
     told = Told()
     events = [event(number) for number in range(5)]
     async with buffered(told=told, max_batch_events=3) as producer:
@@ -584,13 +584,13 @@ async def test_send_waits_for_room_and_send_nowait_raises() -> None:
         await asyncio.sleep(10)
         assert not waiting.done()
         assert producer.buffered_events == 3
-        service.let_go("0")
+        service.release("0")
         assert await (await waiting) == SendResult("0", None)
     assert service.bodies("0") == ["x", "x", "x", "late"]
 
 
 async def test_sends_that_wait_get_room_in_their_order() -> None:
-    """First come, first served, and nobody overtakes who waits: neither a smaller event nor a later call."""
+    """First come, first served, and no call overtakes a waiting one: neither a smaller event nor a later call."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
     async with buffered(service, max_events=2) as producer:
@@ -599,7 +599,7 @@ async def test_sends_that_wait_get_room_in_their_order() -> None:
         waiting = [asyncio.ensure_future(producer.send(event(each), partition_id="0")) for each in range(6)]
         await asyncio.sleep(1)
         waiting[2].cancel()
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait(waiting)
         await producer.flush()
     assert service.bodies("0") == ["x", "x", "0", "1", "3", "4", "5"]
@@ -626,7 +626,7 @@ async def test_send_with_room_granted_is_not_overtaken() -> None:
             await producer.send(event(each), partition_id="0")
         waiting = asyncio.ensure_future(producer.send(event("waits"), partition_id="0"))
         await asyncio.sleep(1)
-        service.let_go("0")
+        service.release("0")
         await waiting
         await late[0]
     assert service.bodies("0") == ["a", "b", "waits", "late"]
@@ -647,7 +647,7 @@ async def test_send_of_a_small_event_does_not_overtake_a_large_one() -> None:
         large.cancel()
         await asyncio.wait([small], timeout=1)
         assert small.done()
-        service.let_go("0")
+        service.release("0")
     assert service.bodies("0") == ["f" * 500, "small"]
 
 
@@ -662,11 +662,11 @@ async def test_sends_that_fit_together_are_admitted_at_once() -> None:
         waiting = [asyncio.ensure_future(producer.send(event(), partition_id="0")) for _ in range(3)]
         await asyncio.sleep(2)
         service.on_stored = lambda: service.hold("0")
-        service.let_go("0")
+        service.release("0")
         await asyncio.sleep(1)
         assert [each.done() for each in waiting] == [True, True, False]
         service.on_stored = lambda: None
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait(waiting)
 
 
@@ -681,10 +681,10 @@ async def test_sends_to_other_partitions_get_common_room_that_is_released() -> N
         waiting = asyncio.ensure_future(producer.send(event(), partition_id="1"))
         await asyncio.sleep(1)
         assert not waiting.done()
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait([waiting], timeout=1)
         assert waiting.done()
-        service.let_go("1")
+        service.release("1")
 
 
 async def test_send_cancelled_with_room_granted_passes_it_on() -> None:
@@ -699,7 +699,7 @@ async def test_send_cancelled_with_room_granted_passes_it_on() -> None:
         await producer.send(event())
         roaming = [asyncio.ensure_future(producer.send(event(each))) for each in range(2)]
         await asyncio.sleep(1)
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait(roaming)
         assert roaming[0].cancelled()
     assert service.bodies("0") == ["x", "1"]
@@ -715,7 +715,7 @@ async def test_close_while_room_is_granted_takes_it_back() -> None:
     await producer.send(event(), partition_id="0")
     waiting = asyncio.ensure_future(producer.send(event(), partition_id="0"))
     await asyncio.sleep(1)
-    service.let_go("0")
+    service.release("0")
     with pytest.raises(ClosedError):
         await waiting
     await closing[0]
@@ -740,7 +740,7 @@ async def test_send_that_is_cancelled_was_not_accepted() -> None:
             second.cancel()  # the room has been given to it, and it has not run since
 
         producer._on_success = cancel
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait([first, second, third])
         assert first.cancelled()
         assert second.cancelled()
@@ -780,7 +780,7 @@ async def test_partition_that_is_slow_delays_no_other() -> None:
         assert sum(each.done() for each in stuck) >= 10
         for partition_id in "123":
             await (await producer.send(event("last"), partition_id=partition_id))
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait(stuck)
     assert len(service.everything()) == 703
 
@@ -794,7 +794,7 @@ async def test_send_without_a_key_passes_a_partition_without_room() -> None:
             receipt = await producer.send(event(number))
             if number >= 50:
                 assert receipt.partition_id != "0"
-        await asyncio.gather(*(producer.flush(), _later(1, lambda: service.let_go("0"))))
+        await asyncio.gather(*(producer.flush(), _later(1, lambda: service.release("0"))))
         service.hold(*"0123")
         for _ in range(16):
             producer.send_nowait(event())
@@ -803,12 +803,12 @@ async def test_send_without_a_key_passes_a_partition_without_room() -> None:
         roaming = [asyncio.ensure_future(producer.send(event())) for _ in range(3)]
         await asyncio.sleep(1)
         roaming[0].cancel()
-        service.let_go("2")
+        service.release("2")
         done, pending = await asyncio.wait(roaming, timeout=1)
         assert not pending
         assert sum(isinstance(each.result(), DeliveryReceipt) for each in done if not each.cancelled()) == 2
         for partition_id in "013":
-            service.let_go(partition_id)
+            service.release(partition_id)
 
 
 class ByContent:
@@ -828,12 +828,12 @@ async def test_sends_by_a_router_keep_their_order_behind_a_partition_in_doubt() 
         waiting = [asyncio.ensure_future(producer.send(event(each))) for each in ("0c", "1c", "1d", "0d", "1e")]
         await asyncio.sleep(1)
         before = [each.done() for each in waiting]
-        service.let_go("1")
+        service.release("1")
         await asyncio.sleep(1)
         after = [each.done() for each in waiting]
         waiting.append(asyncio.ensure_future(producer.send(event("1f"))))
         await asyncio.sleep(1)
-        service.let_go("0")
+        service.release("0")
         await asyncio.wait(waiting)
     assert (before, after) == ([False] * 5, [False, True, True, False, True])
     assert service.bodies("1") == ["1a", "1b", "1c", "1d", "1e", "1f"]
@@ -855,8 +855,8 @@ async def test_partition_bounds_hold_in_events_and_bytes() -> None:
             with pytest.raises(BufferFullError):
                 producer.send_nowait(event(), partition_id="0")
             producer.send_nowait(event(), partition_id="1")
-        service.let_go("0")
-        service.let_go("1")
+        service.release("0")
+        service.release("1")
 
 
 async def test_buffer_without_room_for_each_partition_is_refused() -> None:
@@ -1040,7 +1040,7 @@ async def test_a_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> N
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-        service.let_go("0")
+        service.release("0")
         await producer.flush()
         assert producer.buffered_events == 0
     assert service.bodies("0") == list(map(str, range(count)))
@@ -1101,7 +1101,7 @@ async def test_max_in_flight_batches_of_a_partition_overlap() -> None:
             await producer.send(event(number), partition_id="0")
         await asyncio.sleep(1)
         assert service.in_flight["0"] == 3
-        service.let_go("0")
+        service.release("0")
     assert service.peak["0"] == 3
     assert sorted(service.everything()) == sorted(map(str, range(20)))
 
@@ -1238,7 +1238,7 @@ async def test_send_during_the_opening_does_not_overtake() -> None:
 
 
 async def test_close_during_the_opening_ends_both() -> None:
-    """Whoever waits for the opening learns that it was closed."""
+    """Calls that wait for the opening raise that it was closed."""
     service = ScriptedProducer()
     assert isinstance(service._transport, FakeTransport)
     service._transport.hub.latency = 1
@@ -1345,7 +1345,7 @@ async def test_close_that_is_cancelled_stays_so_where_closing_fails(caplog: pyte
 
 
 async def test_close_ends_waits_for_room_at_once() -> None:
-    """Sends that wait for room learn of the closing when it begins, not when it ends."""
+    """Sends that wait for room fail when closing begins, not when it ends."""
     service = ScriptedProducer(partitions=1)
     service.hold("0")
     producer = buffered(service, max_events=1)
@@ -1360,7 +1360,7 @@ async def test_close_ends_waits_for_room_at_once() -> None:
     for each in waiting:
         assert isinstance(each.exception(), ClosedError)
     assert not closing.done()
-    service.let_go("0")
+    service.release("0")
     await closing
 
 

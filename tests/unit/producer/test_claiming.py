@@ -187,7 +187,7 @@ async def test_start_in_doubt_ends_the_events_of_a_buffer(scene: Scene) -> None:
 
 
 async def test_scan_counts_what_arrived(scene: Scene) -> None:
-    """Stamps tell the former process's events from others'; readers see them; an unstamped past stays in doubt."""
+    """Stamps distinguish the former process's events; readers see them; an unstamped past stays in doubt."""
     scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
     former = scene.process(**scan)
     await former.send([EventData("0", properties={"unit": "C"})], partition_id="0")
@@ -593,7 +593,7 @@ async def test_published_count_continues_beyond_2_31() -> None:
 
 
 async def test_marks_are_written_at_intervals_and_at_close(scene: Scene) -> None:
-    """Off the way of the sends, at most once per interval; a slow or failing store holds up nobody."""
+    """Off the way of the sends, at most once per interval; a slow or failing store delays no send."""
     writes: list[int] = []
 
     class Slow(MemoryPublisherStateStore):
@@ -638,7 +638,7 @@ async def test_first_mark_that_cannot_be_written_delays_no_send(
 
 
 async def test_store_that_raises_cancelled_error_is_retried(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody was cancelled: the call is tried again, and then it is a `StoreError`."""
+    """No task was cancelled: the call is tried again, and then it is a `StoreError`."""
 
     class Cancelling(MemoryPublisherStateStore):
         left = 1

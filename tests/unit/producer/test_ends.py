@@ -205,7 +205,7 @@ async def test_publisher_cancelled_from_outside_fails_only_current_sends(scene: 
 
 
 async def test_publisher_cancelled_in_doubt_is_settled_at_close(scene: Scene) -> None:
-    """`aclose` starts the publisher again, where something is in doubt and nobody drives it."""
+    """`aclose` starts the publisher again, if something is in doubt and no task drives it."""
     producer = scene.idempotent()
     scene.hub.hang("transfer")
     batch = await producer.create_batch(partition_id="0")
@@ -239,7 +239,7 @@ async def test_publisher_cancelled_twice_loses_nothing(scene: Scene) -> None:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("call", ["open", "read", "write"])
 async def test_store_that_raises_cancelled_error_is_a_failed_try(scene: Scene, call: str, times: int) -> None:
-    """A `CancelledError` out of the state store cancels nobody: the send fails or is tried again; later ones go on."""
+    """A `CancelledError` of the state store cancels no caller: the send fails or is retried; later ones go on."""
     scene.store.script[call] = [asyncio.CancelledError() for _ in range(times)]
     producer = scene.known()
     for _ in range(times):
@@ -272,7 +272,7 @@ async def test_store_that_raises_anything_fails_the_send(scene: Scene, call: str
 
 
 async def test_link_that_raises_cancelled_error_is_a_failed_try(scene: Scene) -> None:
-    """A `CancelledError` out of the way to the service, as of a credential, cancels no send: it is tried again."""
+    """A `CancelledError` out of the transport, as of a credential, cancels no send: it is tried again."""
 
     class Cancelled(FakeTransport):
         left = 2
@@ -290,7 +290,7 @@ async def test_link_that_raises_cancelled_error_is_a_failed_try(scene: Scene) ->
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_send_that_is_cancelled_raises_cancelled_error(scene: Scene, is_known: bool) -> None:
-    """A cancellation of the caller's own propagates, from wherever it waits, and holds nobody up."""
+    """A cancellation of the caller's own propagates, from wherever it waits, and delays no other."""
     producer = scene.known() if is_known else scene.producer()
     scene.store.script["read"] = [1000.0]
     scene.hub.hang("send")
@@ -469,7 +469,7 @@ async def test_close_of_a_buffer_without_a_deadline_waits_for_progress(scene: Sc
 
 
 def cancelled_result() -> None:
-    """What a callback does that looks at a future somebody has cancelled."""
+    """What a callback does that reads the result of a cancelled future."""
     future = asyncio.get_running_loop().create_future()
     future.cancel()
     future.result()
@@ -543,7 +543,7 @@ async def test_sender_task_cancelled_from_outside_ends_its_events(scene: Scene, 
 
 
 async def test_send_that_raises_cancelled_error_fails_its_batch_only(scene: Scene) -> None:
-    """A `CancelledError` that nobody meant for the buffer's task fails that batch, and the next ones go on."""
+    """A `CancelledError` that does not cancel the buffer's task fails that batch, and the next ones go on."""
     scene.store.script["read"] = [asyncio.CancelledError() for _ in range(3)]
     producer = scene.buffered(scene.known(), max_batch_events=5)
     receipts = [await producer.send(event(number), partition_id="0") for number in range(10)]

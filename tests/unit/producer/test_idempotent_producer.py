@@ -575,7 +575,7 @@ async def test_close_while_a_state_is_read_leaves_no_publisher(scene: Scene) -> 
 
 
 async def test_restart_replayable_continues_at_the_services_number(scene: Scene, tmp_path: Path) -> None:
-    """Restored from the store: same id and level, null number; the answer tells how many events are published."""
+    """Restored from the store: same id and level, null number; the answer has the number of published events."""
     for restart in range(3):
         store = SqlitePublisherStateStore(tmp_path / "states.db")
         producer = scene.producer(name="feed", state_store=store, mode="replayable")

@@ -285,7 +285,7 @@ async def test_close_fails_waiting_sends_at_once(hub: FakeHub, producer: HubProd
 
 
 async def test_properties_describe_hub_and_partitions(producer: HubProducer) -> None:
-    """A producer tells of its hub and partitions, and closes its transport when its context ends."""
+    """A producer returns the properties of its hub and partitions, and closes its transport when its context ends."""
     async with producer:
         assert await producer.get_partition_ids() == ("0", "1", "2", "3")
         assert (await producer.get_partition_properties("1")).is_empty

@@ -204,7 +204,7 @@ async def test_send_whose_attach_answers_an_earlier_number_is_repeated(scene: Sc
 
 
 async def test_send_with_a_late_transfer_before_the_repeat_is_settled(scene: Scene) -> None:
-    """Refused as out of order though it seemed unstored: attached once more, the answer tells that it is stored."""
+    """Refused as out of order though it seemed unstored: attached once more, the answer shows that it is stored."""
     publisher = scene.publisher()
     scene.hub.lose(LATE)
     sending = asyncio.ensure_future(publisher.send(sealed("a")))
@@ -403,7 +403,7 @@ async def test_send_cancelled_while_sent_is_in_doubt_and_settled(scene: Scene, f
 
 @pytest.mark.parametrize("condition", ["amqp:not-allowed", "com.microsoft:server-busy"])
 async def test_send_cancelled_while_sent_and_refused_is_not_stored(scene: Scene, condition: str) -> None:
-    """It is concluded at once, as not stored; who settles learns of it, and the publisher goes on."""
+    """It is concluded at once, as not stored; `settled` returns, and the publisher goes on."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
     scene.hub.refuse(error_for(condition, "no"), operation="transfer")
@@ -423,7 +423,7 @@ async def test_send_cancelled_while_sent_and_refused_is_not_stored(scene: Scene,
 
 
 async def test_send_joined_and_refused_is_not_stored(scene: Scene) -> None:
-    """Cancelled, sent again, and then refused: the second caller learns that it is not stored, and so do settlers."""
+    """Cancelled, sent again, and then refused: the second caller gets that it is not stored, and `settled` returns."""
     publisher = scene.publisher()
     scene.hub.hang("transfer")
     scene.hub.refuse(error_for("com.microsoft:server-busy", "no"), operation="transfer")
@@ -582,7 +582,7 @@ async def test_send_out_of_order_without_a_doubt_is_final(scene: Scene) -> None:
 
 
 async def test_send_whose_attach_answers_neither_number_is_final(scene: Scene) -> None:
-    """Another publisher used our numbers: the attach tells, and no batch is sent."""
+    """Another publisher used our numbers: the attach shows it, and no batch is sent."""
     publisher = scene.publisher()
     await publisher.send(sealed("a"))
     twin = scene.publisher(producer_id=publisher.sequencer.producer_id, owner_level=0)
@@ -684,7 +684,7 @@ async def test_unexpected_exception_fails_every_caller(scene: Scene, caplog: pyt
 async def test_unexpected_exception_while_sending_leaves_the_batch_in_doubt(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was on its way is in doubt, not refused; those who settle learn that nobody does."""
+    """What was on its way is in doubt, not refused; `settled` raises, as it cannot be settled."""
 
     class Mistaken(FakeTransport):
         async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:

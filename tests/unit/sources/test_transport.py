@@ -26,7 +26,7 @@ _EARLIEST = EventPosition.earliest()
 
 
 class Strange(BaseException):
-    """Derives from nothing that anybody catches."""
+    """Derives from no class that is caught."""
 
 
 class Unruly(MemorySource):

@@ -266,7 +266,7 @@ class Service:
     """A scripted service.
 
     Attributes:
-        attempts: When somebody connected.
+        attempts: The times of the connects.
         seen: The addresses of all attaches.
         stored: The messages sent to it, without tokens and reads.
         held: The deliveries the script held.

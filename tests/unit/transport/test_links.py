@@ -123,7 +123,7 @@ async def test_link_closed_within_a_read_gets_no_more_of_it(service: Service, tr
 
 
 async def test_detach_by_the_service_reports_its_condition_once(service: Service, transport: NativeTransport) -> None:
-    """A link the service ends tells the sink once, with condition, address and tracking id; the others go on."""
+    """A link that the service ends calls the sink once, with condition, address and tracking id; the others go on."""
     _, sink = await open_reader(transport, "0")
     other, unharmed = await open_reader(transport, "1")
     service.connection.detach("0", FORCED)
@@ -236,7 +236,7 @@ async def test_send_cancelled_without_credit_passes_its_turn_on(service: Service
 
 
 async def test_send_cancelled_in_flight_affects_no_other(service: Service, transport: NativeTransport) -> None:
-    """The outcome of a message whose sender gave up is nobody's; the next send has its own."""
+    """The outcome of a message whose sender gave up is dropped; the next send has its own."""
     link = await open_sender(transport)
     service.script.hold_messages.add("Partitions/0")
     send = asyncio.ensure_future(link.send(event(b"a")))

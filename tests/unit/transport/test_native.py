@@ -79,7 +79,7 @@ async def test_connection_is_shared_by_all_links(service: Service) -> None:
 
 
 async def test_connect_that_fails_raises_to_all_who_wait(service: Service) -> None:
-    """Those who wait for one attempt all learn of its failure, with its reason."""
+    """All callers that wait for one attempt get its failure, with its reason."""
     transport = service.transport()
     service.script.connect = refused
     outcomes = await asyncio.gather(*(open_sender(transport) for _ in range(5)), return_exceptions=True)
@@ -102,7 +102,7 @@ async def test_connect_attempts_are_spaced_by_the_back_off(service: Service) -> 
 
 
 async def test_connect_back_off_ends_only_with_a_link(service: Service) -> None:
-    """A connection that opens and dies before it was of use is a failure; a link on one begins the delays anew."""
+    """A connection that opens and dies before a link was attached is a failure; a link on one resets the delays."""
     transport = service.transport(retry=RETRY)
     script = service.script
     script.hold_attach.add("$cbs")
@@ -232,7 +232,7 @@ async def test_connection_half_open_ends_after_the_idle_time_out(service: Servic
 
 
 async def test_connection_with_heartbeats_only_is_replaced(service: Service) -> None:
-    """A connection whose heart beats, and on which nothing is answered for the idle time-out, is made again."""
+    """A connection whose heart beats, and on which nothing is answered for the idle time-out, is replaced."""
     transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
     _, sink = await open_reader(transport, "0")
     service.connection.stream.peer.is_mute = True  # the service hears nothing
@@ -301,7 +301,7 @@ async def _beat(service: Service) -> None:
 
 
 async def test_attach_without_an_answer_affects_no_other(service: Service) -> None:
-    """While other links are answered, a partition whose attach is not costs nobody the connection."""
+    """While other links are answered, a partition whose attach is not ends no connection."""
     transport = service.transport(operation_timeout=20.0, idle_timeout=30.0)
     service.config = replace(service.config, idle_timeout=30.0)
     sender = await open_sender(transport)
@@ -350,7 +350,7 @@ async def test_attach_on_a_full_connection_is_refused(service: Service) -> None:
 
 
 async def test_session_that_ends_takes_its_links_along(service: Service) -> None:
-    """Links learn of the end of their session; links opened then, and those of other sessions, work."""
+    """Links get the end of their session; links opened then, and those of other sessions, work."""
     service.config = replace(service.config, handle_max=1)
     transport = service.transport()
     _, sink = await open_reader(transport, "0")

@@ -221,7 +221,7 @@ async def test_outage_is_reported_ever_more_rarely(service: Service) -> None:
 
 
 async def test_attach_that_ends_the_connection_is_spaced_out(service: Service) -> None:
-    """A connection lost at every attach of one link is made again after delays that grow, though others attached."""
+    """A connection lost at every attach of one link is replaced after delays that grow, though others attached."""
     reading = _Reading(service, 1, partitions=2)
     await reading.until_attached()
 

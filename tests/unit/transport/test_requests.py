@@ -36,7 +36,7 @@ def pair(service: Service) -> tuple[Link, Link]:
 async def test_detach_of_a_pair_fails_all_who_wait(
     service: Service, transport: NativeTransport, which: int | None
 ) -> None:
-    """Whichever link of the pair the service ends, all who wait learn of it at once, and the next has a new pair."""
+    """Whichever link of the pair the service ends, all waiters fail at once, and the next has a new pair."""
     service.script.hold_messages.add("$management")
     reads = [asyncio.ensure_future(transport.get_hub_properties("telemetry")) for _ in range(3)]
     await settle()
@@ -59,7 +59,7 @@ async def test_detach_of_a_pair_fails_all_who_wait(
 
 
 async def test_pair_that_ended_while_idle_is_replaced(service: Service, transport: NativeTransport) -> None:
-    """Ended while nobody used it, a pair is attached anew by the next request, without an error."""
+    """Ended while unused, a pair is attached again by the next request, without an error."""
     for which in (0, 1):
         link = pair(service)[which]
         service.connection.links["$management"].remove(link)
@@ -88,7 +88,7 @@ async def test_pair_that_ends_while_attaching_raises(service: Service, transport
 
 
 async def test_pair_without_answers_is_replaced(service: Service, transport: NativeTransport) -> None:
-    """A node that answers nobody within the time-out is asked over new links next time; the connection stays."""
+    """A node that answers nothing within the time-out is asked over new links next time; the connection stays."""
     sender = await open_sender(transport)
     service.script.hold_messages.add("$management")
     read = asyncio.ensure_future(transport.get_hub_properties("telemetry"))
@@ -149,7 +149,7 @@ async def test_request_cancelled_while_attaching_passes_its_turn_on(
 
 
 async def test_requests_in_thousands_keep_their_credit(service: Service, transport: NativeTransport) -> None:
-    """Credit for answers is given anew as they come, so that no number of requests dries it up."""
+    """Credit for answers is renewed as they come, so that no number of requests dries it up."""
     for _ in range(4):
         await asyncio.gather(*(transport.get_hub_properties("telemetry") for _ in range(80)))
     assert service.seen.count("$management") == 2

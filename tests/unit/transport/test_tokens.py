@@ -151,7 +151,7 @@ async def test_renewals_end_with_their_connection(service: Service) -> None:
 
 
 async def test_signature_that_was_given_is_put_as_it_is(service: Service) -> None:
-    """A signature that was given is put once, and again for a new connection; nobody could renew it."""
+    """A signature that was given is put once, and again for a new connection; it cannot be renewed."""
     token = sas.generate(AUDIENCE, "key", KEY, int(time.time()) + 7200)
     transport = service.transport(credential=SharedSignature(SecretStr(token)))
     await open_sender(transport)
@@ -263,7 +263,7 @@ async def test_credential_that_fails_gives_up_or_is_retried(
 ) -> None:
     """A credential that was refused is to give up on, one that cannot be reached is not; its words are not repeated.
 
-    Nor does anybody take a `CancelledError` of its for a cancellation of their own.
+    Nor is its `CancelledError` taken for a cancellation of a caller.
     """
     credential = Credential(time.time(), error=error)
     transport = service.transport(credential=credential)
@@ -331,7 +331,7 @@ async def test_answer_without_a_status_raises(service: Service) -> None:
 
 
 async def test_answer_to_another_request_is_passed_over(service: Service) -> None:
-    """An answer with an id that nobody waits for is passed over; the wait goes on to its end."""
+    """An answer with an id without a waiter is skipped; the wait goes on to its end."""
     transport = service.transport()
 
     def other(request: Message) -> Message:
@@ -349,7 +349,7 @@ async def test_answer_to_another_request_is_passed_over(service: Service) -> Non
 
 
 async def test_put_whose_caller_is_cancelled_goes_on(service: Service) -> None:
-    """Cancelled while a token is being put, a caller harms nobody who waits for the same."""
+    """Cancelled while a token is being put, a caller does not affect others that wait for the same."""
     transport = service.transport()
     requests: list[Message] = []
     service.script.answer = requests.append

@@ -48,7 +48,7 @@ def look(judge: ExpiryJudge, clock: Clock, expiry: Expiry, token: str = "t") -> 
 
 
 def test_lease_without_a_token_is_free() -> None:
-    """What nobody owns is not held, whatever its expiry says."""
+    """A lease without an owner is not held, whatever its expiry says."""
     clock = BootClock()
     judge = ExpiryJudge(clock)
     assert not judge.is_held("0", None, judge.expiry_in(30), clock.monotonic())
@@ -56,7 +56,7 @@ def test_lease_without_a_token_is_free() -> None:
 
 @pytest.mark.parametrize("step", [-3600.0, 0.0, 3600.0])
 def test_lease_expiry_ignores_changes_of_the_wall_clock(step: float) -> None:
-    """Within one boot a lease lives for its duration, to the second, though somebody sets the clock meanwhile."""
+    """Within one boot a lease lives for its duration, to the second, though the clock is set meanwhile."""
     owner, other = BootClock(), BootClock()
     expiry, judge = ExpiryJudge(owner).expiry_in(30), ExpiryJudge(other)
     other.wall += step
@@ -79,7 +79,7 @@ def test_lease_of_a_former_boot_is_free_after_one_duration() -> None:
 
 
 def test_lease_of_a_former_boot_expired_by_the_wall_clock_is_free() -> None:
-    """Nobody waits for a lease of a former boot whose time is over by the wall clock."""
+    """A lease of a former boot that has expired by the wall clock is free at once."""
     expiry = ExpiryJudge(BootClock("boot-1")).expiry_in(30)
     after = BootClock("boot-2", wall=1_700_000_030.0, now=5.0)
     assert not look(ExpiryJudge(after), after, expiry)

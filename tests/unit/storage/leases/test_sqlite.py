@@ -253,7 +253,7 @@ async def test_close_that_is_cancelled_still_closes(tmp_path: Path) -> None:
 
 
 async def test_steal_that_is_cancelled_is_undone(tmp_path: Path) -> None:
-    """A steal cancelled while the thread works on it leaves the lease with its owner, or with nobody."""
+    """A steal cancelled while the thread works on it leaves the lease with its owner, or free."""
     async with opened(tmp_path / "leases.db", "0") as store, opened(tmp_path / "leases.db") as thief:
         await acquire(store, "0", "a")
         (seen,) = await store.list_leases()

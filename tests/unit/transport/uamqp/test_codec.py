@@ -104,7 +104,7 @@ def test_send_refuses_values_that_uamqp_does_not_carry(value: Any) -> None:
 
 
 def test_numbers_keep_their_widths() -> None:
-    """What the service tells types apart by, such as an idempotent producer's numbers, is neither widened nor cut."""
+    """What the service distinguishes types by, such as an idempotent producer's numbers, is neither widened nor cut."""
     annotations = {
         Symbol("id"): 1 << 40,
         Symbol("epoch"): Short(3),

@@ -104,7 +104,7 @@ def test_socket_that_is_ambiguous_is_not_watched(watch: Watch, ends: tuple[socke
 def test_socket_that_is_not_read_is_not_watched_any_more(
     watch: Watch, ends: tuple[socket.socket, socket.socket]
 ) -> None:
-    """Readable look after look, with nothing to tell, a socket is not waited for any more: no busy loop."""
+    """Readable look after look, with nothing to report, a socket is not waited for any more: no busy loop."""
     client, accepted = ends
     watch.found({client.fileno()}, client.getpeername()[1])
     accepted.send(b"x")
@@ -115,7 +115,7 @@ def test_socket_that_is_not_read_is_not_watched_any_more(
 
 
 def test_socket_that_is_read_stays_watched(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
-    """Heartbeats, of which there is nothing to tell, with quiet between them, let go of nothing."""
+    """Heartbeats, of which there is nothing to report, with quiet between them, release nothing."""
     client, accepted = ends
     watch.found({client.fileno()}, client.getpeername()[1])
     for _ in range(100):
