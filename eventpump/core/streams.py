@@ -163,6 +163,7 @@ class StreamIndex(Generic[_T]):
         "_alarms",
         "_groups",
         "_has_begun",
+        "_last",
         "_made",
         "_newest_number",
         "_next",
@@ -180,6 +181,7 @@ class StreamIndex(Generic[_T]):
         self._has_begun = False
         self._next: int | None = None
         self._newest_number = -1
+        self._last: int | None = None  # what the newest item seen counts as
         self._skips_below = 0
         self.cursors: list[StreamCursor[_T]] = []
         """All cursors, in the order in which they were added."""
@@ -247,16 +249,16 @@ class StreamIndex(Generic[_T]):
                 _ask_filter(group, items, hits)
             else:
                 _look_up(group, group.by_key, items, hits)
+        numbers = self._numbers_to_skip(items)
         woken = dict.fromkeys(self._follow(items, position))
         found: dict[int, Match[_T]] = {}
-        numbers = self._numbers_to_skip(items)
         for place, cursors, error in hits:
             match = found.get(place)
             if match is None:
                 match = found[place] = Match(items[place], len(raw[place]), position + place)
             readers = match.readers
             for cursor in cursors:
-                if numbers is not None and cursor.since is not None and numbers[place] < cursor.since:
+                if numbers is not None and _is_before(numbers[place], cursor.since):
                     continue
                 if not cursor.unread:
                     woken[cursor] = None
@@ -278,16 +280,18 @@ class StreamIndex(Generic[_T]):
             items: Positions, items and sizes, in order.
             known: The items there that are for others, by position; those of this cursor are added.
         """
-        expected, before = cursor.since, -1
-        for position, item, size in items:
-            number = self._number(item)
-            before = before + 1 if number is None else number
-            if cursor.since is not None and before < cursor.since:
+        expected = cursor.since
+        held = list(items)
+        counted = self._counted([item for _, item, _ in held], None)
+        if held and counted[0] is None and self._last is not None:  # none of them can be read
+            counted = [self._last - place for place in reversed(range(len(held)))]
+        for (position, item, size), counts_as in zip(held, counted, strict=True):
+            if _is_before(counts_as, cursor.since):
                 continue
-            if number is not None:
-                if expected is not None and number > expected:
-                    cursor.gaps.append((position, expected, number - 1))
-                expected = number + 1
+            number = self._number(item)
+            if number is not None and expected is not None and number > expected:
+                cursor.gaps.append((position, expected, number - 1))
+            expected = None if number is None else number + 1  # after one that cannot be read, a gap is not seen
             error: BaseException | None = None
             try:
                 is_match = cursor.selection.matches(item)
@@ -308,9 +312,11 @@ class StreamIndex(Generic[_T]):
         Args:
             items: The items, in order.
         """
-        for item in items:
+        received = list(items)
+        for item, counts_as in zip(received, self._counted(received, None), strict=True):
             number = self._number(item)
             self._next = None if number is None else number + 1
+            self._last = counts_as
             self._has_begun = True
             if number is not None:
                 self.newest, self._newest_number = item, number
@@ -330,6 +336,7 @@ class StreamIndex(Generic[_T]):
             elif self._next is not None and first > self._next:
                 gaps.append((position, self._next, first - 1))
         self._has_begun = True
+        self._last = last if last is not None else self._counted(items, self._last)[-1]
         if first is None or last is None or last - first + 1 != count:
             before = first
             for place, item in enumerate(items):
@@ -350,21 +357,37 @@ class StreamIndex(Generic[_T]):
                     affected.append(cursor)
         return affected
 
-    def _numbers_to_skip(self, items: Sequence[_T]) -> list[int] | None:
-        """Return the numbers of a batch if some of it may lie before what a cursor begins with.
+    def _numbers_to_skip(self, items: Sequence[_T]) -> list[int | None] | None:
+        """Return the numbers of a batch, see `_counted`, if some of it may lie before what a cursor begins with.
 
-        One that cannot be read counts as the number after the one before it.
+        Called before `_follow`.
         """
         if not self._skips_below:
             return None
-        numbers: list[int] = []
-        before = -1
+        numbers = self._counted(items, self._last)
+        last = numbers[-1]
+        if last is not None and last >= self._skips_below:
+            self._skips_below = 0
+        return numbers
+
+    def _counted(self, items: Sequence[_T], before: int | None) -> list[int | None]:
+        """Return the numbers of items; one that cannot be read counts as the number after the one before it.
+
+        Those without one before count backwards from the first that can be read. If none can, their numbers are None:
+        such an item may be one that a cursor begins with, and is not skipped.
+
+        Args:
+            before: What the item before them counts as; None if that is not known.
+        """
+        numbers: list[int | None] = []
         for item in items:
             number = self._number(item)
-            before = before + 1 if number is None else number
-            numbers.append(before)
-        if before >= self._skips_below:
-            self._skips_below = 0
+            if number is None:
+                number = None if before is None else before + 1
+            elif before is None:
+                numbers = [number - distance for distance in range(len(numbers), 0, -1)]
+            numbers.append(number)
+            before = number
         return numbers
 
     def _wake_due(self, end: int, woken: dict[StreamCursor[_T], None]) -> None:
@@ -406,6 +429,11 @@ def _ask_filter(
                 hits.append((place, group.cursors, None))
         except BaseException as error:
             hits.append((place, group.cursors, _kept(error)))
+
+
+def _is_before(number: int | None, since: int | None) -> bool:
+    """Return whether an item lies before what a cursor begins with."""
+    return number is not None and since is not None and number < since
 
 
 def _kept(error: BaseException) -> BaseException:
