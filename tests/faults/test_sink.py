@@ -405,6 +405,42 @@ async def a_batch_begun_by_another(emulator: Emulator, place: Path, rng: random.
     return fits
 
 
+async def begun_by_another(emulator: Emulator, place: Path) -> None:
+    """Begin a batch of twelve rows in partition 0, and store seven of them."""
+    async with query_of(emulator.connection_string, place, shares=twelve) as first:
+        plan = await first.plan(0)
+        first.shares = lambda _, each: twelve(0, each)[:7]
+        await first.tasks(plan)
+
+
+async def test_rows_in_a_tail_that_may_not_be_read_are_not_compared(
+    emulator: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart is not held up by a reader with an owner level: the batch goes on, and that is logged."""
+    await begun_by_another(emulator, tmp_path)
+    reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", owner_level=1, **CONNECTION)
+    async with reader, query_of(emulator.connection_string, tmp_path, shares=twelve, compares=True) as second:
+        await anext(aiter(reader))
+        plan = await second.plan(0)
+        assert isinstance(await second.finish(plan, await second.directly(plan)), Done)
+    assert "7 rows of batch 0 of the sink 'sink' are stored in partition 0, but are not compared" in caplog.text
+    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
+
+
+async def test_comparing_with_a_producer_that_is_lost_sends_nothing(emulator: Emulator, tmp_path: Path) -> None:
+    """*No duplicate*: the loss is dealt with before any partition gets a row of what may be another query."""
+    await begun_by_another(emulator, tmp_path)
+    emulator.forget_producers(HUB)
+    async with query_of(emulator.connection_string, tmp_path, compares=True) as second:
+        second.shares = lambda _, each: [f"another {each}"] * 9
+        plan = await second.plan(0)
+        outcomes = await second.directly(plan)
+        assert [lost_of(each).partition_id for each in outcomes] == list(PARTITIONS)
+        with pytest.raises(ProducerStateLostError):
+            await second.finish(plan, outcomes)
+    assert [len(await stored(emulator.connection_string, each)) for each in PARTITIONS] == [7, 0, 0, 0]
+
+
 async def test_digest_depends_on_rows_not_on_portions(query: Query) -> None:
     """Attempts that give the same rows in other portions have the same digest; other rows have another."""
     query.shares = twelve

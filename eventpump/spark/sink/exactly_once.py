@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from pydantic import Field
 
 from eventpump.aio.tasks import gather
-from eventpump.amqp.codec import decode, encode
+from eventpump.amqp.codec import AmqpDecodeError, decode, encode
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
 from eventpump.consumer.feed import PartitionFeed, as_received
@@ -86,7 +86,7 @@ from eventpump.spark.sink.protocol import (
     make_plan,
     prepare,
 )
-from eventpump.spark.sink.records import Done, PartitionOutcome, PartitionPlan, Plan, Sink, directory_name
+from eventpump.spark.sink.records import Done, PartitionOutcome, PartitionPlan, Plan, Sink, StateLost, directory_name
 
 if TYPE_CHECKING:
     from eventpump.storage.ledgers.interface import (
@@ -183,6 +183,7 @@ async def plan_batch(
         Exception: As `begin_batch`.
     """
     batch = unplanned.batch
+    plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
     if unplanned.gap_after is not None:
         _log.warning(
             "sink %r: the newest batch in the ledger is %d, and the query is at %d: if the sink was called for a batch "
@@ -191,7 +192,6 @@ async def plan_batch(
             unplanned.gap_after,
             batch.batch_id,
         )
-    plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
     _warn_of_missing(batch, plan)
     return plan
 
@@ -420,6 +420,14 @@ def _content(raw: bytes) -> tuple[Any, ...]:
     return message.properties, properties, message.body
 
 
+def _content_of(event: ReceivedEvent) -> tuple[Any, ...] | None:
+    """Return the same of a received event; None of one that cannot be decoded, as those of others may be."""
+    try:
+        return _content(event.raw)
+    except (AmqpDecodeError, EventError):
+        return None
+
+
 def _may_pass(error: EventPumpError) -> bool:
     """Return whether a failure may pass by itself, as outages do: then only time limits the tries."""
     if isinstance(error, ServiceError):
@@ -557,13 +565,17 @@ class PartitionPublishing:
                 return False
         return True
 
-    async def compare(self) -> None:
+    async def compare(self) -> StateLost | None:
         """End the rows of an attempt that does not send, and wait until those that are stored are compared.
+
+        Returns:
+            The loss of the producer's state, which leaves nothing to compare with; None without one.
 
         Raises:
             Exception: As `finish`.
         """
         await self._end()
+        return self._work.loss
 
     async def finish(self) -> PartitionOutcome:
         """End the rows, and wait until all are stored.
@@ -762,13 +774,33 @@ class PartitionPublishing:
             sought = self._plan.stamp(entry.partition_id, entry.offset) if self._plan.is_stamped else _content(row)
             async with aclosing(events):
                 async for event in events:
-                    found = event.properties.get(STAMP) if self._plan.is_stamped else _content(event.raw)
+                    found = event.properties.get(STAMP) if self._plan.is_stamped else _content_of(event)
                     if found == sought:
                         is_stored = True
                         break
         self._work.scanned(is_stored=is_stored)
 
     async def _compare(self) -> None:
+        """Compare the rows that are stored, unless the tail cannot be read.
+
+        Raises:
+            ConfigurationError: They are others.
+            ServiceError: The tail could not be read now.
+        """
+        try:
+            await self._compare_with_tail()
+        except ServiceError as error:
+            if error.recovery is not Recovery.GIVE_UP:
+                raise
+            # Such as another reader's owner level, or a credential that may only send.
+            self._pass_uncompared(str(error))
+
+    def _pass_uncompared(self, reason: str) -> None:
+        _log.warning("%s, but are not compared with this query's: %s", self._stored_rows(), reason)
+        assert self._work.position is not None
+        self._work.same(self._work.position - self._work.compared)
+
+    async def _compare_with_tail(self) -> None:
         """Find the rows that are stored in the tail, in their order, among the events of others.
 
         Raises:
@@ -777,18 +809,21 @@ class PartitionPublishing:
         work, partition_id, hub = self._work, self._entry.partition_id, self._plan.sink.hub
         tail = await self._transport.get_partition_properties(hub, partition_id)
         if tail.beginning_sequence_number > self._compared_at + 1:
-            _log.warning("%s, but are not compared with this query's: retention has passed", self._stored_rows())
-            assert work.position is not None
-            work.same(work.position - work.compared)
+            self._pass_uncompared("retention has removed events since the batch was planned")
             return
         last = tail.last_enqueued_sequence_number
         events = read_tail(self._transport, hub, partition_id, self._compared_at, last, self._options)
+        sought: tuple[Any, ...] | None = None
         async with aclosing(events):
             async for event in events:
+                self._progressed_at = asyncio.get_running_loop().time()
                 if not await self._has_row_to_compare():
                     return
-                if _content(event.raw) != _content(self._rows[work.compared - self._base]):
+                if sought is None:
+                    sought = _content(self._rows[work.compared - self._base])
+                if _content_of(event) != sought:
                     continue
+                sought = None
                 self._compared_at = event.sequence_number
                 work.same(1)
                 if work.compared - self._base >= _DROPPED_AT_ONCE or not work.must_compare:

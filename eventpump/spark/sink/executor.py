@@ -204,8 +204,8 @@ class PublishTask:
     sends: bool = True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, and yield one outcome per partition; or its id, if nothing is sent. Raises like
-        :class:`PartitionPublishing`."""
+        """Publish, and yield one outcome per partition; or, if nothing is sent, its id or the loss of its producer's
+        state. Raises like :class:`PartitionPublishing`."""
         worker.spare_collections()
         publishing = _Publishing(
             worker.transport(self.connection), self.plan, self.options, compares=self.compares, sends=self.sends
@@ -271,7 +271,7 @@ class _Publishing:
         """Wait until everything is stored, or compared.
 
         Returns:
-            The outcomes as text, or the ids of the partitions.
+            The outcomes as text; if nothing is sent, ids of partitions in place of receipts.
 
         Raises:
             EventPumpError: A partition's attempt has failed.
@@ -290,8 +290,8 @@ class _Publishing:
         try:
             if self._sends:
                 return encode_outcome(await publishing.finish())
-            await publishing.compare()
-            return publishing.partition_id
+            loss = await publishing.compare()
+            return publishing.partition_id if loss is None else encode_outcome(loss)
         finally:
             await publishing.__aexit__(None, None, None)
 

@@ -521,8 +521,16 @@ class _Publication:
             step = worker.run(self._patient(partial(plan_batch, *ledger, step, used, self._options)))
             is_first = step.run_id == self._batch.run_id
         compares = not is_first and None in (step.query_id, self._batch.query_id)
+        is_unknown = compares
         while isinstance(step, Plan):
             plan = step
+            if is_unknown and any(each.offset for each in plan.partitions):
+                _log.warning(
+                    "batch %d of the sink %r was begun before: rows that were counted by their stamps, because the "
+                    "service had lost a producer, are not compared with this query's",
+                    plan.batch_id,
+                    plan.sink.sink_id,
+                )
             outcomes = self._outcomes(plan, is_first=is_first, compares=compares)
             is_first = compares = False
             finishing = partial(
@@ -558,6 +566,9 @@ class _Publication:
         if compares:
             # A job of its own: no row is sent to any partition where those of another query are stored in one.
             used = {row["outcome"] for row in placed.mapInArrow(replace(task, sends=False), OUTCOME_DDL).collect()}
+            losses = [decode_outcome(each) for each in used.difference(plan.partition_ids)]
+            if losses:
+                return losses
             unused: dict[str, list[bytes]] = {each: [] for each in plan.partition_ids if each not in used}
             worker.run(compare_shares(self._transport, plan, unused, self._options))
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]

@@ -277,6 +277,7 @@ def _claim(batch: Batch) -> Procedure[None]:
     """Claim the sink for this run, once, which ends earlier ones; later, check that no other run has.
 
     Called when the records have shown that the sink is this query's: another query must not end the one it belongs to.
+    Where Spark does not name the query, they cannot show that of a batch that was begun.
 
     Raises:
         StoreError: A later run has begun.

@@ -33,7 +33,7 @@ from eventpump.interfaces import Transport
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.spark.sink.attempt import may_continue
 from eventpump.spark.sink.exactly_once import PartitionPublishing, PublishOptions, each_partition
-from eventpump.spark.sink.records import PartitionOutcome, PartitionPlan, Plan
+from eventpump.spark.sink.records import PartitionOutcome, PartitionPlan, Plan, StateLost
 
 SmallBatches: TypeAlias = Literal["auto", "always", "never"]
 """Which batches the driver publishes itself: those that are expected to be small, all that turn out to be, or none."""
@@ -259,17 +259,23 @@ async def publish_shares(
         return outcome
 
     if compares:
-        await compare_shares(transport, plan, {each: shares.get(each, ()) for each in plan.partition_ids}, options)
+        every = {each: shares.get(each, ()) for each in plan.partition_ids}
+        losses = await compare_shares(transport, plan, every, options)
+        if any(each.partition_id in shares for each in losses):
+            return [each for each in losses if each.partition_id in shares]
     return list((await each_partition(shares, publish)).values())
 
 
 async def compare_shares(
     transport: Transport, plan: Plan, shares: Mapping[str, Sequence[bytes]], options: PublishOptions
-) -> None:
+) -> list[StateLost]:
     """Compare what is stored of a batch with rows that may be another query's. Nothing is sent.
 
     Args:
         shares: As for `publish_shares`; empty for partitions of which this query has no rows.
+
+    Returns:
+        The producers whose state is lost, so that nothing could be compared.
 
     Raises:
         ConfigurationError: Other rows are stored.
@@ -277,11 +283,12 @@ async def compare_shares(
         EventPumpError: As :class:`PartitionPublishing`.
     """
 
-    async def compare(partition_id: str, events: Sequence[bytes]) -> None:
+    async def compare(partition_id: str, events: Sequence[bytes]) -> StateLost | None:
         async with PartitionPublishing(
             transport, plan, partition_id, options=options, compares=True, sends=False
         ) as each:
             await each.put(events)
-            await each.compare()
+            return await each.compare()
 
-    await each_partition(shares, compare)
+    losses = await each_partition(shares, compare)
+    return [loss for loss in losses.values() if loss is not None]

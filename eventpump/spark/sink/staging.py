@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -98,7 +99,8 @@ def discard(spark: SparkSession, directory: str) -> None:
             # A Connect client has no access to Spark's file systems; this one supports local paths and the large
             # clouds.
             system, path = fs.FileSystem.from_uri(directory.removeprefix(LOCAL))
-            system.delete_dir(path)
+            with suppress(FileNotFoundError):  # of a batch that is repeated
+                system.delete_dir(path)
     except Exception as error:
         _log.warning("staged rows are left in %s: %s", directory, type(error).__name__)
 
