@@ -43,7 +43,7 @@ def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None
 
 @contextmanager
 def handling_first_signal(arrived: Callable[[], None]) -> Iterator[None]:
-    """Call a function on the running loop for the first SIGINT or SIGTERM; from then on both have their default effect.
+    """Call a function on the running loop for the first SIGINT or SIGTERM; from then on both are handled as before.
 
     Where a loop handles no signals, outside of the main thread and on Windows, nothing is changed.
 
@@ -51,21 +51,25 @@ def handling_first_signal(arrived: Callable[[], None]) -> Iterator[None]:
         arrived: Called once at most. Must not raise.
     """
     loop = asyncio.get_running_loop()
-    handled: list[signal.Signals] = []
+    handled: dict[signal.Signals, Any] = {}
 
     def give_back() -> None:
         while handled:
-            loop.remove_signal_handler(handled.pop())
+            number, handler = handled.popitem()
+            loop.remove_signal_handler(number)
+            if handler is not None:  # of code that is not Python's
+                signal.signal(number, handler)
 
     def first() -> None:
         give_back()
         arrived()
 
     for number in SIGNALS:
+        before = signal.getsignal(number)
         # Raises outside of the main thread, and on some platforms.
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, first)
-            handled.append(number)
+            handled[number] = before
     try:
         yield
     finally:

@@ -37,20 +37,29 @@ async def test_signals_are_handed_over_and_then_handled_as_before(
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-async def test_first_signal_is_handed_over_and_the_next_has_its_default_effect(number: signal.Signals) -> None:
-    """Once the first signal has arrived, neither of them is handled any more."""
-    arrived = asyncio.Event()
-    with handling_first_signal(arrived.set):
-        os.kill(os.getpid(), number)
-        await arrived.wait()
-        assert [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
+async def test_first_signal_is_handed_over_and_the_next_is_handled_as_before(number: signal.Signals) -> None:
+    """Once the first signal has arrived, both have the handlers that the program had installed."""
+    arrived, second = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    installed = signal.signal(number, lambda *_: loop.call_soon_threadsafe(second.set))
+    before = [signal.getsignal(each) for each in SIGNALS]
+    try:
+        with handling_first_signal(arrived.set):
+            os.kill(os.getpid(), number)
+            await arrived.wait()
+            assert [signal.getsignal(each) for each in SIGNALS] == before
+            os.kill(os.getpid(), number)
+            await second.wait()
+    finally:
+        signal.signal(number, installed)
 
 
-async def test_first_signal_that_never_comes_is_not_handled_afterwards() -> None:
+async def test_first_signal_that_never_comes_is_handled_as_before_afterwards() -> None:
     """Without a signal, the end of the block gives both back."""
+    before = [signal.getsignal(number) for number in SIGNALS]
     with handling_first_signal(lambda: None):
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    assert [signal.getsignal(number) for number in SIGNALS] == [signal.default_int_handler, signal.SIG_DFL]
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 async def test_first_signal_is_not_handled_where_loops_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
