@@ -53,7 +53,8 @@ def test_query_goes_on_from_its_checkpoint(reading: HubReading) -> None:
         query.processAllAvailable()
         progress = query.lastProgress
     assert progress is not None
-    assert progress.sources[0].endOffset == progress.sources[0].latestOffset == f'{{"{hub}": {{"0": 9, "1": 4}}}}'
+    assert progress.sources[0].endOffset == progress.sources[0].latestOffset
+    assert json.loads(progress.sources[0].endOffset)[hub] == {"0": 9, "1": 4}
     expected = [("0", 1 + n, body) for n, body in enumerate(bodies(0, 5) + bodies(7, 3))]
     expected += [("1", 1 + n, body) for n, body in enumerate(bodies(5, 2) + bodies(10, 1))]
     assert sorted(reading.rows, key=lambda key: int(key[0])) == expected
@@ -132,11 +133,7 @@ def _hub_is_recreated(service: SparkService, hub: str) -> None:
     ("happens", "says", "left"),
     [
         (_retention_passes, "sequence number 3, but the partition now begins at 5", [5, 6]),
-        (
-            _hub_is_recreated,
-            "sequence number 2 was reached before, but the partition now ends at 1",
-            [0, 1],
-        ),
+        (_hub_is_recreated, "the hub was recreated: its creation time is now", [0, 1]),
     ],
 )
 def test_query_fails_for_lost_events(

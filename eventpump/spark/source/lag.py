@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.spark.source.offsets import FIRST_START
+from eventpump.spark.source.offsets import CREATED, RESERVED
 
 _MAX_OBSERVATIONS = 512
 
@@ -20,7 +20,7 @@ class PartitionLag:
     """The lag of a query in one partition, after a batch.
 
     Args:
-        position: The sequence number of the first unread event.
+        position: The sequence number of the first unread event; 0 if the hub was recreated after the batch.
         events: How many sequence numbers lie between `position` and the partition's end.
         seconds: How long the event at `position` has been in the partition, as far as the query has observed it grow; 0
             if nothing is left to read.
@@ -120,8 +120,17 @@ def _total(rates: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-Offsets = dict[tuple[str, str], int]
-"""Hub and partition, and the number of the next event."""
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """A position as the source writes it into a query's progress.
+
+    Args:
+        numbers: Per hub and partition, the number of the next event.
+        created: When each hub was created, as text, by its name in lower case; without those where it is not known.
+    """
+
+    numbers: Mapping[tuple[str, str], int]
+    created: Mapping[str, str]
 
 
 def parse_offsets(text: str | None) -> Offsets | None:
@@ -134,9 +143,11 @@ def parse_offsets(text: str | None) -> Offsets | None:
         offsets = json.loads(text or "null")
     except ValueError:  # Spark reports a missing offset as "None"
         return None
-    found: Offsets = {}
-    for hub, partitions in offsets.items() if isinstance(offsets, dict) else ():
-        if hub == FIRST_START:
+    if not isinstance(offsets, dict):
+        return None
+    found: dict[tuple[str, str], int] = {}
+    for hub, partitions in offsets.items():
+        if hub in RESERVED:
             continue
         if not isinstance(partitions, dict):
             return None
@@ -144,7 +155,10 @@ def parse_offsets(text: str | None) -> Offsets | None:
             if not (partition_id.isascii() and partition_id.isdigit()) or type(number) is not int:
                 return None
             found[hub, partition_id] = number
-    return found or None
+    created = offsets.get(CREATED, {})
+    if not found or not isinstance(created, dict):
+        return None
+    return Offsets(found, {hub.lower(): str(moment) for hub, moment in created.items()})
 
 
 @dataclass(slots=True)
@@ -152,9 +166,11 @@ class _Growth:
     """The observed ends of a partition, with the times of observation. Both only increase.
 
     Args:
+        created: When the hub was created, as text; None if that is not known.
         batch: When the last batch ended, its position, and the partition's end then.
     """
 
+    created: str | None = None
     times: list[float] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     batch: tuple[float, int, int] | None = None
@@ -224,13 +240,22 @@ class LagLedger:
         found: list[PartitionLag] = []
         grown = self._runs.setdefault(run_id, {})
         for number, (end, latest) in enumerate(sources):
+            positions = parse_offsets(end)
+            if positions is None:
+                continue
+            known = parse_offsets(latest) or Offsets({}, {})
             # The end has the checkpoint's spelling of the hub, the latest offsets have the option's.
-            ends = {
-                (hub.lower(), partition_id): last for (hub, partition_id), last in (parse_offsets(latest) or {}).items()
-            }
-            for (hub, partition_id), position in (parse_offsets(end) or {}).items():
+            ends = {(hub.lower(), partition_id): last for (hub, partition_id), last in known.numbers.items()}
+            for (hub, partition_id), position in positions.numbers.items():
                 place = hub.lower(), partition_id
-                growth = grown.setdefault((number, *place), _Growth())
+                of_position = positions.created.get(place[0])
+                created = known.created.get(place[0], of_position)
+                if of_position not in {None, created}:
+                    # The hub was recreated after the batch, and the next one begins with its first events.
+                    position = 0
+                growth = grown.setdefault((number, *place), _Growth(created))
+                if growth.created != created:
+                    growth = grown[number, *place] = _Growth(created)
                 last = max(position, ends.get(place, position))
                 growth.note(time, last)
                 seconds, is_lower_bound = 0.0, False

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from eventpump.eventhubs.events import LastEnqueued
@@ -252,6 +253,11 @@ class Looks:
             is_empty=False,
         )
         return True
+
+    def created_at(self, hub: int) -> datetime | None:
+        """Return when a hub was created, as far as it is known."""
+        properties = self._hubs[hub].properties
+        return None if properties is None else properties.created_at
 
     def is_known_since(self, moment: float) -> bool:
         """Return whether every answer was asked for at a moment or later."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -46,6 +46,12 @@ behind are closed by then."""
 
 FIRST_START: Final = "(start)"
 """The key under which the offset of a query's first batch keeps that batch's start. No hub can have this name."""
+
+CREATED: Final = "(created)"
+"""The key under which an offset keeps when each of its hubs was created."""
+
+RESERVED: Final = frozenset({FIRST_START, CREATED})
+"""The members of an offset that are not hubs."""
 
 
 # ------------------------------------------------------------------------------------------------- what a task reads
@@ -195,7 +201,8 @@ class HubSnapshot:
     @property
     def latest(self) -> HubOffset:
         """The offset after all events that it had."""
-        return HubOffset(self.hub, {each: bounds.latest for each, bounds in self.bounds.items()})
+        ends = {each: bounds.latest for each, bounds in self.bounds.items()}
+        return HubOffset(self.hub, ends, created_at=self.created_at)
 
 
 def in_order(values: Mapping[str, _T]) -> dict[str, _T]:
@@ -219,11 +226,14 @@ class HubOffset:
         following: Per partition id, the next number to read; in numeric order.
         first_start: Where the batch that ends here starts; None if that is the offset of the batch before, with 0 for
             partitions that it does not name.
+        created_at: When the hub was created whose numbers these are; None if it is not known, as in offsets of the
+            Scala connector.
     """
 
     hub: str
     following: Mapping[str, int]
     first_start: Mapping[str, int] | None = None
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +243,8 @@ class SourceOffset:
     For one hub the format is that of Microsoft's Scala connector. Spark compares offsets as text, so hubs and
     partitions are always written the same way, whatever the order in which the user names them. Where a batch keeps its
     start in a hub (see `HubOffset`), a further member has it: `{"(start)": {"0": n}}` if there is only this hub, and
-    `{"(start)": {"<hub>": {"0": n}}}` if there are several.
+    `{"(start)": {"<hub>": {"0": n}}}` if there are several. Another one has when each hub was created, so that a
+    recreated hub is not read at an old position: `{"(created)": {"<hub>": "2030-01-01T00:00:00+00:00"}}`.
 
     Args:
         hubs: By the hub's name in lower case, in alphabetical order.
@@ -252,6 +263,13 @@ class SourceOffset:
         starts = {each.hub: in_order(each.first_start) for each in self.hubs.values() if each.first_start is not None}
         if starts:
             document[FIRST_START] = starts if len(self.hubs) > 1 else next(iter(starts.values()))
+        created = {
+            each.hub: each.created_at.astimezone(UTC).isoformat()
+            for each in self.hubs.values()
+            if each.created_at is not None
+        }
+        if created:
+            document[CREATED] = created
         return document
 
     @classmethod
@@ -263,7 +281,7 @@ class SourceOffset:
         """
         if not isinstance(document, dict):
             raise _bad_offset("an offset must be a JSON object")
-        names = [name for name in document if name != FIRST_START]
+        names = [name for name in document if name not in RESERVED]
         if not names or not all(isinstance(name, str) for name in names):
             raise _bad_offset("an offset must name a hub")
         starts = document.get(FIRST_START)
@@ -273,8 +291,16 @@ class SourceOffset:
             raise _bad_offset("an offset must have the start of each hub's first batch by hub")
         elif len(names) == 1 and not isinstance(starts.get(names[0]), dict):
             starts = {names[0]: starts}
+        created = document.get(CREATED, {})
+        if not isinstance(created, dict) or not created.keys() <= set(names):
+            raise _bad_offset("an offset must have the creation time of each hub by hub")
         found = cls.of(
-            HubOffset(name, _numbers(document[name]), _numbers(starts[name]) if name in starts else None)
+            HubOffset(
+                name,
+                _numbers(document[name]),
+                _numbers(starts[name]) if name in starts else None,
+                _moment(created[name]) if name in created else None,
+            )
             for name in names
         )
         if len(found.hubs) < len(names):
@@ -292,6 +318,16 @@ def _numbers(value: object) -> dict[str, int]:
     ):
         raise _bad_offset("an offset must have the next sequence number to read for each partition id")
     return in_order(value)
+
+
+def _moment(value: object) -> datetime:
+    try:
+        moment = datetime.fromisoformat(value)  # type: ignore[arg-type] # what is not text is a TypeError
+    except (TypeError, ValueError):
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise _bad_offset("an offset must have creation times in the form 2030-01-01T00:00:00+00:00")
+    return moment.astimezone(UTC)
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -379,11 +415,17 @@ class Loss:
 
     def error(self) -> DataLossError:
         """Return the error with which the query fails, unless failOnDataLoss is false."""
+        remedy = (
+            "set it to false to continue with the first events of the new hub, or begin another query with a new "
+            "checkpoint"
+            if self.is_other_hub
+            else "set it to false to continue with the events that still exist"
+        )
         return DataLossError(
             self.hub,
             self.partition_id,
-            f"{self.problem}. The query stops because failOnDataLoss is true; set it to false to continue with the "
-            "events that still exist",
+            f"{self.problem}. The query stops because failOnDataLoss is true, and will stop again when it is "
+            f"restarted; {remedy}",
         )
 
 
@@ -411,7 +453,7 @@ def _is_recreated(snapshot: HubSnapshot, before: datetime) -> Loss:
         snapshot.hub,
         next(iter(snapshot.bounds), "0"),
         f"the hub was recreated: its creation time is now {snapshot.created_at.isoformat()}, and was "
-        f"{before.isoformat()} before. What was unread of the former hub is gone, in all partitions",
+        f"{before.isoformat()} when the query read it. What was unread of the former hub is gone, in all partitions",
         is_other_hub=True,
     )
 
@@ -470,7 +512,7 @@ class StreamPlanner:
     def __init__(self, limits: TriggerLimits) -> None:
         self._limits = limits
         self._last_batch: float | None = None
-        self._target: Mapping[str, HubSnapshot] | None = None
+        self._target: dict[str, HubSnapshot] | None = None
         self._begun: dict[str, HubOffset] = {}
         self._created_at: dict[str, datetime] = {}
 
@@ -484,8 +526,11 @@ class StreamPlanner:
         self._begun[offset.hub.lower()] = offset
 
     def aim(self, target: Mapping[str, HubSnapshot]) -> None:
-        """Let the batches end at the snapshots' ends (`Trigger.AvailableNow`)."""
-        self._target = target
+        """Let the batches end at the snapshots' ends (`Trigger.AvailableNow`).
+
+        Where a hub is recreated after that, they end at the first ends that the planner gets to know of the new one.
+        """
+        self._target = dict(target)
 
     def end(
         self, start: SourceOffset, snapshots: Mapping[str, HubSnapshot], *, is_limited: bool, now: float
@@ -509,6 +554,8 @@ class StreamPlanner:
             if is_recreated:
                 recreated.add(name)
             effective |= {(name, each): number for each, number in numbers.items()}
+            if self._target and name in self._target and self._target[name].created_at != snapshot.created_at:
+                self._target[name] = snapshot
         backlog = {each: max(0, self._latest(each, snapshots) - number) for each, number in effective.items()}
         if not losses and self._waits(sum(backlog.values()), now):
             backlog = dict.fromkeys(backlog, 0)
@@ -531,12 +578,11 @@ class StreamPlanner:
             else:
                 added = {each: effective[name, each] for each in following if each not in begin.following}
                 first_start = {**begin.following, **added} if is_first or any(added.values()) else None
-            offsets.append(HubOffset(begin.hub, following, first_start))
+            offsets.append(HubOffset(begin.hub, following, first_start, snapshots[name].created_at))
         if not is_new:
             return BatchEnd(start, tuple(losses))
         self._last_batch = now
-        end = SourceOffset.of(offsets)
-        return BatchEnd(_with_one_less(end, recreated) if end == start else end, tuple(losses))
+        return BatchEnd(SourceOffset.of(offsets), tuple(losses))
 
     def _limited(self, backlog: Mapping[_Place, int], snapshots: Mapping[str, HubSnapshot]) -> Mapping[_Place, int]:
         """Return each partition's share of the backlog within the limits.
@@ -588,15 +634,16 @@ class StreamPlanner:
         """Move a start into what the hub holds.
 
         A recreated hub is read from its beginning, in every partition: some of its numbers may have been reached before
-        by chance.
+        by chance. It is recognized by the creation time in the start. If that has none, by what this run has seen
+        before, and in its first look by the numbers.
 
         Returns:
             Per partition of the hub, where reading continues; the losses; and whether the hub was recreated.
         """
-        before, self._created_at[name] = self._created_at.get(name), snapshot.created_at
+        seen, self._created_at[name] = self._created_at.get(name), snapshot.created_at
+        before = start.created_at or seen
         numbers, losses = _effective_start(start, snapshot)
         if before is None:
-            # An offset has no creation time, so in the first look of a run only the numbers can show it.
             is_recreated = any(each.is_other_hub for each in losses)
         elif is_recreated := before != snapshot.created_at:
             losses = [_is_recreated(snapshot, before), *(each for each in losses if each.is_other_hub)]
@@ -631,24 +678,6 @@ def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str,
             number = bounds.earliest
         effective[partition_id] = number
     return effective, losses
-
-
-def _with_one_less(end: SourceOffset, hubs: Collection[str]) -> SourceOffset:
-    """Return an end that leaves one event for the next batch, if a batch of recreated hubs has any.
-
-    For Spark there is no batch where the text of its end is that of its start. That is possible if the first batch of a
-    hub was read, and nothing since, and then the hub was recreated with as many events.
-
-    Args:
-        hubs: The recreated ones, in lower case.
-    """
-    for name in hubs:
-        hub = end.hubs[name]
-        for partition_id, number in hub.following.items():
-            if hub.first_start is not None and number > hub.first_start[partition_id]:
-                following = {**hub.following, partition_id: number - 1}
-                return SourceOffset({**end.hubs, name: replace(hub, following=following)})
-    return end
 
 
 def share(
@@ -713,12 +742,16 @@ def source_ranges(
 def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tuple[list[SequenceRange], list[Loss]]:
     """Return the ranges of a batch in one hub, by partition number, and their losses.
 
-    The same offsets give the same ranges, however often the batch is planned, as long as no event of it is gone. A
-    partition whose end is before its start belongs to a recreated hub, and is read from its beginning.
+    The same offsets give the same ranges, however often the batch is planned, as long as no event of it is gone. Of a
+    batch of a hub that was recreated since, nothing is read: the same numbers are other events. A partition whose end
+    is before its start belongs to a recreated hub, and is read from its beginning.
     """
     begun = start.following if end.first_start is None else end.first_start
     ranges: list[SequenceRange] = []
     losses: list[Loss] = []
+    if end.created_at is not None and end.created_at != snapshot.created_at:
+        is_empty = all(begun.get(each, 0) == stop for each, stop in end.following.items())
+        return [], [] if is_empty else [_is_recreated(snapshot, end.created_at)]
     for partition_id, stop in in_order(end.following).items():
         first = begun.get(partition_id, 0)
         if first == stop:

@@ -19,7 +19,7 @@ from eventpump.eventhubs.partitions import partition_order
 from eventpump.options.base import Name, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
 from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, Duration, SparkConnection
-from eventpump.spark.source.offsets import ReceiveOptions, TriggerLimits
+from eventpump.spark.source.offsets import RESERVED, ReceiveOptions, TriggerLimits
 
 SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -179,7 +179,7 @@ def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[
     """Parse positions per partition; those of other hubs are ignored.
 
     Keys are partition ids, or hubs with partition ids below them, or the connector's: JSON texts such as
-    `{"ehName": "telemetry", "partitionId": 0}`.
+    `{"ehName": "telemetry", "partitionId": 0}`. The members of a query's offset that are not hubs are ignored.
 
     Args:
         value: The user's value.
@@ -194,6 +194,8 @@ def parse_positions(value: object, hub: str, *, inclusive: bool = True) -> dict[
         raise ValueError(_POSITIONS)
     positions: dict[str, EventPosition] = {}
     for key, each in document.items():
+        if key in RESERVED:
+            continue
         if _is_partition(key):
             positions[key] = parse_position(each, inclusive=inclusive)
         elif isinstance(key, str) and key.startswith("{"):
@@ -364,7 +366,8 @@ class SourceOptions(SettingsModel):
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
         partitions_per_task: How many hub partitions one task reads at the same time; None ("auto") to let the number of
             events decide: a partition with many has its own task, and those with few share one.
-        fail_on_data_loss: Fail if unread events are gone; False continues, with a warning.
+        fail_on_data_loss: Fail if unread events are gone, or the hub was recreated; False continues, with a warning:
+            with the events that still exist, in a recreated hub with its first ones.
         use_exclusive_receiver: Let a query read with owner level 0, which excludes other readers; None for True. A
             batch never does: it would disconnect the query that is looked into.
         receiver_timeout: Seconds without an event before the service is asked whether events are gone.

@@ -365,7 +365,7 @@ class _Query:
         async def find(index: int) -> HubOffset:
             options, facts = self._hubs[index], self._watch.facts[index]
             numbers = await lookups.find_numbers(self._transport(), options, facts)
-            return HubOffset(options.connection.hub, numbers)
+            return HubOffset(options.connection.hub, numbers, created_at=facts.hub.created_at)
 
         for each in await gather(map(find, missing)):
             self._planner.begin(each)

@@ -199,14 +199,15 @@ class HubsWatch:
             found = await request(partial(transport.get_hub_properties, hub), options, self._budget)
             self._looks.chosen(item.hub, found, options.chosen(found.partition_ids), began, loop.time())
             return
-        began = loop.time()
+        began, created_at = loop.time(), self._looks.created_at(item.hub)
         ask = partial(transport.get_partition_properties, hub, item.partition_id)
         try:
             properties = await request(ask, options, self._budget)
         except (RequestRefusedError, EntityNotFoundError):
-            # A hub that was recreated may have fewer partitions.
+            # A hub that was recreated may have fewer partitions, and there was none of that name for a moment.
             await self._read_one(Item(item.hub, None))
-            if item in self._looks.unknown(float("inf")):
+            is_same_hub = self._looks.created_at(item.hub) == created_at
+            if is_same_hub and item in self._looks.unknown(float("inf")):
                 raise
             return
         self._looks.answered(item.hub, properties, began, loop.time())

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.spark.source.lag import LagLedger, PartitionLag, QueryLag, parse_offsets
+from eventpump.spark.source.lag import LagLedger, Offsets, PartitionLag, QueryLag, parse_offsets
 from eventpump.spark.source.offsets import HubOffset, SourceOffset
 
 
-def offsets(hub: str = "hub", **numbers: int) -> str:
-    return json.dumps({hub: {name.removeprefix("p"): number for name, number in numbers.items()}})
+def offsets(hub: str = "hub", *, year: int | None = None, **numbers: int) -> str:
+    """Make an offset; of a hub that was created in a year, if one is given."""
+    created = None if year is None else datetime(year, 1, 1, tzinfo=UTC)
+    following = {name.removeprefix("p"): number for name, number in numbers.items()}
+    return json.dumps(SourceOffset.of([HubOffset(hub, following, created_at=created)]).to_json())
 
 
 def behind(ledger: LagLedger, time: float, position: int, latest: int) -> PartitionLag:
@@ -74,6 +78,37 @@ def test_lag_of_a_recreated_hub_starts_over() -> None:
     assert behind(ledger, 10.0, 0, 5) == PartitionLag("hub", "0", 0, 5, 0.0, is_lower_bound=True)
 
 
+@pytest.mark.parametrize("new", [40, 50, 60])
+def test_lag_and_rates_of_a_recreated_hub_start_over_at_any_size(new: int) -> None:
+    """With fewer events than before, as many or more: its creation time tells. What came and was read of the former
+    hub is no rate of the new one, and the lag is of its events."""
+    ledger = LagLedger()
+
+    def lag(time: float, position: int, latest: int, *, year: int, ends: int) -> PartitionLag:
+        (found,) = ledger.progressed(
+            "run", time, [(offsets(year=year, p0=position), offsets("HUB", year=ends, p0=latest))]
+        )
+        return found
+
+    lag(0.0, 30, 50, year=2030, ends=2030)
+    assert rates(lag(10.0, 50, 50, year=2030, ends=2030)) == (0.0, 2.0)
+    assert lag(20.0, 10, new, year=2031, ends=2031) == PartitionLag("hub", "0", 10, new - 10, 0.0, is_lower_bound=True)
+    after = lag(30.0, new, new + 5, year=2031, ends=2031)
+    assert after == PartitionLag("hub", "0", new, 5, 8.0, False, 0.5, (new - 10) / 10)
+
+
+@pytest.mark.parametrize("new", [40, 50, 60])
+def test_lag_of_a_hub_that_is_recreated_after_a_batch_is_all_its_events(new: int) -> None:
+    """The query goes on at the first of them; what it had read before is of the former hub."""
+    ledger = LagLedger()
+    both = offsets(year=2030, p0=50)
+    ledger.progressed("run", 0.0, [(both, both)])
+    (found,) = ledger.progressed("run", 10.0, [(both, offsets(year=2031, p0=new))])
+    assert found == PartitionLag("hub", "0", 0, new, 0.0, is_lower_bound=True)
+    (found,) = ledger.progressed("run", 20.0, [(offsets(year=2031, p0=20), offsets(year=2031, p0=new))])
+    assert (found.events, found.seconds, rates(found)) == (new - 20, 10.0, (0.0, 2.0))
+
+
 def test_lag_of_runs_and_sources_is_kept_apart() -> None:
     """The same hub in two sources, or in another run, has a growth of its own; an ended run is forgotten."""
     ledger = LagLedger()
@@ -98,8 +133,8 @@ def test_lag_leaves_out_offsets_of_other_sources(text: str | None) -> None:
 
 def test_lag_leaves_out_the_start_in_a_first_batch() -> None:
     """The first batch's offset keeps the batch's start too, which is nothing to be behind of."""
-    first = SourceOffset.of([HubOffset("hub", {"0": 7}, first_start={"0": 3})]).to_json()
-    assert parse_offsets(json.dumps(first)) == {("hub", "0"): 7}
+    first = SourceOffset.of([HubOffset("Hub", {"0": 7}, {"0": 3}, datetime(2030, 1, 1, tzinfo=UTC))]).to_json()
+    assert parse_offsets(json.dumps(first)) == Offsets({("Hub", "0"): 7}, {"hub": "2030-01-01T00:00:00+00:00"})
 
 
 def rates(lag: PartitionLag) -> tuple[float | None, float | None]:

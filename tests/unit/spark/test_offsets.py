@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties
 from eventpump.spark.source.offsets import (
+    CREATED,
     FIRST_START,
     MAX_RANGES_PER_TASK,
     MAX_READERS,
@@ -44,6 +45,7 @@ from eventpump.spark.source.offsets import (
 
 BORN = datetime(2030, 1, 1, tzinfo=UTC)
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
+OTHER = BORN + timedelta(days=1)
 
 
 def snapshot(*, created_at: datetime = BORN, **bounds: tuple[int, int] | int) -> HubSnapshot:
@@ -52,8 +54,8 @@ def snapshot(*, created_at: datetime = BORN, **bounds: tuple[int, int] | int) ->
     return HubSnapshot("hub", created_at, {key: PartitionBounds(*pair) for key, pair in pairs.items()})
 
 
-def offset(**following: int) -> HubOffset:
-    return HubOffset("hub", {key[1:]: number for key, number in following.items()})
+def offset(*, created_at: datetime | None = BORN, **following: int) -> HubOffset:
+    return HubOffset("hub", {key[1:]: number for key, number in following.items()}, created_at=created_at)
 
 
 def properties(
@@ -101,13 +103,19 @@ def test_offset_is_written_as_the_connectors_text() -> None:
     begun = replace(made, first_start={"0": 1})
     assert SourceOffset.of([begun]).to_json()[FIRST_START] == {"0": 1}
     assert restored(begun) == begun
+    elsewhere = replace(begun, created_at=BORN.astimezone(timezone(timedelta(hours=2))))
+    assert SourceOffset.of([elsewhere]).to_json()[CREATED] == {"hub": "2030-01-01T00:00:00+00:00"}
+    assert restored(elsewhere) == replace(begun, created_at=BORN)
 
 
 @pytest.mark.parametrize(
     "document",
     [None, [], {}, {"hub": 3}, {"hub": {"0": -1}}, {"hub": {"0": True}}, {"hub": {"0": "3"}}, {"hub": {}, "HUB": {}},
      {FIRST_START: {"0": 1}}, {"hub": {"0": 1}, FIRST_START: 4}, {"hub": {"0": 1}, FIRST_START: {"0": "x"}},
-     {"hub": {"0": 1}, "other": {"0": 1}, FIRST_START: {"0": 1}}],
+     {"hub": {"0": 1}, "other": {"0": 1}, FIRST_START: {"0": 1}}, {CREATED: {"hub": "2030-01-01T00:00:00+00:00"}},
+     {"hub": {"0": 1}, CREATED: "2030-01-01T00:00:00+00:00"}, {"hub": {"0": 1}, CREATED: {"hub": 3}},
+     {"hub": {"0": 1}, CREATED: {"hub": "2030-01-01T00:00:00"}}, {"hub": {"0": 1}, CREATED: {"hub": "then"}},
+     {"hub": {"0": 1}, CREATED: {"other": "2030-01-01T00:00:00+00:00"}}],
 )  # fmt: skip
 def test_offset_of_another_source_is_refused(document: object) -> None:
     """A checkpoint of another source is an error, and not taken for an offset."""
@@ -124,6 +132,9 @@ def test_offset_of_several_hubs_is_written_in_one_way() -> None:
     )
     assert SourceOffset.of([other, one]).to_json() == both.to_json()
     assert SourceOffset.from_json(json.loads(json.dumps(both.to_json()))) == both
+    created = SourceOffset.of([replace(one, created_at=OTHER), other])
+    assert created.to_json()[CREATED] == {"telemetry": "2030-01-02T00:00:00+00:00"}
+    assert SourceOffset.from_json(json.loads(json.dumps(created.to_json()))) == created
 
 
 # -------------------------------------------------------------------------------------------------------- positions
@@ -320,10 +331,10 @@ def test_next_batch_begins_a_new_partition_at_the_first_event_that_there_is() ->
     the same batch is planned again later, and what retention removes after that is a loss."""
     planner, start = StreamPlanner(TriggerLimits(min_events=5)), offset(p0=5)
     empty = end_of(planner, start, snapshot(p0=5, p1=(3, 6)))
-    assert (restored(empty.offset), empty.losses) == (HubOffset("hub", {"0": 5, "1": 3}, {"0": 5, "1": 3}), ())
+    assert (restored(empty.offset), empty.losses) == (HubOffset("hub", {"0": 5, "1": 3}, {"0": 5, "1": 3}, BORN), ())
     assert batch_ranges(start, empty.offset, snapshot(p0=5, p1=(3, 6))) == ([], [])
     end = end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7, p1=(3, 6)))
-    assert (restored(end.offset), end.losses) == (HubOffset("hub", {"0": 7, "1": 6}, {"0": 5, "1": 3}), ())
+    assert (restored(end.offset), end.losses) == (HubOffset("hub", {"0": 7, "1": 6}, {"0": 5, "1": 3}, BORN), ())
     ranges, losses = batch_ranges(start, end.offset, snapshot(p0=7, p1=(3, 8)))
     assert (ranges, losses) == ([SequenceRange("0", 5, 7), SequenceRange("1", 3, 6)], [])
     _, losses = batch_ranges(start, end.offset, snapshot(p0=7, p1=(4, 8)))
@@ -360,7 +371,7 @@ def test_first_batch_is_written_with_its_start() -> None:
     planner = StreamPlanner(TriggerLimits())
     planner.begin(offset(p0=4))
     first = next_batch(planner, offset(p0=4), snapshot(p0=4))
-    assert first == HubOffset("hub", {"0": 4}, first_start={"0": 4})
+    assert first == HubOffset("hub", {"0": 4}, first_start={"0": 4}, created_at=BORN)
     assert next_batch(planner, first, snapshot(p0=4)) == first
     assert next_batch(planner, first, snapshot(p0=6)) == offset(p0=6)
 
@@ -407,24 +418,27 @@ def test_data_loss_is_reported_once(emptied: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("new", [0, 1, 6])
 def test_data_loss_is_found_where_numbers_run_backwards(new: int) -> None:
-    """A recreated hub shows by lower numbers; a query told to go on reads it from its beginning."""
-    start = offset(p0=7)
+    """A recreated hub shows by lower numbers, if an offset has no creation time; a query told to go on reads it from
+    its beginning."""
+    start = offset(created_at=None, p0=7)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=new))
     assert partition_id == "0"
     assert "the hub was recreated" in problem
     planner = StreamPlanner(TriggerLimits(max_events=4))
     end = end_of(planner, start, snapshot(p0=new), is_limited=True, now=0).offset
-    assert restored(end) == HubOffset("hub", {"0": min(new, 4)}, {"0": 0})
+    assert restored(end) == HubOffset("hub", {"0": min(new, 4)}, {"0": 0}, BORN)
     ranges, losses = batch_ranges(start, end, snapshot(p0=new))
     assert (ranges, losses) == ([SequenceRange("0", 0, min(new, 4))] if new else [], [])
 
 
 @pytest.mark.parametrize("found", [snapshot(p0=2, p1=9), snapshot(p1=9)])
 def test_hub_recreated_while_the_query_was_stopped_is_read_from_its_beginning(found: HubSnapshot) -> None:
-    """One partition shows it, by lower numbers or by not being there: the others have other events too."""
-    end = end_of(StreamPlanner(TriggerLimits()), offset(p0=7, p1=3), found)
+    """If an offset has no creation time, one partition shows it, by lower numbers or by not being there: the others
+    have other events too."""
+    start = offset(created_at=None, p0=7, p1=3)
+    end = end_of(StreamPlanner(TriggerLimits()), start, found)
     assert [each.partition_id for each in end.losses] == ["0"]
-    ranges, losses = batch_ranges(offset(p0=7, p1=3), restored(end.offset), found)
+    ranges, losses = batch_ranges(start, restored(end.offset), found)
     assert (ranges, losses) == ([SequenceRange(each, 0, at.latest) for each, at in found.bounds.items()], [])
 
 
@@ -440,39 +454,42 @@ def test_partition_whose_numbers_run_backwards_in_the_same_hub_is_read_alone() -
 
 def test_data_loss_is_found_where_a_partition_is_missing() -> None:
     """A partition that the hub no longer has shows; a query told to go on forgets it."""
-    start = offset(p0=7, p1=3)
+    start = offset(created_at=None, p0=7, p1=3)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
     assert (partition_id, problem) == ("1", "the hub no longer has it: the hub was recreated")
     end = end_of(StreamPlanner(TriggerLimits()), start, snapshot(p0=7), is_limited=True, now=0).offset
-    assert end == HubOffset("hub", {"0": 7}, {"0": 0})
+    assert end == HubOffset("hub", {"0": 7}, {"0": 0}, BORN)
     ranges, losses = batch_ranges(offset(p0=7, p1=1), start, snapshot(p0=7))
     assert (ranges, [each.partition_id for each in losses]) == ([], ["1"])
 
 
-def test_data_loss_is_found_where_the_hub_was_recreated() -> None:
-    """A hub recreated with more events than before shows by when it was created, and is told once."""
+def test_recreated_hub_is_found_by_a_run_whose_offset_has_no_creation_time() -> None:
+    """As one of the Scala connector: what the run has seen before shows a hub with more events, and it is told once."""
     planner = StreamPlanner(TriggerLimits())
-    assert end_of(planner, offset(p0=2), snapshot(p0=3), is_limited=True, now=0).losses == ()
+    at = offset(created_at=None, p0=3)
+    assert end_of(planner, at, snapshot(p0=3)).losses == ()
     other = snapshot(created_at=BORN + timedelta(days=1), p0=30)
-    (loss,) = end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses
+    (loss,) = end_of(planner, at, other).losses
     assert "2030-01-02" in loss.problem
     assert "the hub was recreated" in str(loss.error())
-    assert end_of(planner, offset(p0=3), other, is_limited=True, now=0).losses == ()
-
-
-OTHER = BORN + timedelta(days=1)
+    assert end_of(planner, at, other).losses == ()
 
 
 @pytest.mark.parametrize("new", [0, 20, 49, 50, 51, 60])
 @pytest.mark.parametrize("is_first", [False, True])
-def test_recreated_hub_is_read_from_its_first_event(new: int, is_first: bool) -> None:
-    """With fewer events than were read, as many, or more: all of them, also if the batch is repeated after a restart.
-    With as many, the batch can have the same end and the same start as the hub's first one, and for Spark there would
-    be none."""
-    planner = StreamPlanner(TriggerLimits())
+@pytest.mark.parametrize("was_running", [False, True])
+def test_recreated_hub_is_read_from_its_first_event(new: int, is_first: bool, was_running: bool) -> None:
+    """With fewer events than were read, as many, or more: all of them, also if the batch is repeated after a restart,
+    and whether the hub was recreated while the query ran or was stopped."""
     at = replace(offset(p0=50, p1=3), first_start={"0": 0, "1": 0} if is_first else None)
-    assert end_of(planner, at, snapshot(p0=50, p1=3)).offset is at
     found = snapshot(created_at=OTHER, p0=new, p1=3)
+    planner = StreamPlanner(TriggerLimits())
+    for asked in (StreamPlanner(TriggerLimits()), planner, planner):  # a query that fails does so each time
+        losses = end_of(asked, at, found).losses
+        assert "the hub was recreated: its creation time is now 2030-01-02" in losses[0].problem
+    planner = StreamPlanner(TriggerLimits())
+    if was_running:
+        assert end_of(planner, at, snapshot(p0=50, p1=3)).offset is at
     log = [at]
     for _ in range(2):
         end = end_of(planner, log[-1], found).offset
@@ -480,8 +497,8 @@ def test_recreated_hub_is_read_from_its_first_event(new: int, is_first: bool) ->
             log.append(restored(end))
     read: list[SequenceRange] = []
     for start, end in pairwise(log):
-        ranges, losses = batch_ranges(start, end, found)
-        assert losses == []
+        ranges, gone = batch_ranges(start, end, found)
+        assert gone == []
         read += ranges
     numbers = [(each.partition_id, number) for each in read for number in range(each.start, each.end)]
     assert sorted(numbers) == [("0", number) for number in range(new)] + [("1", number) for number in range(3)]
@@ -495,7 +512,7 @@ def test_recreated_hub_is_read_from_the_first_event_that_there_is() -> None:
     found = snapshot(created_at=OTHER, p0=(3, 9), p1=(2, 4), p2=0)
     end = end_of(planner, offset(p0=5), found)
     assert [each.is_other_hub for each in end.losses] == [True]
-    assert restored(end.offset) == HubOffset("hub", {"0": 9, "1": 4}, {"0": 3, "1": 2})
+    assert restored(end.offset) == HubOffset("hub", {"0": 9, "1": 4}, {"0": 3, "1": 2}, OTHER)
     ranges, losses = batch_ranges(offset(p0=5), end.offset, found)
     assert (ranges, losses) == ([SequenceRange("0", 3, 9), SequenceRange("1", 2, 4)], [])
 
@@ -506,7 +523,7 @@ def test_recreated_hub_is_read_without_a_wait_for_more_events() -> None:
     at = offset(p0=5)
     end_of(planner, at, snapshot(p0=5))
     end = end_of(planner, at, snapshot(created_at=OTHER, p0=5)).offset
-    assert restored(end) == HubOffset("hub", {"0": 5}, {"0": 0})
+    assert restored(end) == HubOffset("hub", {"0": 5}, {"0": 0}, OTHER)
 
 
 def test_recreated_hub_of_several_is_read_alone_from_its_beginning() -> None:
@@ -521,9 +538,44 @@ def test_recreated_hub_of_several_is_read_alone_from_its_beginning() -> None:
     end = planner.end(start, found(a=BORN, b=OTHER), is_limited=True, now=0.0)
     assert [each.hub for each in end.losses] == ["b"]
     logged = SourceOffset.from_json(json.loads(json.dumps(end.offset.to_json())))
-    assert logged.to_json() == {"a": {"0": 6}, "b": {"0": 6}, FIRST_START: {"b": {"0": 0}}}
+    created = {"a": BORN.isoformat(), "b": OTHER.isoformat()}
+    assert logged.to_json() == {"a": {"0": 6}, "b": {"0": 6}, FIRST_START: {"b": {"0": 0}}, CREATED: created}
     ranges, losses = source_ranges(start, logged, found(a=BORN, b=OTHER))
     assert (ranges, losses) == ({"a": [SequenceRange("0", 5, 6)], "b": [SequenceRange("0", 0, 6)]}, [])
+
+
+@pytest.mark.parametrize("new", [0, 8, 9, 30])
+def test_batch_of_a_hub_that_was_recreated_since_reads_nothing(new: int) -> None:
+    """Its numbers are other events in the new hub: they are gone, and the next batch begins at the new hub's first
+    event. A batch without events loses none."""
+    found = snapshot(created_at=OTHER, p0=new)
+    ranges, (loss,) = batch_ranges(offset(p0=2), offset(p0=9), found)
+    assert ranges == []
+    assert "the hub was recreated: its creation time is now 2030-01-02" in loss.problem
+    first = replace(offset(p0=9), first_start={"0": 4})
+    assert batch_ranges(offset(created_at=OTHER, p0=new), first, found) == ([], [loss])
+    assert batch_ranges(offset(p0=9), offset(p0=9), found) == ([], [])
+    end = end_of(StreamPlanner(TriggerLimits()), offset(p0=9), found).offset
+    assert batch_ranges(offset(p0=9), restored(end), found)[0] == ([SequenceRange("0", 0, new)] if new else [])
+
+
+def test_hub_recreated_after_the_query_began_is_read_from_its_first_event() -> None:
+    """Before the first batch: wherever the query would have begun in the former hub."""
+    planner = StreamPlanner(TriggerLimits())
+    planner.begin(offset(p0=7))
+    found = snapshot(created_at=OTHER, p0=9)
+    end = end_of(planner, offset(p0=7), found)
+    assert [each.is_other_hub for each in end.losses] == [True]
+    assert restored(end.offset) == HubOffset("hub", {"0": 9}, {"0": 0}, OTHER)
+
+
+def test_available_now_reads_what_a_recreated_hub_has() -> None:
+    """The end that was available is one of the former hub: the run ends at the first known end of the new one."""
+    planner = StreamPlanner(TriggerLimits())
+    planner.aim({"hub": snapshot(p0=3)})
+    end = end_of(planner, offset(p0=3), snapshot(created_at=OTHER, p0=8)).offset
+    assert restored(end) == HubOffset("hub", {"0": 8}, {"0": 0}, OTHER)
+    assert end_of(planner, end, snapshot(created_at=OTHER, p0=20)).offset is end
 
 
 def test_data_loss_is_found_where_a_batch_lies_beyond_the_end() -> None:
@@ -538,6 +590,15 @@ def test_data_loss_error_names_the_option_to_go_on() -> None:
     (loss,) = end_of(StreamPlanner(TriggerLimits()), offset(p0=2), snapshot(p0=1), is_limited=True, now=0).losses
     assert str(loss.error()).startswith("hub hub, partition 0: sequence number 1 was reached before")
     assert "failOnDataLoss" in str(loss.error())
+
+
+def test_error_of_a_recreated_hub_says_how_to_go_on() -> None:
+    """It comes again at each restart, until the user decides."""
+    (loss,) = end_of(StreamPlanner(TriggerLimits()), offset(p0=2), snapshot(created_at=OTHER, p0=2)).losses
+    assert "failOnDataLoss is true, and will stop again when it is restarted; set it to false to continue" in str(
+        loss.error()
+    )
+    assert "or begin another query with a new checkpoint" in str(loss.error())
 
 
 # ------------------------------------------------------------------------------------------------------------ a run
@@ -557,7 +618,7 @@ class _Run:
         self.start = self.initial()
 
     def initial(self) -> HubOffset:
-        start = HubOffset("hub", dict(self.latest))
+        start = HubOffset("hub", dict(self.latest), created_at=self.snapshot.created_at)
         self.planner.begin(start)
         return start
 
@@ -632,53 +693,82 @@ def test_query_reads_every_event_after_its_start_once_in_any_history(
 
 
 class _RecreatedRun(_Run):
-    """The same with a hub that is deleted and made again; the query goes on with what there is.
+    """The same with a hub that is deleted and made again at any moment; the query goes on with what there is.
 
-    An offset does not have the creation time, so it is recreated between two batches, and while the query has looked at
-    the hub before.
+    The query does not notice it at once: until then it knows the bounds of the former hub, or has new bounds with the
+    former creation time, and its tasks read what the new hub has under the numbers of a batch.
     """
 
     def __init__(self, limits: TriggerLimits, begun: Mapping[str, int]) -> None:
         self.hubs = 0
-        self.seen: int | None = None
+        self.stale: HubSnapshot | None = None
         self.read_of: Counter[tuple[int, str, int]] = Counter()
         super().__init__(limits, begun)
 
     @property
     def snapshot(self) -> HubSnapshot:
+        """What the query knows of the hub."""
+        return self.stale or self.actual
+
+    @property
+    def actual(self) -> HubSnapshot:
         return replace(super().snapshot, created_at=BORN + timedelta(days=self.hubs))
 
-    def position(self, partition_id: str) -> int:
-        return (self.log[-1] if self.log else self.start).following.get(partition_id, 0)
+    @property
+    def position(self) -> HubOffset:
+        return self.log[-1] if self.log else self.start
 
-    def recreate(self, first: str, delta: int, earliest: int) -> None:
+    def recreate(self, first: str, delta: int, earliest: int, noticed: str) -> None:
         """Make another hub: in a partition with as many events more or fewer than were read, in others with as many."""
-        if self.committed < len(self.log) or self.seen != self.hubs:
-            return
-        ends = {each: self.position(each) + (delta if each == first else 0) for each in self.latest}
+        before = self.snapshot
+        following = self.position.following
+        ends = {each: following.get(each, 0) + (delta if each == first else 0) for each in self.latest}
         self.hubs += 1
         self.latest = {each: max(0, end) for each, end in ends.items()}
         self.earliest = {each: min(earliest, end) for each, end in self.latest.items()}
+        if noticed == "at once":
+            self.stale = None
+        elif noticed == "by its numbers":
+            self.stale = replace(self.actual, created_at=before.created_at)
+        else:
+            self.stale = before
 
     def trigger(self, now: float) -> None:
         if self.committed < len(self.log):
             return
-        start = self.log[-1] if self.log else self.start
-        end = end_of(self.planner, start, self.snapshot, now=now)
-        assert any(each.is_other_hub for each in end.losses) == (self.seen is not None and self.seen != self.hubs)
-        self.seen = self.hubs
+        start, found = self.position, self.snapshot
+        end = end_of(self.planner, start, found, now=now)
+        if start.created_at != found.created_at:
+            again = end_of(StreamPlanner(self.limits), start, found, now=now)
+            for losses in (end.losses, again.losses):
+                assert losses[0].is_other_hub
+            assert end.offset.created_at == found.created_at
+        elif self.stale is None:
+            assert end.losses == ()
         if end.offset != start:
             self.log.append(restored(end.offset))
 
     def run(self, *, is_committed: bool) -> None:
-        self.read.clear()
-        super().run(is_committed=is_committed)
-        self.read_of.update({(self.hubs, *place): count for place, count in self.read.items()})
+        if self.committed == len(self.log):
+            return
+        found, end = self.snapshot, self.log[-1]
+        start = self.log[-2] if len(self.log) > 1 else self.start
+        ranges, losses = batch_ranges(start, end, found)
+        if end.created_at != found.created_at:
+            begun = start.following if end.first_start is None else end.first_start
+            assert ranges == []
+            assert bool(losses) == any(begun.get(each, 0) != stop for each, stop in end.following.items())
+        elif self.stale is None:
+            assert losses == []
+        if is_committed:
+            self.committed += 1
+            if self.stale is None:
+                for each in ranges:
+                    self.read_of.update((self.hubs, each.partition_id, at) for at in range(each.start, each.end))
 
     def restart(self) -> None:
-        if self.seen == self.hubs:
-            super().restart()
-            self.seen = None
+        self.stale = None
+        super().restart()
 
 
 @given(
@@ -686,51 +776,69 @@ class _RecreatedRun(_Run):
     st.integers(1, 20) | st.none(),
     st.lists(
         st.tuples(
-            st.sampled_from(["publish", "recreate", "trigger", "trigger", "commit", "commit", "crash", "restart"]),
+            st.sampled_from(
+                ["publish", "recreate", "trigger", "trigger", "commit", "commit", "crash", "restart", "notice", "aim"]
+            ),
             st.sampled_from("012"),
             st.integers(-9, 9),
             st.integers(0, 3),
+            st.sampled_from(["at once", "by its numbers", "later"]),
         ),
         max_size=60,
     ),
 )
-@example(None, None, [("publish", "0", 3, 0), ("trigger", "0", 0, 0), ("commit", "0", 0, 0), ("recreate", "0", 0, 0)])
-@example(None, None, [("publish", "0", 3, 0), ("trigger", "0", 0, 0), ("commit", "0", 0, 0), ("recreate", "0", -7, 0)])
+@example(None, None, [(each, "0", 3, 0, "at once") for each in ("publish", "trigger", "commit", "recreate")])
+@example(None, None, [(each, "0", 0, 0, "later") for each in ("publish", "trigger", "recreate", "restart", "commit")])
+@example(
+    None,
+    None,
+    [(each, "0", 3, 0, "at once") for each in ("trigger", "commit", "publish", "trigger", "recreate", "commit")],
+)
+@example(None, None, [(each, "0", 0, 0, "later") for each in ("recreate", "restart", "trigger", "recreate", "aim")])
 def test_query_reads_every_event_of_a_recreated_hub_once_in_any_history(
-    most: int | None, least: int | None, steps: list[tuple[str, str, int, int]]
+    most: int | None, least: int | None, steps: list[tuple[str, str, int, int, str]]
 ) -> None:
-    """With fewer events than were read, as many, or more; limited, crashed and repeated. What was unread of the hub
-    before is gone, but nothing of it was left out before what was read."""
-    run = _RecreatedRun(TriggerLimits(most, least, 50.0), {"0": 0, "1": 0, "2": 0})
+    """With fewer events than were read, as many, or more; limited, crashed and repeated; recreated before the first
+    batch, before a batch is read or repeated, and while the query is stopped. What was unread of the hub before is
+    gone, but nothing of it was left out before what was read. What is read before the change is noticed does not
+    count: it is read again."""
+    run = _RecreatedRun(TriggerLimits(most, least, 50.0), {"0": 4, "1": 0, "2": 9})
     firsts: dict[int, dict[str, int]] = {}
     now = 0.0
-    for step, partition_id, count, earliest in steps:
+    for step, partition_id, count, earliest, noticed in steps:
         if step == "publish":
             run.latest[partition_id] += abs(count)
         elif step == "recreate":
-            run.recreate(partition_id, count, earliest)
+            run.recreate(partition_id, count, earliest, noticed)
             firsts[run.hubs] = dict(run.earliest)
         elif step == "trigger":
             now += 3 * abs(count)
             run.trigger(now)
         elif step in {"commit", "crash"}:
             run.run(is_committed=step == "commit")
+        elif step == "notice":
+            run.stale = None
+        elif step == "aim":
+            run.planner.aim({"hub": run.snapshot})
         else:
             run.restart()
+    run.restart()
     for _ in range(400):
         now += 100.0
         run.trigger(now)
         run.run(is_committed=True)
-    began = run.log[0].first_start
-    assert began is not None
-    firsts[0] = dict(began)
+    first = run.log[0]
+    assert first.first_start is not None
+    assert first.created_at is not None
+    firsts[(first.created_at - BORN).days] = dict(first.first_start)
     assert set(run.read_of.values()) <= {1}
-    for number, first in firsts.items():
+    for number in {each for each, _, _ in run.read_of} | {run.hubs}:
         for partition_id in run.latest:
             read = sorted(at for hub, each, at in run.read_of if (hub, each) == (number, partition_id))
-            assert read == list(range(first[partition_id], first[partition_id] + len(read)))
+            begin = firsts[number][partition_id]
+            assert read == list(range(begin, begin + len(read)))
             if number == run.hubs:
-                assert first[partition_id] + len(read) == run.latest[partition_id]
+                assert begin + len(read) == run.latest[partition_id]
 
 
 class _HubsRun:

@@ -146,10 +146,16 @@ def test_position_option_of_another_form_is_refused(text: str) -> None:
         {"0": "earliest", "1": 7},
         {"trades": {"0": "earliest", "1": {"seqNo": 7}}, "other": {"0": "latest", "9": 1}},
         {'{"ehName": "trades", "partitionId": 0}': {"offset": "-1"}, "1": "7"},
+        {
+            "trades": {"0": "earliest", "1": 7},
+            "(start)": {"0": 1},
+            "(created)": {"trades": "2030-01-01T00:00:00+00:00"},
+        },
     ],
 )
 def test_positions_by_partition_are_read_in_every_form(positions: object) -> None:
-    """They are keyed by partition, by hub and partition, or as the connector does; other hubs' are left out."""
+    """They are keyed by partition, by hub and partition, or as the connector does; other hubs' are left out. A query's
+    offset is such positions too."""
     made = options(startingPositions=json.dumps(positions), startingPosition="latest").for_stream()
     assert made.start_of("0") == EventPosition.earliest()
     assert made.start_of("1") == EventPosition.at_sequence_number(7, inclusive=True)

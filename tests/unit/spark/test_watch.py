@@ -13,6 +13,7 @@ import pytest
 from eventpump.errors import (
     ConfigurationError,
     ConnectionLostError,
+    EntityNotFoundError,
     LinkDetachedError,
     ServiceBusyError,
 )
@@ -215,6 +216,57 @@ async def test_what_is_known_of_a_hub_that_was_recreated_is_of_one_hub(events: i
         else:
             assert latest(watch) == dict.fromkeys(hub.partition_ids, events)
     assert watch.snapshots["telemetry"].created_at == hub.created_at
+    await watch.aclose()
+
+
+@pytest.mark.parametrize("partitions", [60, 20])
+@seeds(4, of=24)
+async def test_request_while_there_is_no_hub_does_not_end_the_query(partitions: int, seed: int) -> None:
+    """Partitions are asked for while the hub is deleted, and the hub itself when it was made again, with the same
+    partitions or fewer."""
+    rng = random.Random(seed)
+    hub = FakeHub(partitions=60, consumer_groups=GROUPS)
+    hub.latency = 0.01
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [SourceOptions.from_options({"connectionString": STRING}).for_stream()])
+    await watch.refresh()
+    for _ in range(3):
+        await asyncio.sleep(rng.uniform(0.0, 1.5))
+        hub.refuse(EntityNotFoundError("no such hub"), operation="partition", times=rng.randint(1, 8))
+        hub.recreate(partitions)
+        for each in hub.partition_ids:
+            hub.publish(each, count=3)
+        until = now() + 10.0
+        while now() < until:
+            await watch.until_news({0: latest(watch)})
+        assert watch.snapshots["telemetry"].created_at == hub.created_at
+        assert latest(watch) == dict.fromkeys(hub.partition_ids, 3)
+    await watch.aclose()
+
+
+async def test_request_from_before_the_hub_was_made_again_does_not_end_the_query() -> None:
+    """It is refused after another request has shown the new hub: it waited in the budget."""
+    hub = FakeHub(partitions=60, consumer_groups=GROUPS)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await asyncio.sleep(60.0)
+    hub.recreate()
+    hub.refuse(EntityNotFoundError("no such hub"), operation="partition", partition_id="59")
+    await watch.refresh()
+    assert watch.snapshots["telemetry"].created_at == hub.created_at
+    assert latest(watch) == dict.fromkeys(hub.partition_ids, 0)
+    await watch.aclose()
+
+
+async def test_partition_that_a_hub_does_not_find_ends_the_query() -> None:
+    """The hub is the same, and has the partition."""
+    hub = FakeHub(partitions=2, consumer_groups=GROUPS)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await asyncio.sleep(1.0)
+    hub.refuse(EntityNotFoundError("no such partition"), operation="partition", partition_id="1")
+    with pytest.raises(EntityNotFoundError):
+        await watch.look_at_all()
     await watch.aclose()
 
 
