@@ -134,7 +134,7 @@ async def test_checkpoint_never_covers_a_batch_in_a_handler(stage: Stage) -> Non
 
         async def held() -> None:
             await stage.progress.until_reached({"1": 60, "2": 60, "3": 60})
-            assert "0" in processor.inside
+            await stage.progress.until(lambda: "0" in processor.inside)
 
         await run_for(stage.host("first", processor, checkpoint_policy=policy, close_timeout=1.0), held)
         assert processor.cancelled == ["0"]
