@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks.processes import READY
 from benchmarks.sides.common import BODY_SIZE
 from benchmarks.sides.stages import make_messages
-from eventpump.spark.data_source import register
+from eventpump.spark.data_source import EventPumpDataSource, register
 from eventpump.spark.local import local_session
 from eventpump.spark.source.receive import ReceiveCounters, counters
 from eventpump.spark.source.rows import PackedEvents, RowEncoder
@@ -422,6 +422,8 @@ def hits(connection_string: str, hub: str, events: int, per_batch: int) -> dict[
         The share of ranges that a kept link went on with, and of second looks that the cache served.
     """
     with _session() as spark:
+        # Otherwise the source has workers apart from those that are asked for their counters.
+        spark.dataSource.register(EventPumpDataSource)
         query = _to_nowhere(_stream(spark, "ours", connection_string, hub, 0, 0, per_batch))
         query.processAllAvailable()
         query.stop()
