@@ -45,7 +45,10 @@ from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 PARTITIONS = ("0", "1", "2", "3")
 LIMITS = PackingLimits(max_events=7)
 OPTIONS = PublishOptions(
-    retry=RetryOptions(max_retries=20, base_delay=0.002, max_delay=0.02), buffer_bytes=300, scan_timeout=20.0
+    retry=RetryOptions(max_retries=20, base_delay=0.002, max_delay=0.02),
+    buffer_bytes=300,
+    scan_timeout=20.0,
+    settle_time=0.0,
 )
 
 

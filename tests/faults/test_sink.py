@@ -427,6 +427,24 @@ async def test_rows_in_a_tail_that_may_not_be_read_are_not_compared(
     assert await stored(emulator.connection_string, "0") == twelve(0, "0")
 
 
+async def test_comparing_refuses_fewer_rows_than_are_stored_in_a_tail_that_may_not_be_read(
+    emulator: Emulator, tmp_path: Path
+) -> None:
+    """*No loss*: their number alone shows that they are others, before any is sent."""
+    await begun_by_another(emulator, tmp_path)
+    reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", owner_level=1, **CONNECTION)
+    async with reader, query_of(emulator.connection_string, tmp_path) as second:
+        await anext(aiter(reader))
+        plan = await second.plan(0)
+        without_room = OPTIONS.model_copy(update={"buffer_bytes": 1})
+        async with PartitionPublishing(
+            second.transport, plan, "0", options=without_room, compares=True, sends=False
+        ) as comparing:
+            assert not await comparing.put(encoded(twelve(0, "0")[:3]))
+            with pytest.raises(InvalidClientStateError, match="7 rows of the batch are stored, but it now has only 3"):
+                await comparing.compare()
+
+
 async def test_comparing_with_a_producer_that_is_lost_sends_nothing(emulator: Emulator, tmp_path: Path) -> None:
     """*No duplicate*: the loss is dealt with before any partition gets a row of what may be another query."""
     await begun_by_another(emulator, tmp_path)

@@ -115,6 +115,8 @@ class PublishOptions(SettingsModel):
             may a message that is not full.
         consumer_group: Whom the tail is read as. It takes one of the group's five readers of a partition.
         scan_timeout: Seconds to wait for the next event of the tail.
+        settle_time: Seconds for which the service may answer with an end of a partition that was reached before: rows
+            that are not found until then are not there.
     """
 
     retry: RetryOptions = RetryOptions()
@@ -122,6 +124,7 @@ class PublishOptions(SettingsModel):
     buffer_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
     consumer_group: Name = "$Default"
     scan_timeout: Seconds = 60.0
+    settle_time: float = Field(default=5.0, ge=0)
 
 
 _DEFAULTS: Final = PublishOptions()
@@ -304,7 +307,9 @@ class _Outside:
 
     async def _tail(self, partition_id: str, _: object) -> PartitionTail:
         found = await self._transport.get_partition_properties(self._hub, partition_id)
-        return PartitionTail(found.beginning_sequence_number, found.last_enqueued_sequence_number)
+        last = found.last_enqueued_sequence_number
+        # Of an empty partition the beginning says nothing (protocol.md 6.2).
+        return PartitionTail(last + 1 if found.is_empty else found.beginning_sequence_number, last)
 
     async def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
         sequencer = PartitionSequencer[SealedBatch](
@@ -485,6 +490,7 @@ class PartitionPublishing:
         self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries, compares=compares, sends=sends)
         self._progressed_at = 0.0
         self._compared_at = self._entry.tail  # the sequence number of the last event that is a row of this attempt
+        self._missing_since: float | None = None  # since when rows were not found that are stored
         self._publisher = publisher
         self._digest = hashlib.sha256()
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
@@ -603,6 +609,8 @@ class PartitionPublishing:
             self._pack()
             self._changed.set()
         await asyncio.shield(self._task)
+        if self._work.step is WorkStep.FAIL:  # without rows to send, the task has not waited for their end
+            raise self._work.error()
 
     def release(self) -> PartitionPublisher | None:
         """Return the publisher, for the next batch, after `finish` has returned a receipt. It is the caller's then.
@@ -768,7 +776,7 @@ class PartitionPublishing:
         tail = await self._transport.get_partition_properties(hub, entry.partition_id)
         last = tail.last_enqueued_sequence_number
         # Where retention has passed events, the row may have been among them.
-        is_stored = last > entry.tail and tail.beginning_sequence_number > entry.tail + 1
+        is_stored = last > entry.tail and (tail.is_empty or tail.beginning_sequence_number > entry.tail + 1)
         if not is_stored:
             events = read_tail(self._transport, hub, entry.partition_id, entry.tail, last, self._options)
             sought = self._plan.stamp(entry.partition_id, entry.offset) if self._plan.is_stamped else _content(row)
@@ -808,7 +816,7 @@ class PartitionPublishing:
         """
         work, partition_id, hub = self._work, self._entry.partition_id, self._plan.sink.hub
         tail = await self._transport.get_partition_properties(hub, partition_id)
-        if tail.beginning_sequence_number > self._compared_at + 1:
+        if tail.is_empty or tail.beginning_sequence_number > self._compared_at + 1:
             self._pass_uncompared("retention has removed events since the batch was planned")
             return
         last = tail.last_enqueued_sequence_number
@@ -823,7 +831,7 @@ class PartitionPublishing:
                     sought = _content(self._rows[work.compared - self._base])
                 if _content_of(event) != sought:
                     continue
-                sought = None
+                sought = self._missing_since = None
                 self._compared_at = event.sequence_number
                 work.same(1)
                 if work.compared - self._base >= _DROPPED_AT_ONCE or not work.must_compare:
@@ -831,6 +839,10 @@ class PartitionPublishing:
                     self._room.set()
                 if not work.must_compare:
                     return
+        now = asyncio.get_running_loop().time()
+        self._missing_since = now if self._missing_since is None else self._missing_since
+        if now < self._missing_since + self._options.settle_time:
+            raise ServiceTimeoutError("its end does not have its rows yet", entity=f"partition {partition_id}")
         raise ConfigurationError(
             "sink_id",
             f"{self._stored_rows()}, and are other rows than this query's: they are another query's, or this query "

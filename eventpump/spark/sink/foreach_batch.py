@@ -567,10 +567,11 @@ class _Publication:
             # A job of its own: no row is sent to any partition where those of another query are stored in one.
             used = {row["outcome"] for row in placed.mapInArrow(replace(task, sends=False), OUTCOME_DDL).collect()}
             losses = [decode_outcome(each) for each in used.difference(plan.partition_ids)]
+            lost = {each.partition_id for each in losses}
+            unused: dict[str, list[bytes]] = {each: [] for each in plan.partition_ids if each not in used | lost}
+            worker.run(compare_shares(self._transport, plan, unused, self._options))
             if losses:
                 return losses
-            unused: dict[str, list[bytes]] = {each: [] for each in plan.partition_ids if each not in used}
-            worker.run(compare_shares(self._transport, plan, unused, self._options))
         return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
 
     # ------------------------------------------------------------------------------------------ rows
