@@ -534,10 +534,12 @@ class PartitionPublishing:
         """End the attempt: what is on its way may still be stored."""
         assert self._task is not None
         self._task.cancel()
-        await asyncio.wait({self._task})
-        if not self._task.cancelled():
-            self._task.exception()  # the caller got the error, or was cancelled before
-        await self._drop_publisher()
+        try:
+            await asyncio.wait({self._task})
+            if not self._task.cancelled():
+                self._task.exception()  # the caller has had it, or left before
+        finally:
+            await self._drop_publisher()
 
     async def put(self, events: Sequence[bytes]) -> bool:
         """Add the next rows, and wait until there is room for more.

@@ -254,9 +254,9 @@ async def publish_shares(
             await each.put(events)
             outcome = await each.finish()
             publisher = each.release()
-        if publisher is not None:
-            await kept.keep(partition_id, publisher)
-        return outcome
+            if publisher is not None:  # at once: a cancellation while the attempt ends must not lose it
+                await kept.keep(partition_id, publisher)
+            return outcome
 
     if compares:
         every = {each: shares.get(each, ()) for each in plan.partition_ids}
