@@ -1,4 +1,4 @@
-"""What happens to a hub of one partition, whoever reads it."""
+"""Faults of a hub with one partition, for the histories of readers: detached links, and retention."""
 
 from __future__ import annotations
 

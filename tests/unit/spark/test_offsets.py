@@ -464,7 +464,7 @@ def test_data_loss_is_found_where_a_partition_is_missing() -> None:
 
 
 def test_recreated_hub_is_found_by_a_run_whose_offset_has_no_creation_time() -> None:
-    """As one of the Scala connector: what the run has seen before shows a hub with more events, and it is told once."""
+    """Offsets of the Scala connector have none: a new time in a later snapshot of the run is reported, once."""
     planner = StreamPlanner(TriggerLimits())
     at = offset(created_at=None, p0=3)
     assert end_of(planner, at, snapshot(p0=3)).losses == ()

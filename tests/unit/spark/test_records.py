@@ -154,7 +154,7 @@ def test_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
     ],
 )
 def test_record_of_damaged_or_foreign_bytes_is_refused(raw: bytes | Callable[[], bytes], says: str) -> None:
-    """Torn, foreign, newer or damaged bytes are told apart in words, and never taken for a record."""
+    """The error says whether bytes are not JSON, of another kind or of a newer version; they are never a record."""
     with pytest.raises(ValueError, match=says):
         decode_record(raw if isinstance(raw, bytes) else raw(), Plan)
 
