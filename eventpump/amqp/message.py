@@ -20,6 +20,7 @@ from eventpump.amqp.sections import (
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    NULL_DATA,
     PROPERTIES,
     check_sections,
     encode_data,
@@ -30,7 +31,7 @@ from eventpump.amqp.types import Symbol, Timestamp, UByte, UInt, ULong
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A body of one or more data sections (3.2.6)."""
+    """A body of one or more data sections (3.2.6). It has no parts where the section holds null, not binary."""
 
     parts: tuple[bytes, ...]
 
@@ -197,7 +198,7 @@ class Message:
             out.append(section(APPLICATION_PROPERTIES, self.application_properties))
         match self.body:
             case Data(parts):
-                out.extend(encode_data(part) for part in parts)
+                out.extend(map(encode_data, parts) if parts else (NULL_DATA,))
             case AmqpSequence(lists):
                 out.extend(section(AMQP_SEQUENCE, list(each)) for each in lists)
             case AmqpValue(value):
@@ -216,7 +217,7 @@ class Message:
             AmqpDecodeError: It is not a message.
         """
         made = cls()
-        data: list[bytes] = []
+        data: list[bytes | None] = []
         sequences: list[list[Any]] = []
         values: list[Any] = []
         for code, start, _, end in check_sections(raw):
@@ -234,7 +235,7 @@ class Message:
             else:
                 setattr(made, _MAPS[code], value)
         if data:
-            made.body = Data(tuple(data))
+            made.body = Data(tuple(part for part in data if part is not None))
         elif sequences:
             made.body = AmqpSequence(tuple(sequences))
         elif values:

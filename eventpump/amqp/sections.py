@@ -28,7 +28,9 @@ MARKER: Final = b"\x00\x53"
 """How a section begins, before its code: a descriptor, which is a small ulong. Other forms are rare."""
 BODIES: Final = frozenset((DATA, AMQP_SEQUENCE, AMQP_VALUE))
 
-_BINARY: Final = frozenset((0xA0, 0xB0))
+_NULL: Final = 0x40
+_BINARY: Final = frozenset((0xA0, 0xB0, _NULL))
+"""Null too, against the specification: JavaScript's clients send it for an event without a body."""
 _LIST: Final = frozenset((0x45, 0xC0, 0xD0))
 _MAP: Final = frozenset((0xC1, 0xD1))
 
@@ -103,6 +105,10 @@ _pack_large_data = struct.Struct(">4sI").pack
 def data_head(size: int) -> bytes:
     """Encode what comes before the payload of a data section (3.2.6), given the size of the payload in bytes."""
     return _DATA_HEADS[size] if size < 256 else _pack_large_data(WIDE_DATA, size)
+
+
+NULL_DATA: Final = MARKER + bytes((DATA, _NULL))
+"""A data section that holds null."""
 
 
 def encode_data(payload: bytes) -> bytes:
@@ -455,6 +461,9 @@ def _walk_event(
                 if raw[pos]:
                     raise AmqpDecodeError("a message does not consist of sections")
                 code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
+                if code == DATA and constructor == _NULL:
+                    body, bodies, pos = b"", bodies + 1, pos + 4
+                    continue
                 if code in (DATA, MESSAGE_ANNOTATIONS):
                     raise AmqpDecodeError(
                         "a data section does not hold binary, or the message annotations are not a map"

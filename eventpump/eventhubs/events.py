@@ -687,10 +687,13 @@ class ReceivedEvent:
 
     @property
     def value(self) -> Any:
-        """The body of any kind: bytes, a list (several sequences are joined), an AMQP value, or None."""
+        """The body of any kind: bytes, a list (several sequences are joined), an AMQP value, or None.
+
+        None too for data that is null, as JavaScript's clients send for an event without a body; `body` is empty then.
+        """
         match self._decoded().body:
             case Data(parts):
-                return b"".join(parts)
+                return b"".join(parts) if parts else None
             case AmqpSequence(lists):
                 return [item for each in lists for item in each]
             case AmqpValue(value):

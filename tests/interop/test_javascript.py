@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from eventpump import Emulator, EventData, EventProducer
+from eventpump.amqp.sections import NULL_DATA
 from eventpump.emulator.faults import DropConnection, LinkRole, Reject, StoreLate
 from tests.interop.peers.javascript import JavaScriptPeer, event
 from tests.support.reading import read_partition
@@ -71,6 +72,22 @@ async def test_javascript_sends_what_we_read(service: Emulator, peer: JavaScript
     assert found[0].properties == {"symbol": "MSFT", "price": 101.5, "live": True}
     assert (found[0].message_id, found[0].content_type, found[0].correlation_id) == ("m-1", "application/json", "c-1")
     assert [(each.body, each.partition_key) for each in keyed] == [(b"keyed", "key1"), (b"too", "key1")]
+
+
+async def test_javascript_sends_events_without_a_body(service: Emulator, peer: JavaScriptPeer) -> None:
+    """A body of null, and none, is null data on the wire: stored and given back as sent; ours reads it as empty."""
+    producer = await peer.producer(service.connection_string, HUB)
+    bare = [event(None), event(None, properties={"kind": "none"})]
+    await producer.send([*bare, *events("after")], partitionId="0")
+    await producer.send_in_batch([event(None)], partitionId="0")
+    await producer.close()
+    found = await read_partition(service.connection_string, HUB, "0")
+    assert [(each.body, each.value) for each in found] == [(b"", None), (b"", None), (b"after", b"after"), (b"", None)]
+    assert found[1].properties == {"kind": "none"}
+    assert all(each.raw.endswith(NULL_DATA) for each in found if not each.body)
+    consumer = await peer.consumer(service.connection_string, HUB, "0")
+    await consumer.receive(4)
+    assert [each.body for _, each in consumer.notes.received] == [b"null", b"null", b"after", b"null"]
 
 
 async def test_javascript_reads_what_we_send(service: Emulator, peer: JavaScriptPeer) -> None:

@@ -32,7 +32,7 @@ from eventpump.amqp import receiver
 from eventpump.amqp.message import AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
-from eventpump.amqp.sections import section_spans
+from eventpump.amqp.sections import NULL_DATA, section_spans
 from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
 from eventpump.eventhubs import events as module
@@ -219,7 +219,8 @@ def message(random: Random) -> bytes:
     random.shuffle(entries)
     made = Message(message_annotations=dict(entries))
     parts = tuple(random.choice((b"", b"a", "é".encode() * 200, random.randbytes(9))) for _ in range(3))
-    made.body = random.choice((Data(parts[:1]), Data(parts[:1]), Data(parts[:1]), Data(parts), AmqpValue("text"), None))
+    others = (Data(parts), Data(()), AmqpValue("text"), None)
+    made.body = random.choice((*(Data(parts[:1]),) * 3, *others))
     made.header = random.choice((None, None, Header(durable=True)))
     made.properties = random.choice((None, Properties(message_id="m", subject="s" * 300)))
     made.application_properties = random.choice((None, {"a": 1, "b": "two"}))
@@ -228,6 +229,8 @@ def message(random: Random) -> bytes:
     if random.random() < 0.1:
         _, start, end = random.choice(section_spans(raw) or [(0, 0, 0)])
         raw = random.choice((raw[:start] + raw[end:] + raw[start:end], raw + raw[start:end], raw[start:end] + raw))
+    if random.random() < 0.05:
+        raw = random.choice((raw + NULL_DATA, NULL_DATA + raw, NULL_DATA))
     return raw
 
 

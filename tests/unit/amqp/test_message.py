@@ -43,7 +43,7 @@ properties = st.builds(
 )
 bodies = st.one_of(
     st.none(),
-    st.lists(SCALARS["binary"], min_size=1, max_size=3).map(lambda parts: Data(tuple(parts))),
+    st.lists(SCALARS["binary"], max_size=3).map(lambda parts: Data(tuple(parts))),
     st.lists(st.lists(values, max_size=3), min_size=1, max_size=3).map(lambda parts: AmqpSequence(tuple(parts))),
     values.map(AmqpValue),
 )
@@ -200,6 +200,11 @@ def test_decode_names_a_field_of_a_wrong_type(fields: list[Any]) -> None:
         (section(0x73, []) + section(0x75, b"x"), True),
         (section(0x75, b"x") + section(0x75, b"y") + section(0x78, {}), True),
         (section(0x77, "text"), True),
+        (section(0x75, None), True),
+        (section(0x75, b"x") + section(0x75, None), True),
+        (encode(Described(Symbol("amqp:data:binary"), None)), True),
+        (section(0x76, None), False),
+        (section(0x75, []), False),
         (encode(Described(Symbol("amqp:data:binary"), b"x")), True),
         (section(0x75, "x"), False),
         (encode(Described(Symbol("amqp:data:binary"), "x")), False),

@@ -1,4 +1,4 @@
-"""A message that cannot be decoded: its handler sees that, and its partition goes on."""
+"""A message that cannot be decoded, or has no body: its handler sees that, and its partition goes on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from eventpump.amqp.sections import section
+from eventpump.amqp.sections import NULL_DATA, encode_data, section
 from eventpump.amqp.types import Timestamp
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
+from eventpump.options.base import RetryOptions
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet, RecordingProcessor
 
@@ -107,3 +109,26 @@ async def test_checkpoint_of_an_event_without_a_place_stores_the_one_before() ->
         assert len(partition.raw) == 4
         await asyncio.sleep(30)
         assert (sum(seen), fleet.checkpoint("0")) == (4, 3)
+
+
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["serial", "keyed"])
+async def test_event_whose_body_is_null_is_handled_once(*, is_keyed: bool) -> None:
+    """It is read as an empty body, and neither it nor the events around it are repeated."""
+    hub = FakeHub(partitions=1)
+    hub.publish("0", *"xxxxx")
+    raw = hub.partition("0").raw
+    raw[2] = raw[2].removesuffix(encode_data(b"x")) + NULL_DATA
+    read: list[tuple[bytes, object]] = []
+
+    async def note(context: PartitionContext, events: Events) -> None:
+        read.extend((event.body, event.value) for event in events)
+
+    async with Fleet(hub) as fleet:
+        if is_keyed:
+            processor = KeyedProcessor(note, key=lambda event: event.body)
+            await fleet.start("a", processor, handler_retry=RetryOptions(max_retries=0), on_retries_exhausted="skip")
+        else:
+            await fleet.start("a", RecordingProcessor(fleet.record, on_events=note))
+        await asyncio.sleep(60)
+        assert sorted(read, key=repr) == [(b"", None), *[(b"x", b"x")] * 4]
+        assert fleet.record.errors == []

@@ -20,7 +20,7 @@ from eventpump.eventhubs.events import ReceivedEvent
 _NAMES = EventFields(b"x-opt-sequence-number", b"x-opt-offset", b"x-opt-enqueued-time")
 
 bodies = st.one_of(
-    st.lists(st.binary(max_size=300), min_size=1, max_size=3).map(lambda parts: Data(tuple(parts))),
+    st.lists(st.binary(max_size=300), max_size=3).map(lambda parts: Data(tuple(parts))),
     st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=1, max_size=2).map(
         lambda lists: AmqpSequence(tuple(lists))
     ),
@@ -117,8 +117,6 @@ def test_stamp_prefers_the_events_own_key() -> None:
         bytes.fromhex("00537245") + Message(body=Data((b"x",))).encode(),
         bytes.fromhex("005375a10178"),
         bytes.fromhex("005375b100000001") + b"x",
-        bytes.fromhex("00537540"),
-        Message(properties=Properties(message_id="m")).encode() + bytes.fromhex("00537540"),
         Message(properties=Properties(message_id="m")).encode() + bytes.fromhex("005375a10178"),
         bytes.fromhex("005374a10178") + Message(body=Data((b"x",))).encode(),
         bytes.fromhex("005374c00101") + Message(body=Data((b"x",))).encode(),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.codec import EncodeError
 from eventpump.amqp.message import Message
+from eventpump.amqp.sections import NULL_DATA, encode_data
 from eventpump.amqp.types import Symbol, Timestamp, ULong
 from eventpump.errors import CaptureFileError, ConfigurationError
 from eventpump.eventhubs.capture import SCHEMA, NamePattern, message_of, parse_time, read_blocks, record_of, write_file
@@ -96,6 +97,13 @@ def test_an_event_survives_its_file(
     assert (after.offset, after.enqueued_time, after.body) == (before.offset, _TIME, body)
     assert (after.properties, after.partition_key) == (properties, key)
     assert after.system_properties == before.system_properties
+
+
+def test_body_that_is_null_is_captured_as_an_empty_one() -> None:
+    """Null in place of data is an empty body in a file, and in the event that is made of it."""
+    raw = _event(body=b"data").removesuffix(encode_data(b"data")) + NULL_DATA
+    assert record_of(raw)["Body"] == b""
+    assert ReceivedEvent(message_of(record_of(raw))).body == b""
 
 
 def test_what_the_form_lacks_becomes_text() -> None:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.codec import encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
-from eventpump.amqp.sections import section, section_spans
+from eventpump.amqp.sections import NULL_DATA, section, section_spans
 from eventpump.amqp.types import Array, Described, Int, Symbol, Timestamp, UInt, ULong
 from eventpump.errors import EventError
+from eventpump.eventhubs.codecs import PayloadCodec, event_maker
 from eventpump.eventhubs.events import (
     Checkpoint,
     EventData,
@@ -247,6 +248,34 @@ def test_undecodable_event_has_its_place_and_no_body(raw: bytes) -> None:
                     getattr(event, name)
         else:
             assert event.body == b"y" * 300
+
+
+_LONG_NULL = encode(Described(Symbol("amqp:data:binary"), None))
+
+
+@pytest.mark.parametrize(
+    ("sections", "body", "value"),
+    [
+        (NULL_DATA, b"", None),
+        (_LONG_NULL, b"", None),
+        (NULL_DATA + section(0x78, {}), b"", None),
+        (NULL_DATA * 2, b"", None),
+        (NULL_DATA + section(0x75, b"x"), b"x", b"x"),
+        (section(0x75, b"x" * 300) + NULL_DATA, b"x" * 300, b"x" * 300),
+    ],
+)
+@pytest.mark.parametrize("first", ["body", "value", "body_type", "properties"])
+def test_body_that_is_null_is_empty(sections: bytes, body: bytes, value: bytes | None, first: str) -> None:
+    """Null in place of data is an empty body whose `value` is None, whatever is read first, and after sound events."""
+    for made in (ReceivedEvent, event_maker([PayloadCodec("odd", bytes, bytes)], "0")):
+        for raw in (_SOUND + sections, _SOUND + section(0x75, b"y" * 300), _SOUND + sections):
+            event = made(raw, None)
+            getattr(event, first)
+            assert (event.offset, event.body_type, event.properties) == ("1", "data", {})
+            if sections in raw:
+                assert (event.body, event.body_as_str(), event.value) == (body, body.decode(), value)
+                assert event.to_event_data().body == body
+                assert pickle.loads(pickle.dumps(event)).body == body
 
 
 @pytest.mark.parametrize(

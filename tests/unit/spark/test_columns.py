@@ -111,7 +111,7 @@ def message(random: Random) -> bytes:
     made = Message(message_annotations=dict(entries))
     made.body = Data((random.choice((b"", b"a", random.randbytes(300))),))
     if random.random() < 0.1:
-        made.body = random.choice((None, AmqpValue("text"), Data((b"a", b"b"))))
+        made.body = random.choice((None, AmqpValue("text"), Data((b"a", b"b")), Data(())))
     made.header = random.choice((None, None, Header(durable=True)))
     made.delivery_annotations = random.choice((None, None, {Symbol("d"): 1}))
     made.footer = random.choice((None, None, None, {Symbol("f"): 1}))

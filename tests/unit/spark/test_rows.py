@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.codec import encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.sections import NULL_DATA, encode_data
 from eventpump.amqp.types import (
     Array,
     Byte,
@@ -85,6 +86,7 @@ _bodies = st.one_of(
     st.none(),
     st.binary(max_size=600).map(lambda data: Data((data,))),
     st.lists(st.binary(max_size=9), min_size=2, max_size=3).map(lambda parts: Data(tuple(parts))),
+    st.just(Data(())),
     _values.map(AmqpValue),
     st.lists(st.lists(_values, max_size=3), min_size=1, max_size=2).map(lambda lists: AmqpSequence(tuple(lists))),
 )
@@ -272,6 +274,13 @@ def test_types_of_properties_are_those_of_amqp() -> None:
 def test_rows_have_bodies_of_every_kind(body: dict[str, Any], expected: bytes) -> None:
     """Data is given as it is; a value or a sequence as its text."""
     assert _rows([_event(1, **body)], ["body"]) == [{"body": expected}]
+
+
+def test_rows_of_null_data_have_an_empty_body() -> None:
+    """Null in place of data is an empty body, not a missing one, also among events that have one."""
+    sound = _event(1, body=b"data")
+    null = ReceivedEvent(sound).raw.removesuffix(encode_data(b"data")) + NULL_DATA
+    assert [row["body"] for row in _rows([sound, null, sound], ["body", "offset"])] == [b"data", b"", b"data"]
 
 
 @pytest.mark.parametrize("moment", [0, -1, 253_402_300_799_999, 253_402_300_800_000, 2**63 - 1, -(2**63)])
