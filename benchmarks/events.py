@@ -1,20 +1,33 @@
-"""The events of the benchmarks: *varied*, as a fleet of devices sends them, and *uniform*, all alike.
+"""The events of the benchmarks: *varied*, as a fleet of devices sends them, *telemetry*, in JSON, and *uniform* ones.
 
-Both kinds are the same in every run and process, so that a reader can check what it reads by the sequence number alone.
+All kinds are the same in every run and process, so that a reader can check what it reads by the sequence number alone.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from typing import Any
 
-KINDS = ("varied", "uniform")
+KINDS = ("varied", "uniform", "telemetry")
+WORKS = {
+    "fields": "four fields read",
+    "properties": "telemetry without its JSON",
+    "telemetry": "telemetry consumer",
+}
+"""What a handler does with each event, and what the rows call it.
+
+It reads body, offset, sequence number and enqueued time; or two application properties, partition key, offset, number
+and enqueued time; or these and the body's JSON. It uses what it reads (`benchmarks.sides.common.Fleet`).
+"""
+
 UNIFORM_SIZE = 1024
 SMALLEST, LARGEST = 200, 4096
-"""Bytes of a varied event's body."""
+"""Bytes of the body of a varied event, and of a telemetry event."""
 
 FIRST_SEQUENCE_NUMBER = 100_000
 FIRST_OFFSET = 1 << 33
@@ -24,7 +37,7 @@ BURST = 400
 """How many uniform events share a millisecond, as where they were sent in full batches."""
 
 _CYCLE = 997
-"""How many different varied events there are. A prime, so that no batch size divides it."""
+"""How many different varied events there are, and telemetry events. A prime, so that no batch size divides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +58,82 @@ def samples(kind: str, body_size: int = UNIFORM_SIZE) -> tuple[Sample, ...]:
     """Return the events that are sent over and over again.
 
     Of the varied ones three in four have a partition key, and four in five two application properties; the sizes of
-    their bodies lie evenly on a logarithmic scale.
+    their bodies lie evenly on a logarithmic scale. Telemetry events have JSON bodies of such sizes, with 15 to 20
+    fields, some of them nested; two or three application properties; and three in four a partition key, the device.
 
     Args:
         body_size: Of uniform events, in bytes.
     """
     if kind == "uniform":
         return (Sample(b"x" * body_size),)
+    chance = random.Random(20_260_101)
+    if kind == "telemetry":
+        return tuple(_telemetry(number, chance) for number in range(_CYCLE))
     if kind != "varied":
         raise ValueError(f"there are no {kind!r} events")
-    chance = random.Random(20_260_101)
     made = []
     for _ in range(_CYCLE):
-        size = round(SMALLEST * (LARGEST / SMALLEST) ** chance.random())
+        size = _size(chance)
         properties: dict[str, str | int] | None = None
         if chance.random() < 0.8:
             properties = {"type": chance.choice(("reading", "alarm", "heartbeat")), "firmware": chance.randrange(1000)}
         key = f"device-{chance.randrange(500):04}" if chance.random() < 0.75 else None
         made.append(Sample(chance.randbytes(size), properties, key))
     return tuple(made)
+
+
+def _size(chance: random.Random) -> int:
+    return round(SMALLEST * float((LARGEST / SMALLEST) ** chance.random()))
+
+
+def _telemetry(number: int, chance: random.Random) -> Sample:
+    """Return a telemetry event: what a device reports, as JSON."""
+    device = f"d-{chance.randrange(500):03}"
+    kind = chance.choice(("reading", "alarm", "heartbeat"))
+    firmware = chance.randrange(1000)
+    report: dict[str, Any] = {
+        "dev": device,
+        "seq": number,
+        "ts": 1_767_225_600_000 + number * 250,
+        "type": kind,
+        "site": chance.randrange(40),
+        "fw": firmware,
+        "bat": chance.randrange(101),
+        "rssi": -chance.randrange(40, 110),
+        "temp": round(chance.uniform(-20, 60), 2),
+        "hum": round(chance.uniform(5, 95), 1),
+        "pres": round(chance.uniform(950, 1050), 1),
+        "ok": chance.random() < 0.9,
+        "err": None,
+        "pos": {"lat": round(chance.uniform(-60, 60), 4), "lon": round(chance.uniform(-180, 180), 4)},
+        "tags": ["a", "b"],
+    }
+    size = _size(chance)
+    more: list[tuple[str, Any]] = [
+        ("vib", {axis: round(chance.random(), 3) for axis in "xyz"}),
+        ("operator", f"shift {chance.randrange(3)}"),
+    ]
+    for name, value in more[: chance.randrange(3)]:
+        if len(_json({**report, name: value})) <= size:
+            report[name] = value
+    # Several texts bring it to its size, none of them long.
+    left = size - len(_json({**report, "note": "", "log": dict.fromkeys(_LOG, ""), "config": ""}))
+    if left > 0:
+        texts = [_text(left // (len(_LOG) + 2), chance) for _ in range(len(_LOG) + 2)]
+        report |= {"note": texts[0], "log": dict(zip(_LOG, texts[1:], strict=False)), "config": texts[-1]}
+    properties: dict[str, str | int] = {"type": kind, "firmware": firmware}
+    if chance.random() < 0.5:
+        properties["site"] = f"site-{report['site']:02}"
+    return Sample(_json(report), properties, device if chance.random() < 0.75 else None)
+
+
+def _text(size: int, chance: random.Random) -> str:
+    """Return a text of so many characters, in words."""
+    return "".join(chance.choice("etaoinshrdlu     ") for _ in range(size))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def mean_body_size(kind: str, body_size: int = UNIFORM_SIZE) -> float:
@@ -74,8 +144,11 @@ def mean_body_size(kind: str, body_size: int = UNIFORM_SIZE) -> float:
 
 def milliseconds_after_first(kind: str, position: int) -> int:
     """Return how much later than the first event of its partition an event was enqueued."""
-    return position if kind == "varied" else position // BURST
+    return position // BURST if kind == "uniform" else position
 
+
+_LOG = ("source", "thread", "message", "detail", "hint", "request")
+"""The texts of a telemetry event's log entry."""
 
 Check = Callable[[int, int, datetime | None], None]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
 
 from benchmarks.certificates import Certificate, certificate
 from benchmarks.comparing import (
@@ -13,6 +15,7 @@ from benchmarks.comparing import (
     TIMEOUT,
     Figures,
     Log,
+    Rounds,
     Run,
     compare,
     has_uvloop,
@@ -20,6 +23,7 @@ from benchmarks.comparing import (
     run_rounds,
     shown,
 )
+from benchmarks.events import WORKS
 from benchmarks.meter import median_run
 from benchmarks.peers import (
     Configuration,
@@ -32,7 +36,10 @@ from benchmarks.peers import (
 from benchmarks.processes import PURE, CannedService, build, is_compiled, run_side
 from benchmarks.report import Row
 
-GOAL = 10.0
+GOALS = {"telemetry": 2.0, "properties": 5.0}
+"""The least ratio that is wanted, by what is done with each event."""
+ALLOWED = 1.6
+"""How many times as much as reading four fields the telemetry consumer may cost, apart from its JSON."""
 BUDGET = {"engine": 1.0, "event": 2.5, "pump": 1.5}
 """Microseconds of CPU per 1 KiB event (design, section 4)."""
 
@@ -45,6 +52,7 @@ STAGES = {
 FLOOR_TLS = "floor: asyncio alone, the same bytes over TLS"
 FLOOR_TCP = "floor: asyncio alone, the same bytes over TCP"
 FLOOR_FIELDS = "floor: four decoded fields in a loop"
+FLOOR_JSON = "floor: json.loads of the bodies in a loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +70,10 @@ class Condition:
         return f"{self.kind}, {'TLS' if self.is_tls else 'TCP'}, {count}"
 
 
-HEADLINE = Condition("varied", True, 4)
+HEADLINE = Condition("telemetry", True, 4)
+"""Of these events all of `WORKS` are measured; of the others reading four fields."""
 CONDITIONS = (
-    HEADLINE,
+    Condition("varied", True, 4),
     Condition("uniform", True, 4),
     Condition("varied", False, 4),
     Condition("uniform", False, 4),
@@ -73,7 +82,7 @@ CONDITIONS = (
     Condition("varied", True, 256),
 )
 QUICK_CONDITIONS = (
-    HEADLINE,
+    Condition("varied", True, 4),
     Condition("varied", False, 4),
     Condition("uniform", False, 4),
     Condition("varied", True, 32),
@@ -82,32 +91,157 @@ QUICK_CONDITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """How many events the service holds, and how many each side measures over."""
+    """How many events the service holds, and how many each side measures over.
+
+    A full run measures the peer over at least ten times what it prefetches from four partitions, and selects its
+    configuration by runs of the same length: in a shorter one part of the events is decoded before the meter starts.
+    """
 
     available: int
     ours: int
     theirs: int
-    tried: int
+
+
+_QUICK = _Amounts(80_000, 60_000, 12_000)
+_FULL = _Amounts(400_000, 360_000, 4 * 10 * 3000)
 
 
 def receive(quick: bool, log: Log) -> list[Row]:
     """Events through a host, beside `EventHubConsumerClient.receive_batch` in its best configuration."""
-    rows: list[Row] = []
-    candidates: list[Configuration] = []
+    amounts = _QUICK if quick else _FULL
     with certificate() as made:
+        rows, best = _headline(amounts, made, quick, log)
         for condition in QUICK_CONDITIONS if quick else CONDITIONS:
-            amounts = _Amounts(80_000, 60_000, 4_000, 2_000) if quick else _Amounts(400_000, 360_000, 60_000, 12_000)
-            if condition.partitions > HEADLINE.partitions:
-                # More is read before the last partition has had an event, which does not count.
-                amounts = replace(amounts, ours=amounts.available // 2)
-            if condition.partitions == HEADLINE.partitions:
-                # A short run of each is cheap there; elsewhere only the best of each client is tried.
-                candidates = [each for each in receivers() if not quick or is_plain(each)]
-            found, best = _receive(condition, amounts, candidates, made, quick, log)
-            rows += found
-            if condition == HEADLINE:
-                candidates = best
+            # More is read before the last of many partitions has had an event, which does not count.
+            is_many = condition.partitions > HEADLINE.partitions
+            measured = replace(amounts, ours=amounts.available // 2, theirs=amounts.theirs // 2) if is_many else amounts
+            rows += _receive(condition, measured, best, made, quick, log)
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Runs the sides of a condition against one service.
+
+    Args:
+        service: Has the events.
+        condition: What it serves.
+        amounts: How many events.
+    """
+
+    service: CannedService
+    condition: Condition
+    amounts: _Amounts
+
+    def _stated(self, side: str, work: str) -> dict[str, object]:
+        return {
+            **self.service.place(side),
+            "kind": self.condition.kind,
+            "partitions": self.condition.partitions,
+            "available": self.amounts.available,
+            "work": work,
+        }
+
+    def ours(self, work: str, loop: str = "asyncio", *, is_pure: bool = False) -> Figures:
+        """Run our side."""
+        stated = self._stated("ours", work)
+        return run_side("ours:receive", TIMEOUT, loop, is_pure, **stated, events=self.amounts.ours)
+
+    def theirs(self, configuration: Configuration, work: str) -> Figures:
+        """Run a configuration of the peer."""
+        return configuration.run("receive", **self._stated("theirs", work), events=self.amounts.theirs)
+
+    def floor(self) -> Figures:
+        """Read the same bytes and discard them."""
+        service = self.service
+        authority = None if service.certificate is None else service.certificate.authority
+        size = service.counts()["size"]
+        events = self.amounts.available
+        return run_side("floors:stream", TIMEOUT, port=service.raw_port, size=size, events=events, ca_file=authority)
+
+
+def _headline(amounts: _Amounts, made: Certificate, quick: bool, log: Log) -> tuple[list[Row], list[Configuration]]:
+    """Measure all that programs do with telemetry, in the same rounds.
+
+    Returns:
+        The rows, and the best configuration of each of the peer's clients at reading four fields.
+    """
+    name = HEADLINE.name
+    log(f"{name}: preparing {amounts.available} events")
+    with CannedService(HEADLINE.kind, HEADLINE.partitions, amounts.available, made) as service:
+        run = _Sides(service, HEADLINE, amounts)
+        candidates = [each for each in receivers() if not quick or is_plain(each)]
+        tried = {
+            work: try_all(
+                candidates,
+                partial(run.theirs, work=work),
+                partial(_log_tried, log, f"{WORKS[work]}, {name}"),
+                shown,
+            )
+            for work in WORKS
+        }
+        sides: dict[str, Run] = {}
+        busy = []
+        for work, found in tried.items():
+            sides[_of(OURS, work)] = partial(run.ours, work)
+            busy.append(_of(OURS, work))
+            best = next(iter(found))
+            sides[_of(best.peer, work)] = partial(run.theirs, best, work)
+            if has_uvloop():
+                sides[_of(OURS_ON_UVLOOP, work)] = partial(run.ours, work, "uvloop")
+            if is_compiled():
+                sides[_of(OURS_PURE, work)] = partial(run.ours, work, is_pure=True)
+        sides[FLOOR_TLS] = run.floor
+        sides[FLOOR_FIELDS] = partial(run_side, "floors:fields", TIMEOUT, kind=HEADLINE.kind)
+        sides[FLOOR_JSON] = partial(run_side, "floors:json_bodies", TIMEOUT, kind=HEADLINE.kind)
+        rounds = run_rounds(
+            rounds_of(quick), sides, lambda who, figures: log(f"{name}, {who}: {shown(figures)}"), must_be_busy=busy
+        )
+    rows: list[Row] = []
+    for work in reversed(WORKS):
+        peer = next(iter(tried[work])).peer
+        text = f"receive: {WORKS[work]}, {name}"
+        beside = partial(compare, rounds=rounds, peer=_of(peer, work), peer_name=peer, must_be_busy=True)
+        is_headline = work == "telemetry"
+        note = others(tried[work])
+        rows.append(beside(text, subject=_of(OURS, work), is_headline=is_headline, goal=GOALS.get(work), note=note))
+        if has_uvloop():
+            rows.append(beside(f"{text}, on uvloop", subject=_of(OURS_ON_UVLOOP, work)))
+        if is_compiled():
+            rows.append(beside(f"{text}, in pure Python", subject=_of(OURS_PURE, work)))
+        rows += _tried_rows(text, tried[work])
+    ours = _of(OURS, "fields")
+    rows += [
+        compare(f"receive: {name}, beside its {text}", rounds, ours, floor)
+        for floor, text in ((FLOOR_TLS, "TLS floor"), (FLOOR_FIELDS, "reading floor"))
+    ]
+    rows.append(_apart_from_json(name, rounds))
+    return rows, best_of_each_client(tried["fields"])
+
+
+def _apart_from_json(name: str, rounds: Rounds) -> Row:
+    """Return the row of the telemetry consumer without the cost of its JSON, beside reading four fields."""
+    apart = [found[_of(OURS, "telemetry")]["cost"] - found[FLOOR_JSON]["cost"] for found in rounds]
+    fields = [found[_of(OURS, "fields")]["cost"] for found in rounds]
+    return Row(
+        name=f"receive: telemetry consumer - json.loads, beside four fields, {name}",
+        peer="four fields, as often as allowed",
+        subject_value=median(apart),
+        peer_value=ALLOWED * median(fields),
+        unit="µs CPU/event",
+        goal=1.0,
+        ratios=tuple(ALLOWED * four / each for each, four in zip(apart, fields, strict=True)),
+        note=f"json.loads of the bodies costs {median(found[FLOOR_JSON]['cost'] for found in rounds):.1f} in a loop",
+    )
+
+
+def _of(side: str, work: str) -> str:
+    """Return the name of a side that does this with each event."""
+    return f"{WORKS[work]}, {side}"
+
+
+def _log_tried(log: Log, name: str, text: str) -> None:
+    log(f"{name}, {text}")
 
 
 def _receive(
@@ -117,77 +251,38 @@ def _receive(
     made: Certificate,
     quick: bool,
     log: Log,
-) -> tuple[list[Row], list[Configuration]]:
-    """Measure one condition.
-
-    Returns:
-        Its rows, and the best configuration of each of the peer's clients.
-    """
-    is_headline = condition == HEADLINE
+) -> list[Row]:
+    """Measure reading four fields in one condition. Return its rows."""
     name = f"receive: {condition.name}"
     log(f"{condition.name}: preparing {amounts.available} events")
     tls = made if condition.is_tls else None
     with CannedService(condition.kind, condition.partitions, amounts.available, tls) as service:
-        stated: dict[str, object] = {
-            "kind": condition.kind,
-            "partitions": condition.partitions,
-            "available": amounts.available,
-        }
-        ours, theirs = ({**service.place(side), **stated} for side in ("ours", "theirs"))
-        tried = try_all(
-            candidates,
-            lambda each: each.run("receive", **theirs, events=amounts.tried),
-            lambda text: log(f"{condition.name}, {text}"),
-            shown,
-        )
+        run = _Sides(service, condition, amounts)
+        tried = try_all(candidates, partial(run.theirs, work="fields"), partial(_log_tried, log, condition.name), shown)
         best = next(iter(tried))
         sides: dict[str, Run] = {
-            OURS: lambda: run_side("ours:receive", TIMEOUT, **ours, events=amounts.ours),
-            best.peer: lambda: best.run("receive", **theirs, events=amounts.theirs),
+            OURS: partial(run.ours, "fields"),
+            best.peer: partial(run.theirs, best, "fields"),
         }
-        busy = [OURS]
-        if is_headline and has_uvloop():
-            sides[OURS_ON_UVLOOP] = lambda: run_side("ours:receive", TIMEOUT, "uvloop", **ours, events=amounts.ours)
-            busy.append(OURS_ON_UVLOOP)
-        if is_headline and is_compiled():
-            sides[OURS_PURE] = lambda: run_side("ours:receive", TIMEOUT, "asyncio", True, **ours, events=amounts.ours)
-            busy.append(OURS_PURE)
-        if condition.kind == "varied" and condition.partitions == HEADLINE.partitions:
-            sides[FLOOR_TLS if condition.is_tls else FLOOR_TCP] = lambda: _read_raw(service, amounts.available)
-        if is_headline:
-            sides[FLOOR_FIELDS] = lambda: run_side("floors:fields", TIMEOUT, kind=condition.kind)
+        has_floor = condition.kind == "varied" and not condition.is_tls and condition.partitions == HEADLINE.partitions
+        if has_floor:
+            sides[FLOOR_TCP] = run.floor
         before = service.counts()
         rounds = run_rounds(
-            rounds_of(quick), sides, lambda who, run: log(f"{condition.name}, {who}: {shown(run)}"), must_be_busy=busy
+            rounds_of(quick), sides, lambda who, run: log(f"{condition.name}, {who}: {shown(run)}"), must_be_busy=[OURS]
         )
         after = service.counts()
     cost = (after["cpu"] - before["cpu"]) / (after["delivered"] - before["delivered"]) * 1e6
     log(f"{condition.name}: the service took {cost:.2f} µs of CPU per event delivered")
-    goal = GOAL if is_headline else None
     note = f"the service took {cost:.2f} µs of CPU per event; {others(tried)}"
-    rows = [compare(name, rounds, OURS, best.peer, is_headline=is_headline, goal=goal, must_be_busy=True, note=note)]
-    if OURS_ON_UVLOOP in sides:
-        rows.append(compare(f"{name}, on uvloop", rounds, OURS_ON_UVLOOP, best.peer, must_be_busy=True))
-    if OURS_PURE in sides:
-        rows.append(compare(f"{name}, in pure Python", rounds, OURS_PURE, best.peer, must_be_busy=True))
-    rows += [
-        compare(f"{name}, beside its {text}", rounds, OURS, floor)
-        for floor, text in ((FLOOR_TLS, "TLS floor"), (FLOOR_TCP, "socket floor"), (FLOOR_FIELDS, "reading floor"))
-        if floor in sides
-    ]
-    if is_headline:
-        rows += _tried_rows(name, tried)
-    return rows, best_of_each_client(tried)
-
-
-def _read_raw(service: CannedService, events: int) -> Figures:
-    authority = None if service.certificate is None else service.certificate.authority
-    size = service.counts()["size"]
-    return run_side("floors:stream", TIMEOUT, port=service.raw_port, size=size, events=events, ca_file=authority)
+    rows = [compare(name, rounds, OURS, best.peer, must_be_busy=True, note=note)]
+    if has_floor:
+        rows.append(compare(f"{name}, beside its socket floor", rounds, OURS, FLOOR_TCP))
+    return rows
 
 
 def _tried_rows(name: str, tried: Mapping[Configuration, Figures]) -> list[Row]:
-    """Return a row for each configuration that was tried. It has no ratio: a short run is not compared with."""
+    """Return a row for each configuration that was tried."""
     return [
         Row(
             name=f"{name}, azure-eventhub {configuration.name}",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from azure.eventhub import EventData, TransportType
 
 from benchmarks.events import Sample
-from benchmarks.sides.common import FanTally, port_of
+from benchmarks.sides.common import FanTally, Fleet, port_of
 
 
 def client_options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -26,6 +28,18 @@ def event_of(sample: Sample) -> EventData:
     if sample.properties is not None:
         event.properties = sample.properties  # type: ignore[assignment]  # its keys may be bytes too
     return event
+
+
+Read = Callable[[list[EventData]], tuple[int, int, int, int, datetime | None]]
+"""Reads a batch, and returns what `Tally.add` takes after the partition."""
+
+
+def reading(work: str) -> Read:
+    """Return what reads a batch as a program of this kind does; see `benchmarks.events.WORKS`."""
+    if work == "fields":
+        return read
+    fleet = Fleet()
+    return partial(_read_telemetry if work == "telemetry" else _read_properties, fleet)
 
 
 def read(batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
@@ -45,6 +59,39 @@ def read(batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
     if not offset:
         raise AssertionError("an event has no offset")
     return batch[0].sequence_number or 0, number, len(batch), len(body), enqueued
+
+
+def _read_telemetry(fleet: Fleet, batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
+    offset, number, enqueued = None, -1, None
+    for event in batch:
+        report = event.body_as_json()
+        # This client gives text of properties and keys as bytes.
+        properties: Any = event.properties
+        key = event.partition_key
+        offset, number, enqueued = event.offset, event.sequence_number or 0, event.enqueued_time
+        kind, firmware = properties[b"type"].decode(), properties[b"firmware"]
+        fleet.report(kind, firmware, None if key is None else key.decode(), number, report)
+    return _found(batch, offset, number, enqueued)
+
+
+def _read_properties(fleet: Fleet, batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
+    offset, number, enqueued = None, -1, None
+    for event in batch:
+        properties: Any = event.properties
+        key = event.partition_key
+        offset, number, enqueued = event.offset, event.sequence_number or 0, event.enqueued_time
+        kind, firmware = properties[b"type"].decode(), properties[b"firmware"]
+        fleet.note(kind, firmware, None if key is None else key.decode(), number)
+    return _found(batch, offset, number, enqueued)
+
+
+def _found(
+    batch: list[EventData], offset: str | None, number: int, enqueued: datetime | None
+) -> tuple[int, int, int, int, datetime | None]:
+    if not offset:
+        raise AssertionError("an event has no offset")
+    size = len(b"".join(batch[-1].body))  # type: ignore[arg-type]  # see `read`
+    return batch[0].sequence_number or 0, number, len(batch), size, enqueued
 
 
 def taken(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # it comes without types
 
@@ -61,6 +62,40 @@ class Tally:
         if self._total >= self._available:
             raise AssertionError(f"of {self._total} events {self.meter.count} came after every partition had one")
         return False
+
+
+class Fleet:
+    """What a consumer of telemetry keeps of what it reads, so that nothing is read in vain."""
+
+    __slots__ = ("firmware", "newest", "temperatures", "types")
+
+    def __init__(self) -> None:
+        self.temperatures: dict[str, float] = {}
+        """The newest of each device."""
+        self.types: dict[str, int] = {}
+        """How many events of each type."""
+        self.firmware: dict[int, int] = {}
+        """How many events of each version."""
+        self.newest: dict[str | None, int] = {}
+        """The newest sequence number of each partition key."""
+
+    def report(self, kind: str, firmware: int, key: str | None, number: int, report: dict[str, Any]) -> None:
+        """Keep what the two properties, the key, the number and the body of an event say.
+
+        Raises:
+            AssertionError: The body says something else than the properties and the key.
+        """
+        device = report["dev"]
+        if report["type"] != kind or report["fw"] != firmware or (key is not None and key != device):
+            raise AssertionError(f"event {number} is not what was sent")
+        self.temperatures[device] = report["temp"]
+        self.note(kind, firmware, key, number)
+
+    def note(self, kind: str, firmware: int, key: str | None, number: int) -> None:
+        """Keep what the two properties, the key and the number of an event say."""
+        self.types[kind] = self.types.get(kind, 0) + 1
+        self.firmware[firmware] = self.firmware.get(firmware, 0) + 1
+        self.newest[key] = number
 
 
 class FanTally:

@@ -6,6 +6,7 @@ Reading the bytes; reading fields that are decoded already; writing prepared byt
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import struct
 from dataclasses import dataclass
@@ -92,6 +93,17 @@ def fields(kind: str, count: int = 3000, rounds: int = 300) -> dict[str, float]:
     for _ in range(rounds):
         read_fields(events)
         meter.add(count)
+    return meter.result()
+
+
+def json_bodies(kind: str, rounds: int = 100) -> dict[str, float]:
+    """Parse the body of each event that there is, over and over again."""
+    bodies = [each.body for each in samples(kind)]
+    meter = Meter(len(bodies) * rounds // 20, len(bodies) * rounds)
+    for _ in range(rounds):
+        for body in bodies:
+            json.loads(body)
+        meter.add(len(bodies))
     return meter.result()
 
 

@@ -6,8 +6,9 @@ import asyncio
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from itertools import cycle, islice
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from benchmarks.meter import Meter
 from benchmarks.sides.common import (
     BODY_SIZE,
     FanTally,
+    Fleet,
     Tally,
     measure_delivery,
     measure_idle,
@@ -129,11 +131,59 @@ class _Tallying(EventProcessor):
         body, offset, number, enqueued = b"", "", -1, None
         for event in events:
             body, offset, number, enqueued = event.body, event.offset, event.sequence_number, event.enqueued_time
+        self.found(context, events, offset, number, len(body), enqueued)
+
+    def found(
+        self,
+        context: PartitionContext,
+        events: Sequence[ReceivedEvent],
+        offset: str,
+        number: int,
+        size: int,
+        enqueued: datetime | None,
+    ) -> None:
+        """Record a batch that was read: what was read of its last event."""
         if not offset:
             raise AssertionError("an event has no offset")
         first = events[0].sequence_number
-        if self._tally.add(context.partition_id, first, number, len(events), len(body), enqueued):
+        if self._tally.add(context.partition_id, first, number, len(events), size, enqueued):
             self._stop()
+
+
+class _Telemetry(_Tallying):
+    """Reads JSON, two properties, the key, offset, number and enqueued time of every event."""
+
+    def __init__(self, tally: Tally, stop: Callable[[], None]) -> None:
+        super().__init__(tally, stop)
+        self._fleet = Fleet()
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        fleet = self._fleet
+        offset, number, enqueued = "", -1, None
+        for event in events:
+            report = event.body_as_json()
+            properties: Any = event.properties
+            key = event.partition_key
+            offset, number, enqueued = event.offset, event.sequence_number, event.enqueued_time
+            fleet.report(properties["type"], properties["firmware"], key, number, report)
+        self.found(context, events, offset, number, len(events[-1].body), enqueued)
+
+
+class _Properties(_Telemetry):
+    """Reads the same without the JSON."""
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        fleet = self._fleet
+        offset, number, enqueued = "", -1, None
+        for event in events:
+            properties: Any = event.properties
+            key = event.partition_key
+            offset, number, enqueued = event.offset, event.sequence_number, event.enqueued_time
+            fleet.note(properties["type"], properties["firmware"], key, number)
+        self.found(context, events, offset, number, len(events[-1].body), enqueued)
+
+
+_WORKS: Mapping[str, type[_Tallying]] = {"fields": _Tallying, "properties": _Properties, "telemetry": _Telemetry}
 
 
 async def receive(
@@ -143,18 +193,20 @@ async def receive(
     events: int,
     available: int,
     kind: str | None = None,
+    work: str = "fields",
     options: Options | None = None,
 ) -> dict[str, float]:
     """Receive so many events through a host.
 
     Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
         options: Of the connection; the others as of `Tally`.
     """
     tally = Tally(partitions, events, available, kind)
     host = EventProcessorHost(
         connection_string,
         hub,
-        processor=_Tallying(tally, lambda: host.stop()),
+        processor=_WORKS[work](tally, lambda: host.stop()),
         lease_store=MemoryLeaseStore(),
         max_batch_size=300,
         failure_policy="stop",

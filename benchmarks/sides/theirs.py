@@ -12,7 +12,7 @@ from azure.eventhub.aio import EventHubConsumerClient, EventHubProducerClient, P
 import eventpump
 from benchmarks.events import samples
 from benchmarks.meter import Meter
-from benchmarks.sides.azure import client_options, event_of, read, taken
+from benchmarks.sides.azure import client_options, event_of, reading, taken
 from benchmarks.sides.common import (
     BODY_SIZE,
     FanTally,
@@ -32,15 +32,18 @@ async def receive(
     events: int,
     available: int,
     kind: str | None = None,
+    work: str = "fields",
     prefetch: int = 3000,
     max_batch_size: int = 300,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Receive so many events, and read four fields of each.
+    """Receive so many events, and read them.
 
     Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
         options: Of the connection.
     """
+    read = reading(work)
     tally = Tally(partitions, events, available, kind)
     done = asyncio.get_running_loop().create_future()
 

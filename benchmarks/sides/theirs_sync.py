@@ -11,7 +11,7 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 
 from benchmarks.events import samples
 from benchmarks.meter import Meter, page_faults
-from benchmarks.sides.azure import client_options, event_of, read, taken
+from benchmarks.sides.azure import client_options, event_of, reading, taken
 from benchmarks.sides.common import BODY_SIZE, FanTally, Tally, latency_of
 
 
@@ -22,17 +22,20 @@ def receive(
     events: int,
     available: int,
     kind: str | None = None,
+    work: str = "fields",
     prefetch: int = 300,
     max_batch_size: int = 300,
     options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Receive so many events, and read four fields of each.
+    """Receive so many events, and read them.
 
     The client's threads go on until the process is ended.
 
     Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
         options: Of the connection.
     """
+    read = reading(work)
     tally = Tally(partitions, events, available, kind)
     done = threading.Event()
     failures: list[BaseException] = []
