@@ -6,6 +6,9 @@ are counted and settled, and not kept. What is read begins at the first event, w
 
 For the floors it writes the same bytes to every connection on a second port.
 
+Events are there from the start, or come at a pace, so many at once, one partition after the other; the moment when each
+is written is kept in a file that the side reads afterwards.
+
 Prints what `CannedService` reads: a line with the ports once it listens, then one with counts for each line on stdin.
 """
 
@@ -17,15 +20,18 @@ import os
 import ssl
 import struct
 import sys
+import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import count as count_from
 from itertools import cycle, islice
+from typing import Any
 
 from benchmarks.events import (
     FIRST_MOMENT,
@@ -108,6 +114,8 @@ class CannedPartition:
     def __init__(self, partition_id: str, kind: str, count: int) -> None:
         self.partition_id = partition_id
         self.count = count
+        self.enqueued = count
+        """How many of them may be read."""
         self.offset = b"-1"
         """Of the last event."""
         self.tails: list[bytes] = []
@@ -185,6 +193,43 @@ def _moulds(kind: str) -> list[tuple[bytes, bytes, bytes, bytes]]:
     return moulds
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How events come.
+
+    Args:
+        rate: Events per second, over all partitions.
+        together: How many come at once, in one partition.
+        times: The file for the moments when events were written, in nanoseconds of `time.perf_counter_ns` (on Linux the
+            same clock in all processes), as 64-bit numbers: all of the first partition, then all of the next.
+    """
+
+    rate: float
+    together: int
+    times: str
+
+
+def _call_at_pace(function: Callable[[int], None], number: int, interval: float) -> None:
+    """Call a function in this event loop at a pace, from a thread: a loop's own timers have whole milliseconds.
+
+    Args:
+        function: Is called with 0, 1, 2, ...
+        number: How often.
+        interval: Seconds between two calls.
+    """
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        began = time.perf_counter()
+        for turn in range(number):
+            left = began + turn * interval - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
+            loop.call_soon_threadsafe(function, turn)
+
+    threading.Thread(target=run, daemon=True).start()
+
+
 class Canned:
     """What all connections share.
 
@@ -194,12 +239,52 @@ class Canned:
         delivered: How many were written to readers.
     """
 
-    def __init__(self, kind: str, partitions: int, events: int) -> None:
+    def __init__(self, kind: str, partitions: int, events: int, pace: Pace | None = None) -> None:
         each = events // partitions
+        self.pace = pace
         self.partitions = {str(number): CannedPartition(str(number), kind, each) for number in range(partitions)}
         self.per_run = max(1, int(RUN_BYTES // (mean_body_size(kind) + 100)))
         self.events = self.bytes = self.delivered = 0
         self.producer_ids = count_from(1)
+        self.written: dict[str, array[int]] = {}
+        """The moments when the events of each partition were written, where they come at a pace."""
+        self._deliver_to: dict[str, Callable[[], None]] = {}
+        self._is_paced = False
+        if pace is not None:
+            for partition in self.partitions.values():
+                partition.enqueued = 0
+                self.written[partition.partition_id] = array("q", bytes(8 * each))
+
+    def attached(self, partition_id: str, deliver: Callable[[], None]) -> None:
+        """Count a reader in. Events come from the moment on when each partition has one.
+
+        Args:
+            partition_id: Of the partition that it reads.
+            deliver: Is called when there are new events.
+        """
+        if self.pace is None:
+            return
+        self._deliver_to[partition_id] = deliver
+        if not self._is_paced and len(self._deliver_to) == len(self.partitions):
+            self._is_paced = True
+            _call_at_pace(self._enqueue, self._turns(), self.pace.together / self.pace.rate)
+
+    def _turns(self) -> int:
+        assert self.pace is not None
+        return sum(partition.count // self.pace.together for partition in self.partitions.values())
+
+    def _enqueue(self, turn: int) -> None:
+        assert self.pace is not None
+        partition = list(self.partitions.values())[turn % len(self.partitions)]
+        partition.enqueued += self.pace.together
+        self._deliver_to[partition.partition_id]()
+
+    def store_times(self) -> None:
+        """Write the file of `Pace.times`."""
+        assert self.pace is not None
+        with open(self.pace.times, "wb") as file:
+            for times in self.written.values():
+                times.tofile(file)
 
     def poured(self, partition_id: str) -> int:
         """Return how many bytes `pour` writes of a partition."""
@@ -208,6 +293,9 @@ class Canned:
 
     async def pour(self, writer: asyncio.StreamWriter) -> None:
         """Write all events of all partitions, in turn. For the floors: nothing is asked and answered."""
+        if self.pace is not None:
+            await self._pour_paced(writer, self.pace)
+            return
         delivery_id = 0
         longest = max(partition.count for partition in self.partitions.values())
         for start in range(0, longest, self.per_run):
@@ -216,6 +304,21 @@ class Canned:
                 writer.write(partition.frames(start, number, transfer_head(0, handle), delivery_id))
                 delivery_id += number
                 await writer.drain()
+
+    async def _pour_paced(self, writer: asyncio.StreamWriter, pace: Pace) -> None:
+        partitions = list(self.partitions.values())
+        turns = self._turns()
+        done = asyncio.get_running_loop().create_future()
+
+        def pour(turn: int) -> None:
+            handle, start = turn % len(partitions), turn // len(partitions) * pace.together
+            head = transfer_head(0, handle)
+            writer.write(partitions[handle].frames(start, pace.together, head, turn * pace.together))
+            if turn == turns - 1:
+                done.set_result(None)
+
+        _call_at_pace(pour, turns, pace.together / pace.rate)
+        await done
 
 
 class _Reader:
@@ -294,7 +397,8 @@ class CannedConnection:
             # The service settles what it sends, whatever was asked for.
             link.accept(max_message_size=MAX_MESSAGE_SIZE, snd_settle_mode=1)
             if address.kind is AddressKind.CONSUMER:
-                self._readers[link] = _Reader(link, partition)
+                reader = self._readers[link] = _Reader(link, partition)
+                self._canned.attached(partition.partition_id, partial(self._wake, reader))
             else:
                 self._answers[link] = deque()
         elif IDEMPOTENT_PRODUCER in (remote.desired_capabilities or ()):
@@ -319,6 +423,10 @@ class CannedConnection:
         reader = self._readers.pop(link, None)
         if reader is not None:
             self._turns.pop(reader, None)
+
+    def _wake(self, reader: _Reader) -> None:
+        self._turns[reader] = None
+        self._give_turns()
 
     def _on_credit(self, link: Link) -> None:
         reader = self._readers.get(link)
@@ -409,7 +517,7 @@ class CannedConnection:
         """
         link, partition, canned = reader.link, reader.partition, self._canned
         session = link.session
-        left = partition.count - reader.cursor
+        left = partition.enqueued - reader.cursor
         number = min(link.credit, session.remote_incoming_window, left, canned.per_run)
         if number <= 0 or not link.is_attached:
             session.is_starved = session.is_starved or session.remote_incoming_window <= 0
@@ -422,6 +530,9 @@ class CannedConnection:
                 reader.cursor, number, transfer_head(session.channel, link.handle), session.outgoing_delivery_id
             )
         )
+        if canned.pace is not None:
+            moments = array("q", (time.perf_counter_ns(),)) * number
+            canned.written[partition.partition_id][reader.cursor : reader.cursor + number] = moments
         reader.cursor += number
         canned.delivered += number
         session.outgoing_delivery_id = (session.outgoing_delivery_id + number) & UINT
@@ -457,14 +568,22 @@ class _Served(ConnectionProtocol):
         self._served.on_connected(self)
 
 
-async def serve(kind: str, partitions: int, events: int, cert: str | None = None, key: str | None = None) -> None:
+async def serve(
+    kind: str,
+    partitions: int,
+    events: int,
+    cert: str | None = None,
+    key: str | None = None,
+    pace: dict[str, Any] | None = None,
+) -> None:
     """Serve until the process is ended.
 
     Args:
         events: Of all partitions; the same number each.
         cert: A certificate to serve TLS with, and `key` its private key; None is plain TCP.
+        pace: How they come, as keyword arguments of `Pace`; None if all are there from the start.
     """
-    canned = Canned(kind, partitions, events)
+    canned = Canned(kind, partitions, events, None if pace is None else Pace(**pace))
     tls: ssl.SSLContext | None = None
     if cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -493,6 +612,8 @@ async def serve(kind: str, partitions: int, events: int, cert: str | None = None
         if not os.read(0, 1024):
             loop.remove_reader(0)
             return
+        if canned.pace is not None:
+            canned.store_times()
         counts = {
             "events": canned.events,
             "bytes": canned.bytes,

@@ -38,9 +38,13 @@ class Configuration:
         Raises:
             BenchmarkError: It failed.
         """
+        name, loop = self.side(function)
+        return run_side(name, TIMEOUT, loop, **arguments, **dict(self.options))
+
+    def side(self, function: str) -> tuple[str, str]:
+        """Return the name of its side's function, and the event loop, as `run_side` takes them."""
         module = "theirs_sync" if self.client == "sync" else "theirs"
-        loop = "uvloop" if self.client.endswith("uvloop") else "asyncio"
-        return run_side(f"{module}:{function}", TIMEOUT, loop, **arguments, **dict(self.options))
+        return f"{module}:{function}", "uvloop" if self.client.endswith("uvloop") else "asyncio"
 
 
 def clients() -> list[Configuration]:

@@ -145,13 +145,22 @@ class CannedService(_Process):
         partitions: Of the hub `HUB`.
         events: How many it holds, over all partitions.
         certificate: What it serves TLS with; None is plain TCP.
+        pace: How its events come, as keyword arguments of `benchmarks.canned.Pace`; None if all are there from the
+            start.
     """
 
     HUB = "bench"
 
-    def __init__(self, kind: str, partitions: int, events: int, certificate: Certificate | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        partitions: int,
+        events: int,
+        certificate: Certificate | None = None,
+        pace: Mapping[str, object] | None = None,
+    ) -> None:
         files = {} if certificate is None else {"cert": certificate.chain, "key": certificate.key}
-        arguments = {"kind": kind, "partitions": partitions, "events": events, **files}
+        arguments = {"kind": kind, "partitions": partitions, "events": events, "pace": pace, **files}
         super().__init__("benchmarks.canned", json.dumps(arguments))
         try:
             port, raw_port = json.loads(self.line(PREPARE_TIMEOUT))
@@ -179,7 +188,8 @@ class CannedService(_Process):
         """Return what it did so far.
 
         `events` and `bytes` came from producers, `delivered` events went to readers, `cpu` is the seconds it took.
-        `size` is that of all its events together, as they come from the `raw_port`.
+        `size` is that of all its events together, as they come from the `raw_port`. Where events come at a pace, the
+        file of the moments when they were written is complete to this moment.
         """
         self.tell("counts")
         counts: Mapping[str, float] = json.loads(self.line(START_TIMEOUT))

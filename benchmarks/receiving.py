@@ -198,9 +198,10 @@ def _headline(amounts: _Amounts, made: Certificate, quick: bool, log: Log) -> tu
             rounds_of(quick), sides, lambda who, figures: log(f"{name}, {who}: {shown(figures)}"), must_be_busy=busy
         )
     rows: list[Row] = []
+    place = name.removeprefix(f"{HEADLINE.kind}, ")
     for work in reversed(WORKS):
         peer = next(iter(tried[work])).peer
-        text = f"receive: {WORKS[work]}, {name}"
+        text = f"receive: {WORKS[work]}, {place}"
         beside = partial(compare, rounds=rounds, peer=_of(peer, work), peer_name=peer, must_be_busy=True)
         is_headline = work == "telemetry"
         note = others(tried[work])
@@ -215,16 +216,16 @@ def _headline(amounts: _Amounts, made: Certificate, quick: bool, log: Log) -> tu
         compare(f"receive: {name}, beside its {text}", rounds, ours, floor)
         for floor, text in ((FLOOR_TLS, "TLS floor"), (FLOOR_FIELDS, "reading floor"))
     ]
-    rows.append(_apart_from_json(name, rounds))
+    rows.append(_apart_from_json(place, rounds))
     return rows, best_of_each_client(tried["fields"])
 
 
-def _apart_from_json(name: str, rounds: Rounds) -> Row:
+def _apart_from_json(place: str, rounds: Rounds) -> Row:
     """Return the row of the telemetry consumer without the cost of its JSON, beside reading four fields."""
     apart = [found[_of(OURS, "telemetry")]["cost"] - found[FLOOR_JSON]["cost"] for found in rounds]
     fields = [found[_of(OURS, "fields")]["cost"] for found in rounds]
     return Row(
-        name=f"receive: telemetry consumer - json.loads, beside four fields, {name}",
+        name=f"receive: telemetry consumer - json.loads, beside four fields, {place}",
         peer="four fields, as often as allowed",
         subject_value=median(apart),
         peer_value=ALLOWED * median(fields),

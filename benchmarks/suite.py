@@ -12,6 +12,7 @@ from benchmarks.comparing import OURS, PEER, Log, shown
 from benchmarks.fanout import fanout
 from benchmarks.keyed import keyed
 from benchmarks.meter import median_run
+from benchmarks.paced import paced
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
 from benchmarks.receiving import receive, stages
 from benchmarks.report import Row
@@ -269,6 +270,7 @@ def _run_slow(quick: bool, log: Log, partitions: int, fills: list[tuple[int, int
 
 BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
+    "paced": paced,
     "stages": stages,
     "keyed": keyed,
     "fanout": fanout,

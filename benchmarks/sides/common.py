@@ -7,6 +7,7 @@ import random
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -62,6 +63,54 @@ class Tally:
         if self._total >= self._available:
             raise AssertionError(f"of {self._total} events {self.meter.count} came after every partition had one")
         return False
+
+
+class PacedTally:
+    """Checks, counts and times what a reader gets of events that come at a pace.
+
+    Args:
+        partitions: How many there are.
+        events: How many events there are, over all partitions. The first fifth and the last 20th are left out.
+        kind: Of the canned service's events.
+        times: The file of the moments when they were written; see `benchmarks.canned.Pace`.
+    """
+
+    def __init__(self, partitions: int, events: int, kind: str, times: str) -> None:
+        self._meter = Meter(events // 5, events - events // 20)
+        self._events = events
+        self._each = events // partitions
+        self._times = times
+        self._check = checker(kind)
+        self._gaps = Gaps(FIRST_SEQUENCE_NUMBER)
+        self._deliveries: list[tuple[str, int, int, int]] = []
+        self.arrived = 0
+        """The moment in which the batch that is added next came to the handler, of `time.perf_counter_ns`."""
+
+    def add(self, partition_id: str, first: int, last: int, count: int, size: int, enqueued: datetime | None) -> bool:
+        """Record a batch; see `Tally.add`."""
+        self._gaps.check(partition_id, first, last, count)
+        self._check(last, size, enqueued)
+        self._deliveries.append((partition_id, first - FIRST_SEQUENCE_NUMBER, count, self.arrived))
+        self._meter.add(count)
+        return self._meter.count >= self._events
+
+    def result(self) -> dict[str, float]:
+        """Return the figures of `Meter.result`, `deliveries` per second, `p50` and `p99` in ms from write to handler.
+
+        The file of the moments must be complete.
+        """
+        written = array("q")
+        with open(self._times, "rb") as file:
+            written.frombytes(file.read())
+        waits = [
+            (arrived - written[int(partition_id) * self._each + position]) / 1e6
+            for partition_id, first, count, arrived in self._deliveries[len(self._deliveries) // 5 :]
+            for position in range(first, first + count)
+        ]
+        hundredths = statistics.quantiles(waits, n=100)
+        found = self._meter.result()
+        deliveries = found["rate"] * len(self._deliveries) / self._events
+        return {**found, "deliveries": deliveries, "p50": hundredths[49], "p99": hundredths[98]}
 
 
 class Fleet:
@@ -171,9 +220,14 @@ class FanTally:
 
 
 async def rest_until_told() -> None:
+    """Do as `rest` does, in a thread."""
+    await asyncio.to_thread(rest)
+
+
+def rest() -> None:
     """Report that this side is ready, and wait until the benchmark starts it."""
     print(READY, flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    sys.stdin.readline()
 
 
 def resident() -> float:

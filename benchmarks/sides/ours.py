@@ -18,6 +18,7 @@ from benchmarks.sides.common import (
     BODY_SIZE,
     FanTally,
     Fleet,
+    PacedTally,
     Tally,
     measure_delivery,
     measure_idle,
@@ -123,7 +124,7 @@ class _Reading(EventProcessor):
 class _Tallying(EventProcessor):
     """Reads four fields of every event."""
 
-    def __init__(self, tally: Tally, stop: Callable[[], None]) -> None:
+    def __init__(self, tally: Tally | PacedTally, stop: Callable[[], None]) -> None:
         self._tally = tally
         self._stop = stop
 
@@ -153,7 +154,7 @@ class _Tallying(EventProcessor):
 class _Telemetry(_Tallying):
     """Reads JSON, two properties, the key, offset, number and enqueued time of every event."""
 
-    def __init__(self, tally: Tally, stop: Callable[[], None]) -> None:
+    def __init__(self, tally: Tally | PacedTally, stop: Callable[[], None]) -> None:
         super().__init__(tally, stop)
         self._fleet = Fleet()
 
@@ -215,6 +216,50 @@ async def receive(
     async with host:
         await host.run()
     return tally.meter.result()
+
+
+class _Timed(EventProcessor):
+    """Takes the moment in which a batch comes, and hands it on."""
+
+    def __init__(self, tally: PacedTally, processor: EventProcessor) -> None:
+        self._tally = tally
+        self._processor = processor
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self._tally.arrived = time.perf_counter_ns()
+        await self._processor.process_events(context, events)
+
+
+async def paced(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    kind: str,
+    work: str,
+    times: str,
+    options: Options | None = None,
+) -> dict[str, float]:
+    """Receive events that come at a pace, through a host.
+
+    Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
+        options: Of the connection; the others as of `PacedTally`.
+    """
+    tally = PacedTally(partitions, events, kind, times)
+    host = EventProcessorHost(
+        connection_string,
+        hub,
+        processor=_Timed(tally, _WORKS[work](tally, lambda: host.stop())),
+        lease_store=MemoryLeaseStore(),
+        max_batch_size=300,
+        failure_policy="stop",
+        **(options or {}),
+    )
+    async with host:
+        await host.run()
+    await rest_until_told()
+    return tally.result()
 
 
 class _Fanned(EventProcessor):

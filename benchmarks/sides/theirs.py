@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import cycle, islice
 from typing import Any
 
@@ -16,12 +17,14 @@ from benchmarks.sides.azure import client_options, event_of, reading, taken
 from benchmarks.sides.common import (
     BODY_SIZE,
     FanTally,
+    PacedTally,
     Tally,
     connections_to,
     measure_delivery,
     measure_idle,
     measure_latency,
     port_of,
+    rest_until_told,
 )
 
 
@@ -74,6 +77,54 @@ async def receive(
         receiving.cancel()
         await asyncio.gather(receiving, return_exceptions=True)
     return tally.meter.result()
+
+
+async def paced(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    kind: str,
+    work: str,
+    times: str,
+    prefetch: int = 300,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Receive events that come at a pace.
+
+    Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
+        options: Of the connection; the others as of `PacedTally`.
+    """
+    read = reading(work)
+    tally = PacedTally(partitions, events, kind, times)
+    done = asyncio.get_running_loop().create_future()
+
+    async def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
+        if not batch or done.done():
+            return
+        tally.arrived = time.perf_counter_ns()
+        try:
+            if tally.add(context.partition_id, *read(batch)):
+                done.set_result(None)
+        except AssertionError as error:
+            # The client would log it and go on.
+            done.set_exception(error)
+
+    client = EventHubConsumerClient.from_connection_string(
+        connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
+    )
+    async with client:
+        receiving = asyncio.create_task(client.receive_batch(on_event_batch, prefetch=prefetch, starting_position="-1"))
+        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            await receiving
+        await done
+        # Left to end by itself it would sleep out its load-balancing interval.
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+    await rest_until_told()
+    return tally.result()
 
 
 async def fanout(

@@ -12,7 +12,7 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 from benchmarks.events import samples
 from benchmarks.meter import Meter, page_faults
 from benchmarks.sides.azure import client_options, event_of, reading, taken
-from benchmarks.sides.common import BODY_SIZE, FanTally, Tally, latency_of
+from benchmarks.sides.common import BODY_SIZE, FanTally, PacedTally, Tally, latency_of, rest
 
 
 def receive(
@@ -74,6 +74,65 @@ def receive(
     if failures:
         raise failures[0]
     return tally.meter.result()
+
+
+def paced(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    kind: str,
+    work: str,
+    times: str,
+    prefetch: int = 300,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Receive events that come at a pace. The client's threads go on until the process is ended.
+
+    Args:
+        work: What is done with each event: one of `benchmarks.events.WORKS`.
+        options: Of the connection; the others as of `PacedTally`.
+    """
+    read = reading(work)
+    tally = PacedTally(partitions, events, kind, times)
+    done = threading.Event()
+    failures: list[BaseException] = []
+    # Each partition has a thread.
+    lock = threading.Lock()
+
+    def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
+        if not batch or done.is_set():
+            return
+        arrived = time.perf_counter_ns()
+        try:
+            found = read(batch)
+            with lock:
+                tally.arrived = arrived
+                if not done.is_set() and tally.add(context.partition_id, *found):
+                    done.set()
+        except AssertionError as error:
+            # The client would log it and go on.
+            failures.append(error)
+            done.set()
+
+    client = EventHubConsumerClient.from_connection_string(
+        connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
+    )
+
+    def run() -> None:
+        try:
+            client.receive_batch(on_event_batch, prefetch=prefetch, starting_position="-1")
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    done.wait()
+    if failures:
+        raise failures[0]
+    rest()
+    return tally.result()
 
 
 def fanout(
