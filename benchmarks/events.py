@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-KINDS = ("varied", "uniform", "telemetry")
+KINDS = ("varied", "uniform", "telemetry", "cloudevents")
 WORKS = {
     "fields": "four fields read",
     "properties": "telemetry without its JSON",
@@ -46,11 +46,13 @@ class Sample:
 
     Args:
         partition_key: None where it has none; used where the events of a batch may differ in it.
+        content_type: None where it has none.
     """
 
     body: bytes
     properties: dict[str, str | int] | None = None
     partition_key: str | None = None
+    content_type: str | None = None
 
 
 @cache
@@ -60,6 +62,7 @@ def samples(kind: str, body_size: int = UNIFORM_SIZE) -> tuple[Sample, ...]:
     Of the varied ones three in four have a partition key, and four in five two application properties; the sizes of
     their bodies lie evenly on a logarithmic scale. Telemetry events have JSON bodies of such sizes, with 15 to 20
     fields, some of them nested; two or three application properties; and three in four a partition key, the device.
+    CloudEvents are the same bodies in binary mode, with five attributes.
 
     Args:
         body_size: Of uniform events, in bytes.
@@ -67,8 +70,9 @@ def samples(kind: str, body_size: int = UNIFORM_SIZE) -> tuple[Sample, ...]:
     if kind == "uniform":
         return (Sample(b"x" * body_size),)
     chance = random.Random(20_260_101)
-    if kind == "telemetry":
-        return tuple(_telemetry(number, chance) for number in range(_CYCLE))
+    if kind in ("telemetry", "cloudevents"):
+        telemetry = [_telemetry(number, chance) for number in range(_CYCLE)]
+        return tuple(telemetry if kind == "telemetry" else map(_cloudevent, range(_CYCLE), telemetry))
     if kind != "varied":
         raise ValueError(f"there are no {kind!r} events")
     made = []
@@ -123,8 +127,19 @@ def _telemetry(number: int, chance: random.Random) -> Sample:
         report |= {"note": texts[0], "log": dict(zip(_LOG, texts[1:], strict=False)), "config": texts[-1]}
     properties: dict[str, str | int] = {"type": kind, "firmware": firmware}
     if chance.random() < 0.5:
-        properties["site"] = f"site-{report['site']:02}"
+        properties["traceparent"] = f"00-{chance.getrandbits(128):032x}-{chance.getrandbits(64):016x}-01"
     return Sample(_json(report), properties, device if chance.random() < 0.75 else None)
+
+
+def _cloudevent(number: int, telemetry: Sample) -> Sample:
+    attributes: dict[str, str | int] = {
+        "cloudEvents:specversion": "1.0",
+        "cloudEvents:id": f"{number:06}",
+        "cloudEvents:source": f"/devices/{telemetry.partition_key or 'all'}",
+        "cloudEvents:type": "com.example.report",
+        "cloudEvents:time": f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}Z",
+    }
+    return Sample(telemetry.body, attributes, telemetry.partition_key, "application/json")
 
 
 def _text(size: int, chance: random.Random) -> str:

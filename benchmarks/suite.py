@@ -14,6 +14,7 @@ from benchmarks.keyed import keyed
 from benchmarks.meter import median_run
 from benchmarks.paced import paced
 from benchmarks.processes import BenchmarkError, EmulatorProcess, Side, run_side, version
+from benchmarks.programs import programs
 from benchmarks.receiving import receive, stages
 from benchmarks.report import Row
 from benchmarks.scale import scale
@@ -270,6 +271,7 @@ def _run_slow(quick: bool, log: Log, partitions: int, fills: list[tuple[int, int
 
 BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
+    "programs": programs,
     "paced": paced,
     "stages": stages,
     "keyed": keyed,

@@ -8,10 +8,13 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
 from azure.eventhub import EventData, TransportType
+from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 
 from benchmarks.events import Sample
 from benchmarks.sides.common import FanTally, Fleet, port_of
+from benchmarks.sides.models import PlainReport, Report
 
 
 def client_options(connection_string: str, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -39,6 +42,10 @@ def reading(work: str) -> Read:
     if work == "fields":
         return read
     fleet = Fleet()
+    if work == "cloudevents":
+        return partial(_read_cloudevents, fleet)
+    if work in ("pydantic", "msgspec"):
+        return partial(_read_model, fleet, Report.model_validate_json if work == "pydantic" else _PLAIN.decode)
     return partial(_read_telemetry if work == "telemetry" else _read_properties, fleet)
 
 
@@ -83,6 +90,31 @@ def _read_properties(fleet: Fleet, batch: list[EventData]) -> tuple[int, int, in
         kind, firmware = properties[b"type"].decode(), properties[b"firmware"]
         fleet.note(kind, firmware, None if key is None else key.decode(), number)
     return _found(batch, offset, number, enqueued)
+
+
+_PLAIN = msgspec.json.Decoder(PlainReport)
+
+
+def _read_model(
+    fleet: Fleet, decode: Callable[[bytes], Report | PlainReport], batch: list[EventData]
+) -> tuple[int, int, int, int, datetime | None]:
+    for event in batch:
+        report = decode(b"".join(event.body))  # type: ignore[arg-type]  # see `read`
+        fleet.temperatures[report.dev] = report.temp
+    return _found(batch, batch[-1].offset, batch[-1].sequence_number or 0, batch[-1].enqueued_time)
+
+
+def _read_cloudevents(fleet: Fleet, batch: list[EventData]) -> tuple[int, int, int, int, datetime | None]:
+    for event in batch:
+        properties: Any = event.properties
+        attributes = {
+            name.decode(): value.decode() if isinstance(value, bytes) else value for name, value in properties.items()
+        }
+        body = b"".join(event.body)  # type: ignore[arg-type]  # see `read`
+        found = from_amqp_event(AMQPMessage({"content-type": event.content_type}, attributes, body))
+        report: Any = found.get_data()
+        fleet.temperatures[report["dev"]] = report["temp"]
+    return _found(batch, batch[-1].offset, batch[-1].sequence_number or 0, batch[-1].enqueued_time)
 
 
 def _found(

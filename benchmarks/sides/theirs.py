@@ -79,6 +79,76 @@ async def receive(
     return tally.meter.result()
 
 
+async def forward(
+    connection_string: str,
+    hub: str,
+    partitions: int,
+    events: int,
+    available: int,
+    kind: str,
+    work: str,
+    prefetch: int = 300,
+    max_batch_size: int = 300,
+    options: dict[str, Any] | None = None,
+) -> dict[str, float]:
+    """Receive so many events, and send each on through a buffered producer.
+
+    Args:
+        work: `forward`.
+        options: Of the connection; the others as of `Tally`.
+    """
+    tally = Tally(partitions, events, available, kind)
+    done = asyncio.get_running_loop().create_future()
+
+    async def stored(events: list[Any], partition_id: str | None) -> None:
+        pass
+
+    async def failed(events: list[Any], partition_id: str | None, error: Exception) -> None:
+        if not done.done():
+            done.set_exception(AssertionError(f"{len(events)} events were not stored"))
+
+    connection = client_options(connection_string, options)
+    client = EventHubConsumerClient.from_connection_string(
+        connection_string, "$Default", eventhub_name=hub, **connection
+    )
+    producer = EventHubProducerClient.from_connection_string(
+        connection_string, eventhub_name=hub, buffered_mode=True, on_success=stored, on_error=failed, **connection
+    )
+
+    async def on_event_batch(context: PartitionContext, batch: list[EventData]) -> None:
+        if not batch or done.done():
+            return
+        for event in batch:
+            made = EventData(b"".join(event.body))  # type: ignore[arg-type]  # see `read`
+            made.properties = event.properties
+            key = event.partition_key
+            await producer.send_event(made, partition_key=None if key is None else key.decode())
+        last = batch[-1]
+        size = len(b"".join(last.body))  # type: ignore[arg-type]  # see `read`
+        first, number = batch[0].sequence_number or 0, last.sequence_number or 0
+        try:
+            if tally.add(context.partition_id, first, number, len(batch), size, last.enqueued_time):
+                done.set_result(None)
+        except AssertionError as error:
+            # The client would log it and go on.
+            done.set_exception(error)
+
+    async with producer, client:
+        receiving = asyncio.create_task(
+            client.receive_batch(
+                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
+            )
+        )
+        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            await receiving
+        await done
+        # Left to end by itself it would sleep out its load-balancing interval.
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+    return tally.meter.result()
+
+
 async def paced(
     connection_string: str,
     hub: str,

@@ -110,6 +110,33 @@ def service() -> Iterator[CannedService]:
 
 
 @pytest.mark.parametrize(
+    ("side", "work"),
+    [
+        ("programs:app", "pydantic"),
+        pytest.param("programs:app", "msgspec", marks=pytest.mark.long),
+        pytest.param("programs:app", "traceparent", marks=pytest.mark.long),
+        ("programs:host", "forward"),
+        pytest.param("programs:host", "checkpoint", marks=pytest.mark.long),
+        pytest.param("ours:receive", "telemetry", marks=pytest.mark.long),
+        pytest.param("theirs:receive", "telemetry", marks=pytest.mark.long),
+        pytest.param("theirs:receive", "pydantic", marks=pytest.mark.long),
+        pytest.param("theirs:forward", "forward", marks=pytest.mark.long),
+    ],
+)
+def test_programs_of_both_sides_read_telemetry_over_tls(side: str, work: str) -> None:
+    """Each does its work with every event, and finds in the body what the properties and the key say."""
+    with certificate() as made, CannedService("telemetry", PARTITIONS, EVENTS, made) as served:
+        stated = {**RECEIVED, "kind": "telemetry", "work": work}
+        if side.startswith("programs:"):
+            del stated["kind"]
+            place = served.place("ours")
+        else:
+            place = served.place(side)
+        result = run_side(side, TIMEOUT, **place, **stated, events=MEASURED)
+    assert result["cost"] > 0
+
+
+@pytest.mark.parametrize(
     "side", ["ours:receive", "theirs:receive", pytest.param("theirs_sync:receive", marks=pytest.mark.long)]
 )
 def test_canned_service_is_read_by_every_client_over_tls(service: CannedService, side: str) -> None:
