@@ -15,7 +15,10 @@ from eventpump.errors import ConfigurationError
 
 MAX_PARTITIONS = 1024
 MAX_NAME_LENGTH = 256
-_NAME = r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?"
+_INNER = "[A-Za-z0-9_.-]"
+_NAME = rf"[A-Za-z0-9]({_INNER}*(/\.*[A-Za-z0-9_-]{_INNER}*)*(/{_INNER}*)?[A-Za-z0-9])?"
+_NAME_RULE = "letters and digits, inside also _ - . /, and no part between slashes that is empty or only dots"
+"""Capture's files are named for the hub: such a part would lead out of their directory, or to another hub's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class HubSpec:
     """A hub to serve.
 
     Args:
-        name: Letters and digits, inside also `_ - . /`.
+        name: Letters and digits, inside also `_ - . /`; no part between slashes is empty or only dots.
         partitions: From 1 to 1024.
         consumer_groups: Those besides `$Default`, which always exists.
 
@@ -50,9 +53,7 @@ def _check_name(field: str, name: object) -> None:
     if not isinstance(name, str):
         raise ConfigurationError(field, f"a name must be text, not {type(name).__name__}")
     if len(name) > MAX_NAME_LENGTH or not re.fullmatch(_NAME, name):
-        raise ConfigurationError(
-            field, f"{name[:80]!r} is invalid: letters and digits, inside also _ - . /, up to {MAX_NAME_LENGTH}"
-        )
+        raise ConfigurationError(field, f"{name[:80]!r} is invalid: {_NAME_RULE}, up to {MAX_NAME_LENGTH}")
 
 
 DEFAULT_PARTITIONS = 4
@@ -180,7 +181,7 @@ def load_config(path: Path) -> list[HubSpec]:
         where = ".".join(map(str, first["loc"])) or "the file"
         problem = {
             "model_type": "must be an object",
-            "string_pattern_mismatch": "letters and digits, inside also _ - . /",
+            "string_pattern_mismatch": _NAME_RULE,
         }.get(first["type"], first["msg"])
         raise ConfigurationError("config", f"{path}: {where}: {problem}") from None
     entities = config.UserConfig.NamespaceConfig[0].Entities

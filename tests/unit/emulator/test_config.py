@@ -124,3 +124,20 @@ def test_hub_name_with_a_line_end_is_refused(name: str) -> None:
         HubSpec(name, 1)
     with pytest.raises(ConfigurationError):
         HubSpec("h", 1, (name,))
+
+
+@pytest.mark.parametrize("name", ["a/../b", "a/./b", "a//b", "a/.../b", "a/../../../b", "../a", "a/..", "/a", "a/"])
+def test_hub_name_with_a_part_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    """Capture's files are named for the hub: none of them may be outside of the directory, or another hub's."""
+    with pytest.raises(ConfigurationError, match="only dots"):
+        HubSpec(name, 1)
+    with pytest.raises(ConfigurationError, match="only dots"):
+        load_config(write(tmp_path, config(Name=name, PartitionCount=1)))
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a.b/c..d", "a/..b/.c", "a/_/-/b", "a/b.-_/c", "a/" * 127 + "b"])
+def test_hub_name_with_dots_inside_of_its_parts_is_taken(tmp_path: Path, name: str) -> None:
+    """Dots and slashes are no matter by themselves, and a long name is checked as fast as a short one."""
+    assert [HubSpec(name, 1)] == load_config(write(tmp_path, config(Name=name, PartitionCount=1)))
+    with pytest.raises(ConfigurationError):
+        HubSpec(name[:254] + "/.", 1)
