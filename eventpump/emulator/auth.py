@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import hmac
+import secrets
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eventpump.eventhubs import sas
 from eventpump.eventhubs.addresses import Address, AddressKind, Audience, parse_audience
@@ -90,6 +91,7 @@ class KeyRing:
         hosts: Collection[str] | None = None,
     ) -> None:
         self._rules = {rule.name: rule for rule in rules}
+        self._unknown = AccessRule("", secrets.token_urlsafe(), Right(0))
         self._token_verifier = token_verifier
         self._hosts = None if hosts is None else frozenset(hosts)
 
@@ -126,15 +128,18 @@ class KeyRing:
             resource = parse_audience(parsed.resource)
         except ValueError as error:
             return Denial(401, f"MalformedToken: {error}")
-        rule = self._rules.get(parsed.key_name)
-        # An unknown name and a wrong key cannot be distinguished by the client.
-        verdict = sas.Verdict.BAD_SIGNATURE if rule is None else sas.verify(parsed, rule.key, now)
+        # An unknown name and a wrong key cannot be distinguished by the client, nor by the time that the answer takes.
+        rule = self._rules.get(parsed.key_name, self._unknown)
+        verdict = sas.verify(parsed, rule.key, now)
         if verdict is sas.Verdict.EXPIRED:
             return Denial(401, "ExpiredToken: the token has expired.")
-        if rule is None or not verdict:
+        if not verdict:
             return Denial(401, "InvalidSignature: The token has an invalid signature.")
         if not self._is_one_host(resource.host, audience.host) or not resource.includes(audience):
             return Denial(401, "InvalidAudience: the token's resource does not cover the audience.")
+        if audience.is_management and audience.hub is None:
+            # The node serves every hub, and the signature is for one.
+            audience = replace(audience, hub=resource.hub)
         return Grant(audience, rule.rights, parsed.expires_at)
 
     def _is_one_host(self, signed: str, put_for: str) -> bool:
@@ -148,8 +153,8 @@ class KeyRing:
         if len(parts) != 3:
             return None
         token_name = parts[1].decode(errors="replace")
-        rule = self._rules.get(token_name)
-        if rule is None or not hmac.compare_digest(rule.key.encode(), parts[2]):
+        rule = self._rules.get(token_name, self._unknown)
+        if not hmac.compare_digest(rule.key.encode(), parts[2]):
             return None
         return Grant(Audience(""), rule.rights, None)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
+from typing import Any
+
 import pytest
 
 from eventpump.emulator.auth import AccessRule, Denial, Grant, Grants, KeyRing, Right, VerifiedToken
@@ -66,6 +69,42 @@ def test_token_of_an_unknown_key_name_looks_like_a_wrong_key() -> None:
         KEYS.check_token(text, SAS_TOKEN_TYPE, "sb://h/hub", NOW) for text in (token(key="x"), token(name="nobody"))
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["root", "reader", "nobody"])
+def test_token_of_any_key_name_costs_one_signature(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A name that no rule has takes as long as one that a rule has."""
+    signed: list[str] = []
+    digest = hmac.digest
+    text = token(name=name, key="wrong")
+
+    def counted(*given: Any) -> bytes:
+        signed.append(name)
+        return digest(*given)
+
+    monkeypatch.setattr(hmac, "digest", counted)
+    assert isinstance(KEYS.check_token(text, SAS_TOKEN_TYPE, "sb://h/hub", NOW), Denial)
+    assert signed == [name]
+
+
+@pytest.mark.parametrize("resource", ["sb://h/hub", "sb://h/hub/Partitions/1", "sb://h/hub/consumergroups/g", "sb://h"])
+@pytest.mark.parametrize("audience", ["amqps://h/$management", "amqps://h/Hub/$management"])
+def test_token_for_the_management_node_reads_the_hub_that_it_is_signed_for(resource: str, audience: str) -> None:
+    """The node serves every hub: whatever the token is put for, its signature decides whose properties it reads."""
+    grants = Grants()
+    grants.put(granted(audience, resource=resource))
+    assert grants.allow(parse_address("$management"), Right.LISTEN)
+    assert grants.allow_read("HUB")
+    assert grants.allow_read("other") == (resource == "sb://h" and audience == "amqps://h/$management")
+    assert not grants.allow(SENDER, Right.SEND)
+
+
+def test_tokens_of_two_hubs_for_the_management_node_add_up() -> None:
+    """A client of two hubs puts one for each; the second does not take the place of the first."""
+    grants = Grants()
+    for hub in ("hub", "other"):
+        grants.put(granted("amqps://h/$management", resource=f"sb://h/{hub}"))
+    assert (grants.allow_read("hub"), grants.allow_read("other"), grants.allow_read("third")) == (True, True, False)
 
 
 def test_token_rights_are_bounded_by_its_audience() -> None:
