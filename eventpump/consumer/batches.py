@@ -12,7 +12,7 @@ from typing import Any, Self
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.dispatch import SerialDispatch
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.handler import HandlerRunner, InHand
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.requests import Requests
@@ -40,13 +40,22 @@ class Offer:
         context: The partition.
         events: The batch.
         begin: Called when a loop takes it; returns whether it may still be delivered.
+        runner: That of the pump, which waits for the loop that has it.
     """
 
-    __slots__ = ("_begin", "_state", "_waiter", "context", "covered", "events", "is_acknowledged")
+    __slots__ = ("_begin", "_hand", "_runner", "_state", "_waiter", "context", "covered", "events", "is_acknowledged")
 
-    def __init__(self, context: PartitionContext, events: tuple[ReceivedEvent, ...], begin: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        context: PartitionContext,
+        events: tuple[ReceivedEvent, ...],
+        begin: Callable[[], bool],
+        runner: HandlerRunner,
+    ) -> None:
         self.context = context
         self.events = events
+        self._runner = runner
+        self._hand: InHand | None = None
         self.covered = 0
         """How many of the events the loop has stored a checkpoint for."""
         self.is_acknowledged = False
@@ -65,9 +74,15 @@ class Offer:
         """Whether a loop has it, and the pump waits for that loop."""
         return self._state is _State.IN_HAND
 
-    def take(self) -> bool:
-        """Take it. Return False if it may not be delivered any more; it is withdrawn then."""
+    def take(self, hand: InHand) -> bool:
+        """Take it. Return False if it may not be delivered any more; it is withdrawn then.
+
+        Args:
+            hand: What the code of the loop belongs to.
+        """
         is_taken = self._begin()
+        if is_taken:
+            self._hand, hand.runner = hand, self._runner
         self._enter(_State.IN_HAND if is_taken else _State.OVER)
         return is_taken
 
@@ -105,6 +120,8 @@ class Offer:
 
     def _enter(self, state: _State) -> None:
         self._state = state
+        if state is _State.OVER and self._hand is not None:
+            self._hand.ended()
         if self._waiter is not None:
             resolve(self._waiter, None)
 
@@ -131,26 +148,23 @@ class BatchQueue:
         with suppress(ValueError):
             self._offers.remove(offer)
 
-    def take(self, asked: asyncio.Task[Any] | None) -> Offer | None:
+    def take(self, asked: asyncio.Task[Any] | None, hand: InHand) -> Offer | None:
         """Take the batch that waits longest. Return None if none waits.
 
         Args:
+            hand: What the code of the loop belongs to.
             asked: The task that asked for it, which processes it if it still runs. The current task may be another one,
                 made to wait for it, as by `asyncio.wait_for` before Python 3.12.
         """
         while self._offers:
             offer = self._offers.popleft()
-            if offer.is_waiting and offer.take():
+            if offer.is_waiting and offer.take(hand):
                 task = asyncio.current_task() if asked is None or asked.done() else asked
                 self._holders[offer] = task
                 if task is not None:
                     task.add_done_callback(offer.holder_ended)
                 return offer
         return None
-
-    def is_held_by(self, offer: Offer, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a task has a batch in hand."""
-        return offer.is_in_hand and self._holders.get(offer) is task
 
     def give_back(self, task: asyncio.Task[Any] | None) -> None:
         """Give back what a task has in hand: it waits for the end of the host, and cannot process it meanwhile."""
@@ -241,10 +255,6 @@ class BatchDispatch(SerialDispatch):
         self._queue = source.queue
         self._offer: Offer | None = None
 
-    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a loop in a task has the batch."""
-        return self._offer is not None and self._queue.is_held_by(self._offer, task)
-
     async def deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False
     ) -> tuple[ReceivedEvent, ...]:
@@ -279,7 +289,7 @@ class BatchDispatch(SerialDispatch):
                     partition.tracker.events_delivered(last)
             return True
 
-        offer = self._offer = Offer(self._context, events, begin)
+        offer = self._offer = Offer(self._context, events, begin, self._runner)
         try:
             self._queue.offer(offer)
             while offer.is_waiting:
@@ -386,9 +396,9 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
             EventPumpError: As of `run`.
         """
         # Not a coroutine function: what is returned may be run by another task than the one that will have the batch.
-        return self._next(asyncio.current_task())
+        return self._next(asyncio.current_task(), InHand().begin())
 
-    async def _next(self, asked: asyncio.Task[Any] | None) -> ReceivedBatch:
+    async def _next(self, asked: asyncio.Task[Any] | None, hand: InHand) -> ReceivedBatch:
         if self._is_waiting:
             raise ConfigurationError("batches", "is one loop; call host.batches() once for each task")
         if self._offer is not None:
@@ -399,7 +409,7 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
         try:
             while not self._is_closed:
                 running = self._start()
-                if (offer := self._queue.take(asked)) is not None:
+                if (offer := self._queue.take(asked, hand)) is not None:
                     self._offer = offer
                     return ReceivedBatch(offer)
                 if running.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, Final
+from typing import Final
 
 from eventpump.consumer.batches import BatchDispatch, BatchSource
 from eventpump.consumer.dispatch import Dispatch, SerialDispatch
@@ -61,10 +61,6 @@ class Delivery:
         self._reading = reading
         self._rewinding = rewinding
         self._dispatch: Dispatch | None = None
-
-    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a task has a batch in hand, without being called with it."""
-        return self._dispatch is not None and self._dispatch.is_held_by(task)
 
     async def run(self, partition: OpenPartition) -> None:
         """Deliver batches until the pump ends."""

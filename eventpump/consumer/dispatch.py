@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.failing import FailureHandling
@@ -27,9 +27,6 @@ class Dispatch(Protocol):
     @property
     def in_hand(self) -> int:
         """Events that were accepted, and are neither processed nor passed over."""
-
-    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a task has a batch in hand, without being called with it."""
 
     async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
         """Accept a batch. It need not be processed when this returns.
@@ -103,10 +100,6 @@ class SerialDispatch:
     def in_hand(self) -> int:
         """None: a batch is processed when `deliver` returns."""
         return 0
-
-    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return False: code that has a batch is called with it."""
-        return False
 
     async def deliver(
         self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], *, is_narrowed: bool = False

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from eventpump.aio.watch import Watched
 from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
 
 _T = TypeVar("_T")
 
-_RUNNING_BATCH: ContextVar[_RunningBatch | None] = ContextVar("eventpump_running_batch", default=None)
-"""Identifies the call of `process_events` that the current code belongs to; tasks and threads it starts inherit it."""
+_IN_HAND: ContextVar[InHand | None] = ContextVar("eventpump_in_hand", default=None)
+"""The call that the current code belongs to; tasks, and threads of `asyncio.to_thread`, that it starts inherit it."""
 
 
 class PumpEndedError(BaseException):
@@ -47,9 +47,9 @@ class HandlerTimeout:
 
 def next_event() -> None:
     """Restart the timer of the running call of `process_events`: it has reached another event of its batch."""
-    batch = _RUNNING_BATCH.get()
-    if batch is not None:
-        batch.restart_timer()
+    hand = _IN_HAND.get()
+    if hand is not None and hand.runner is not None and hand.call is not None:
+        hand.runner.renew(hand.call)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,24 +75,29 @@ class Call:
     is_timed_out: bool = False
 
 
-class _RunningBatch:
-    """One call of `process_events`."""
+class InHand:
+    """One call of user code, or one batch that a loop has: what its pump waits for.
 
-    __slots__ = ("_call", "_runner")
+    Attributes:
+        runner: That of the pump, as long as it waits; None before and after. What the code has started may keep its
+            context, and this object with it, for as long as the process.
+        call: The call; None for a batch that a loop has.
+    """
 
-    def __init__(self, runner: HandlerRunner, call: Call) -> None:
-        self._runner: HandlerRunner | None = runner
-        self._call = call
+    __slots__ = ("call", "runner")
 
-    def restart_timer(self) -> None:
-        """Restart its timer, if it runs."""
-        if self._runner is not None:
-            self._runner.renew(self._call)
+    def __init__(self, runner: HandlerRunner | None = None, call: Call | None = None) -> None:
+        self.runner = runner
+        self.call = call
+
+    def begin(self) -> Self:
+        """Let the code that follows in this context belong to it. Return it."""
+        _IN_HAND.set(self)
+        return self
 
     def ended(self) -> None:
-        """Refer to nothing any more: what the handler has started may keep its context for as long as the process."""
-        self._runner = None
-        del self._call
+        """Refer to nothing any more: the pump does not wait for it now."""
+        self.runner = self.call = None
 
 
 class HandlerRunner:
@@ -130,7 +135,7 @@ class HandlerRunner:
         self._now = self._loop.time
         # In their order, which the order in which they are cancelled follows.
         self._calls: dict[Call, None] = {}
-        self._batch: _RunningBatch | None = None
+        self._batch: InHand | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
         # One for all calls of `_run`, of several tasks, too: of the work it has nothing once that has begun.
         self._watched = Watched[None](None, self._now, blocked_after, self._blocked, stepped)
@@ -143,15 +148,17 @@ class HandlerRunner:
         """A method of the processor that runs now: of several the one that began first."""
         return next((call.operation for call in self._calls), None)
 
-    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a method of the processor runs in a task."""
-        return any(call.task is task for call in self._calls)
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the pump waits for the current code, or for code that has started it."""
+        hand = _IN_HAND.get()
+        return hand is not None and hand.runner is self
 
     @property
     def is_in_batch(self) -> bool:
         """Whether the current code belongs to the call of `process_events` that is running."""
-        batch = _RUNNING_BATCH.get()
-        return batch is not None and batch is self._batch
+        hand = _IN_HAND.get()
+        return hand is not None and hand is self._batch
 
     @property
     def is_abandoned(self) -> bool:
@@ -215,12 +222,11 @@ class HandlerRunner:
     ) -> None:
         self.began(call)
         raised: BaseException | None = None
-        batch: _RunningBatch | None = None
+        # A new object for each try: what an earlier try left running is not part of this one.
+        hand = InHand(self, call)
+        _IN_HAND.set(hand)
         if is_batch:
-            # A new object for each try: what an earlier try left running is not part of this one. It stays there, as it
-            # is compared with that of the running batch.
-            batch = self._batch = _RunningBatch(self, call)
-            _RUNNING_BATCH.set(batch)
+            self._batch = hand
         try:
             work = method(*args)
             if type(work) is not CoroutineType and not isinstance(work, Awaitable):
@@ -236,8 +242,8 @@ class HandlerRunner:
         except BaseException as error:
             raised = error
         finally:
-            if batch is not None:
-                batch.ended()
+            hand.ended()
+            if is_batch:
                 self._batch = None
         del self._calls[call]
         if call.is_late or call.task.cancelling():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.dispatch import still_belongs
@@ -83,10 +82,6 @@ class KeyedDispatch:
     def in_hand(self) -> int:
         """Events that were accepted, and are neither processed nor passed over."""
         return self._queue.events
-
-    def is_held_by(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return False: code that has a batch is called with it."""
-        return False
 
     async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
         """Accept a batch, as there is room for it; see `Dispatch`."""

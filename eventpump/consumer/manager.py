@@ -611,7 +611,7 @@ class PartitionManager:
         """Return the pumps of a subscription, on some partitions or all of those owned.
 
         Raises:
-            ConfigurationError: One of them would wait for the current task, which waits for it.
+            ConfigurationError: One of them waits for the code that calls this, or for what has started that code.
         """
         self._check_name(name)
         if isinstance(partition_ids, str):
@@ -627,15 +627,14 @@ class PartitionManager:
             if partition_ids is None or partition.partition_id in partition_ids
             if (pump := partition.running(name)) is not None
         ]
-        task = asyncio.current_task()
-        if any(pump.waits_for(task) for pump in pumps):
+        if any(pump.waits_for_caller for pump in pumps):
             await asyncio.sleep(0)  # a loop that was just left has dropped its iterator, which says so in the next turn
         for pump in pumps:
-            if pump.waits_for(task):
+            if pump.waits_for_caller:
                 instead = "call context.seek, or " if operation == "seek" else ""
                 problem = (
                     f"waits until the code that calls it is done with its batch of partition {pump.partition_id}: "
-                    f"{instead}call it in a task that this code does not wait for"
+                    f"{instead}call it when that code has returned; a task or thread that it started waits likewise"
                 )
                 raise ConfigurationError(operation, problem)
         return pumps

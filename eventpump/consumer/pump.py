@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.delivery import Delivery
@@ -197,9 +196,10 @@ class PartitionPump:
         """Whether `abandon` was called."""
         return self._runner.is_abandoned
 
-    def waits_for(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether the pump carries out no request before user code in a task has returned."""
-        return self._runner.runs_in(task) or self._delivery.is_held_by(task)
+    @property
+    def waits_for_caller(self) -> bool:
+        """Whether the pump carries out no request before the current code, or what has started it, has returned."""
+        return self._runner.is_waited_for
 
     def renewed(self, lease: PartitionLease) -> None:
         """Continue under a renewed lease."""

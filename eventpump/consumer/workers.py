@@ -10,7 +10,7 @@ from contextvars import copy_context
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
-from eventpump.consumer.handler import Call, HandlerRunner, PumpEndedError, as_exception
+from eventpump.consumer.handler import Call, HandlerRunner, InHand, PumpEndedError, as_exception
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
 from eventpump.core.turns import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
@@ -271,6 +271,7 @@ class KeyedWorkers:
                     # One watched call whose timer restarts: `began` and `ended` would cost more than a short handler.
                     call.began = began
                     call.slow_at = began + timeout
+                    hand = InHand(runner, call).begin()
                     try:
                         if len(batch) == 1:
                             await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
@@ -283,6 +284,8 @@ class KeyedWorkers:
                         raised.__cause__ = error
                     except BaseException as error:
                         raised = error
+                    finally:
+                        hand.ended()
                 if raised is None and not call.is_timed_out and not task.cancelling():
                     if len(batch) == 1:
                         queue.finish_alone(batch[0])
@@ -316,6 +319,7 @@ class KeyedWorkers:
             What the handler raised for `worker.entry`: the event for which it did not just return.
         """
         handle, key_of, now, claims, fresh = self._handle, self._key_of, self._loop.time, self._claims, queue.fresh
+        runner = self._runner
         is_cancelled = call.task.cancelling
         raised: BaseException | None = None
         calls = worker.calls
@@ -336,6 +340,7 @@ class KeyedWorkers:
                 break
             calls += 1
             call.began = began
+            hand = InHand(runner, call).begin()
             try:
                 await handle((event,))
             except GeneratorExit as error:
@@ -345,6 +350,8 @@ class KeyedWorkers:
                 raised.__cause__ = error
             except BaseException as error:
                 raised = error
+            finally:
+                hand.ended()
             if raised is None and worker.entry is None and not is_cancelled():
                 queue.done += 1
                 continue

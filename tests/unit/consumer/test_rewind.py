@@ -304,10 +304,38 @@ _WAITING: dict[str, Callable[[PartitionHost], Awaitable[object]]] = {
 }
 
 
+async def _by_task(call: Callable[[], Awaitable[object]]) -> object:
+    async def called() -> object:
+        return await call()
+
+    return await asyncio.create_task(called())
+
+
+async def _by_thread(call: Callable[[], Awaitable[object]]) -> object:
+    async def called() -> object:
+        return await call()
+
+    # As a thread of `asyncio.to_thread` calls: in the context of the code that has started it.
+    asked: asyncio.Future[asyncio.Task[object]] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon_threadsafe(lambda: asked.set_result(asyncio.ensure_future(called())))
+    return await (await asked)
+
+
+_BY: dict[str, Callable[[Callable[[], Awaitable[object]]], Awaitable[object]]] = {
+    "itself": lambda call: call(),
+    "a task": _by_task,
+    "a task of a task": lambda call: _by_task(lambda: _by_task(call)),
+    "wait_for": lambda call: asyncio.wait_for(call(), 1000),
+    "gather": lambda call: asyncio.gather(call()),
+    "a thread": _by_thread,
+}
+
+
 @pytest.mark.parametrize("operation", _WAITING)
+@pytest.mark.parametrize("by", _BY)
 @pytest.mark.parametrize("kind", ["plain", "keyed", "loop"])
-async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, kind: str) -> None:
-    """The code that has the batch would wait for itself; a task that it does not wait for may call."""
+async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, by: str, kind: str) -> None:
+    """The code that has the batch would wait for itself, through what it starts, too; not once it has returned."""
     raised: list[str] = []
     asked: list[asyncio.Task[object]] = []
 
@@ -316,7 +344,7 @@ async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, kind:
             return
         call = _WAITING[operation]
         with pytest.raises(ConfigurationError) as caught:
-            await call(host)
+            await _BY[by](lambda: call(host))
         raised.append(str(caught.value))
         asked.append(asyncio.ensure_future(call(host)))
 
@@ -335,6 +363,33 @@ async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, kind:
         assert text.startswith(
             f"{operation}: waits until the code that calls it is done with its batch of partition 0: "
         )
+        await host.aclose()
+        await work
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "loop"])
+async def test_task_of_code_that_has_returned_may_wait(kind: str) -> None:
+    """Also while the code that started it, which has returned at once, is called with other events."""
+    asked: list[asyncio.Task[tuple[str, ...]]] = []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if not asked:
+            asked.append(asyncio.create_task(host.drain("default")))
+        elif len(asked) == 1:
+            asked.append(asked[0])
+            await asyncio.sleep(10)
+
+    async def loop() -> None:
+        async for batch in host.batches():
+            await handle(batch.context, batch.events)
+
+    processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        host = fleet.host("a", processor, max_batch_size=10, handler_retry=RetryOptions(max_retries=3))
+        work = asyncio.create_task(loop() if kind == "loop" else host.run())
+        await asyncio.sleep(60)
+        assert await asked[0] == ("0",)
         await host.aclose()
         await work
 
