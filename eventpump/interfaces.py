@@ -620,8 +620,9 @@ class LeaseStore(CheckpointStore, Protocol):
             scope: The consumer group.
 
         Raises:
-            StoreError: The store failed.
-            ConfigurationError: The store is open already.
+            StoreError: The store failed; it may be called again, or closed.
+            ConfigurationError: The store is open already, or cannot be opened, and nothing of it is left open. The
+                caller does not close it then.
         """
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ class PartitionHost:
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a
     partition one host delivers; `docs/guarantees.md` has the conditions. The host opens and closes both the transport
-    it creates and the store it is given.
+    it creates and the store it is given; a store that is open already it refuses, and does not close.
 
     Args:
         transport_factory: Creates the transport, when `run` is called.
@@ -514,7 +514,8 @@ class PartitionHost:
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return
-        closes = (transport.aclose, self._leases.aclose) if self._owns_transport else (self._leases.aclose,)
+        leases = self._manager.leases
+        closes = (transport.aclose, leases.aclose) if self._owns_transport else (leases.aclose,)
         for close in (self._parking.aclose, *closes):
             try:
                 async with asyncio.timeout(min(CLOSE_TIMEOUT, max(LAST_SECOND, self._manager.remaining))):

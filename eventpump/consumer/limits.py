@@ -11,11 +11,12 @@ from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from eventpump.aio.tasks import resolve
+from eventpump.aio.users import Users
 from eventpump.consumer.turns import Turns
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
-from eventpump.errors import StoreError
+from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
     CheckpointClaim,
@@ -110,11 +111,16 @@ class RequestGate:
             resolve(self._waiting[request], True)
 
 
+_STORES: Final = Users()
+"""The hosts that have opened each lease store."""
+
+
 class BoundedLeaseStore:
     """A `LeaseStore` that has a bounded number of calls under way: renewals first, then checkpoints, listings, takings.
 
     The time of a call begins when it is sent: a call that waits here is not late, and cancelling it would not make the
-    store faster. `open` and `ensure_leases` are passed on without a bound.
+    store faster. `open` and `ensure_leases` are passed on without a bound, and `aclose` closes only what `open` has
+    opened, or has failed to open for a time.
 
     Args:
         store: The store.
@@ -135,6 +141,7 @@ class BoundedLeaseStore:
         self._takes_more = True
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._is_ours = False
         self._fields: dict[str, object] = {}
 
     @property
@@ -151,7 +158,16 @@ class BoundedLeaseStore:
         """See `LeaseStore`. Opening again does nothing."""
         async with self._opening:
             if not self._is_open:
-                await self._store.open(scope)
+                if not self._is_ours and not _STORES.enter(self._store, self):
+                    _STORES.leave(self._store, self)
+                    raise ConfigurationError("lease_store", "another host uses this store: create one store per host")
+                self._is_ours = True
+                try:
+                    await self._store.open(scope)
+                except ConfigurationError:
+                    # Open already, by other code than a host; or refused, and then nothing is left open.
+                    self._disown()
+                    raise
                 self._is_open = True
         self._fields = {"hub": scope.hub, "consumer_group": scope.consumer_group}
         self._debug(None, "the lease store is open")
@@ -247,8 +263,16 @@ class BoundedLeaseStore:
         return await self._call(LISTING, lambda: self._store.delete_subscription(stored))
 
     async def aclose(self) -> None:
-        """See `LeaseStore`."""
-        await self._store.aclose()
+        """Close the store, unless other code has opened it."""
+        if self._is_ours:
+            try:
+                await self._store.aclose()
+            finally:
+                self._disown()
+
+    def _disown(self) -> None:
+        self._is_ours = False
+        _STORES.leave(self._store, self)
 
     async def _take(
         self, partition_id: str, owner: str, take: Callable[[], Awaitable[PartitionLease | None]]

@@ -13,6 +13,7 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
+from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.planning import LeasePlanner
@@ -130,6 +131,11 @@ class PartitionManager:
         self._is_discovering = False
         self._start_of_host = HostStart(math.inf)
         self._withheld: list[PartitionFailed] = []
+
+    @property
+    def leases(self) -> BoundedLeaseStore:
+        """The lease store."""
+        return self._store
 
     @property
     def statuses(self) -> list[PartitionStatus]:

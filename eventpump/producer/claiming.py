@@ -12,8 +12,10 @@ import logging
 import random
 import secrets
 from contextlib import aclosing
+from typing import Final
 
 from eventpump.aio.retry import retrying
+from eventpump.aio.users import Users
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
@@ -122,11 +124,15 @@ class PublisherLinks:
             await link.aclose()
 
 
+_STORES: Final = Users()
+"""The producers that have opened each state store."""
+
+
 class PublisherStates:
     """The stored states of an application's publisher, one per partition, and how to start from them.
 
     Args:
-        store: Opened by the first start, and closed with the producer.
+        store: Opened by the first start, and closed with the last producer that uses it.
         name: The publisher's name, under which the store keeps its states.
         policy: What a start does about the process before it.
         scan_consumer_group: The consumer group to read the end of a partition with, if the policy is to scan.
@@ -150,9 +156,19 @@ class PublisherStates:
             StoreError: It cannot be opened.
         """
         if not self.is_open:
-            with self.waits.call():
-                await self.store.open()
+            _STORES.enter(self.store, self)
+            try:
+                with self.waits.call():
+                    await self.store.open()
+            except BaseException:
+                _STORES.leave(self.store, self)
+                raise
             self.is_open = True
+
+    async def aclose(self) -> None:
+        """Close the store, unless it was not opened, or another producer uses it."""
+        if _STORES.leave(self.store, self):
+            await self.store.aclose()
 
 
 class PublisherStart:

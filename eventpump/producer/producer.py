@@ -449,8 +449,8 @@ class HubProducer:
         ]
         if self._context.owns_transport:
             parts.append(("close the connection", self._transport.aclose))
-        if self._states is not None and self._states.is_open:
-            parts.append(("close the state store", self._states.store.aclose))
+        if self._states is not None:
+            parts.append(("close the state store", self._states.aclose))
         # With the connection and the store gone, these have nothing to wait for.
         parts.append(("end what was left behind", self._context.end_left))
         first: BaseException | None = None

@@ -46,7 +46,7 @@ from eventpump.reports import (
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
 
@@ -303,6 +303,35 @@ async def test_checkpoint_while_a_write_is_in_flight_makes_one_more() -> None:
         await asyncio.sleep(20)
         assert [checkpoint.sequence_number for checkpoint in fleet.stores["a"].written] == [0, 31]
         assert fleet.stores["a"].peak_in_flight["write", "0"] == 1
+
+
+@pytest.mark.parametrize("begun", ["together", "one after the other", "by the program"])
+async def test_host_does_not_close_a_store_that_other_code_has_opened(begun: str) -> None:
+    """It is refused, by name, and the host that has opened the store goes on with it."""
+    async with stocked(10) as fleet:
+        first = fleet.host("a")
+        store = fleet.stores["a"]
+        store.turns = 3
+        settings = HostSettings(hub=fleet.hub.name, owner_id="b")
+        second = PartitionHost(lambda: FakeTransport(fleet.hub), store, settings, _nothing)
+        if begun == "by the program":
+            await store.open(fleet.scope)
+            with pytest.raises(ConfigurationError, match="open already"):
+                await first.run()
+            assert ("close", None) not in store.calls
+            return
+        fleet.runs["a"] = asyncio.create_task(first.run())
+        await asyncio.sleep(0 if begun == "together" else 5)
+        with pytest.raises(ConfigurationError, match="lease_store: another host uses this store"):
+            await second.run()
+        await second.aclose()
+        assert ("close", None) not in store.calls
+        await asyncio.sleep(60)
+        fleet.hub.publish("0", count=10)
+        await asyncio.sleep(60)
+        assert fleet.record.numbers("0", "a") == list(range(20))
+        await first.aclose()
+        assert store.calls.count(("close", None)) == 1
 
 
 async def test_checkpoint_returns_when_it_is_stored() -> None:

@@ -657,6 +657,23 @@ async def test_store_that_raises_cancelled_error_is_retried(scene: Scene, caplog
         assert isinstance(await error_of(send(scene.process(store=store), "b")), StoreError)
 
 
+async def test_producers_with_one_store_close_it_with_the_last_of_them(scene: Scene) -> None:
+    """One that closes, or that never published, takes the store from no other one."""
+    store = MemoryPublisherStateStore(scene.states)
+    first = scene.process(store=store)
+    second = scene.process(store=store, transport=FakeTransport(scene.hub))
+    unused = scene.process(store=store)
+    await send(first, "a")
+    await second.send([EventData("b")], partition_id="1")
+    await unused.aclose()
+    await first.aclose()
+    await second.send([EventData("c")], partition_id="1")
+    await second.aclose()
+    assert scene.states[(NAME, "1")].state.is_clean
+    with pytest.raises(ClosedError):
+        await store.open()
+
+
 async def test_start_on_an_unknown_partition_stores_nothing(scene: Scene) -> None:
     """Nothing is kept of a partition that the service refuses before anything is stored."""
     producer = scene.process()
