@@ -4,17 +4,56 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.sharing import LinkState
 from eventpump.core.starts import Loss, OnDataLoss
-from eventpump.eventhubs.events import Checkpoint
+from eventpump.errors import EventError
+from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.logs import present
+
+
+@dataclass(frozen=True, slots=True)
+class EventRange:
+    """The events of one call of a processor, or of one batch.
+
+    Args:
+        first_sequence_number: The number of the first event; None if none of them can be read.
+        last_sequence_number: The number of the last one; likewise.
+        count: How many events there are. Of a subscription with `keys` or a `filter`, or of one key, fewer than the
+            numbers from the first to the last one.
+    """
+
+    first_sequence_number: int | None
+    last_sequence_number: int | None
+    count: int
+
+    @classmethod
+    def of(cls, events: Sequence[ReceivedEvent]) -> Self:
+        """Return the range of some events, which are in order."""
+        numbers = [number for event in events if (number := _number_of(event)) is not None]
+        return cls(numbers[0] if numbers else None, numbers[-1] if numbers else None, len(events))
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "a batch without events"
+        if self.first_sequence_number is None:
+            return f"{self.count} events without a readable number"
+        if self.count == 1:
+            return f"event {self.first_sequence_number}"
+        return f"events {self.first_sequence_number} to {self.last_sequence_number} ({self.count})"
+
+
+def _number_of(event: ReceivedEvent) -> int | None:
+    try:
+        return event.sequence_number
+    except EventError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +446,25 @@ class HandlerSlow(HostReport):
     def describe(self) -> str:
         then = ", and is cancelled" if self.is_cancelled else ""
         return f"{self.operation} has not returned for {self.running_for:.1f} s{then}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNotTaken(HostReport):
+    """No loop over `batches()` has taken a batch for `handler_timeout`; reported again whenever that has doubled.
+
+    All loops are busy with other batches, or there is none. The partition waits, and no event is lost.
+
+    Args:
+        waited: Seconds since it was offered.
+        events: The events of the batch.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    waited: float
+    events: EventRange
+
+    def describe(self) -> str:
+        return f"no loop over batches() has taken {self.events} for {self.waited:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from eventpump.consumer.tenure import Tenure
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings
+from eventpump.reports import BatchNotTaken, EventRange
 
 
 class _State(enum.Enum):
@@ -252,6 +253,7 @@ class BatchDispatch(SerialDispatch):
         source: BatchSource,
     ) -> None:
         super().__init__(tenure, runner, context, requests, failing)
+        self._loop = asyncio.get_running_loop()
         self._queue = source.queue
         self._offer: Offer | None = None
 
@@ -290,10 +292,20 @@ class BatchDispatch(SerialDispatch):
             return True
 
         offer = self._offer = Offer(self._context, events, begin, self._runner)
+        began = self._loop.time()
+
+        def late() -> None:
+            nonlocal timer
+            waited = self._loop.time() - began
+            self._tenure.report(BatchNotTaken, waited, EventRange.of(events))
+            timer = self._loop.call_later(waited, late)
+
+        timer = self._loop.call_later(self._runner.timeout, late)
         try:
             self._queue.offer(offer)
             while offer.is_waiting:
                 await offer.changed()
+            timer.cancel()
             while offer.is_in_hand:
                 try:
                     await self._runner.run("process_events", offer.changed)
@@ -301,6 +313,7 @@ class BatchDispatch(SerialDispatch):
                     continue
             return offer
         finally:
+            timer.cancel()
             self._offer = None
             self._queue.retract(offer)
 

@@ -685,7 +685,7 @@ class PartitionManager:
     async def _stored(
         self, operation: str, partition_id: str | None, call: Awaitable[_T], timeout: float | None = None
     ) -> _T | _Failed:
-        """Call the store. A failure is reported and returned, not raised.
+        """Call the store. A failure is reported and returned, not raised; one of the settings ends a starting host.
 
         Args:
             operation: The name of the operation, for reports.
@@ -701,6 +701,10 @@ class PartitionManager:
             if not is_failure(error):
                 raise
             failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
+            if isinstance(failure, ConfigurationError) and not self._start_of_host.was_answered:
+                # What it refuses it has refused from the start, as a name that it cannot store: no retry can help.
+                self._fail(failure)
+                return _FAILED
             self._store_troubles.setdefault(key, self._clock.monotonic())
             self._report(StoreFailed(self._around.owner_id, partition_id, operation, failure))
             return _FAILED

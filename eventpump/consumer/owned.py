@@ -128,6 +128,8 @@ class OwnedPartition:
         # Both for as long as the lease is held. A suspended one held the others back.
         self._paused: set[str] = set()
         self._suspended: dict[str, PartitionStatus] = {}
+        # Pumps that were suspended and have not ended yet: their subscription may be resumed meanwhile.
+        self._suspending: set[PartitionPump] = set()
         # What was reported last of a subscription.
         self._link_states: dict[str, LinkState] = {}
         self.partition_id = partition_id
@@ -298,6 +300,7 @@ class OwnedPartition:
 
     async def _run_pump(self, pump: PartitionPump) -> None:
         escaped: BaseException | None = None
+        was_suspended = False
         try:
             await pump.run()
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -307,6 +310,8 @@ class OwnedPartition:
                 raise
             escaped = error
         finally:
+            was_suspended = pump in self._suspending
+            self._suspending.discard(pump)
             # Only now may it be started here again.
             if self._is_running(pump):
                 del self.pumps[pump.subscription]
@@ -318,7 +323,11 @@ class OwnedPartition:
             self._pump_broke(pump, escaped)
         elif pump.failure is not None:
             self._calls.failed(self, pump, pump.failure)
-        elif self.lease is not None and any(pump.is_of(each) for each in self._subscriptions.runnable):
+        elif (
+            not was_suspended
+            and self.lease is not None
+            and any(pump.is_of(each) for each in self._subscriptions.runnable)
+        ):
             # Its subscription was ended, which the next listing shows.
             self._failed_until[pump.subscription] = self._around.clock.monotonic() + self._around.renew_interval
         if not self.pumps and self.shared is not None:
@@ -358,6 +367,7 @@ class OwnedPartition:
     def _suspend(self, pump: PartitionPump) -> None:
         """Stop a subscription that holds the others of a partition back, until `resume`."""
         self._suspended[pump.subscription] = self._status(pump)
+        self._suspending.add(pump)
         self._set_link_state(pump.subscription, LinkState.SUSPENDED)
         pump.stop(CloseReason.SHUTDOWN)
 

@@ -41,6 +41,7 @@ from eventpump.errors import (
     ProducerStateLostError,
     PublishOutcomeUnknownError,
     RequestRefusedError,
+    StoreError,
 )
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, distance
 
@@ -48,6 +49,10 @@ T = TypeVar("T")
 
 _NOTHING_PUBLISHED: Final = (-1, 0)
 """The service's answers for an id and level under which nothing is published: sources disagree (8.2)."""
+
+
+_MOST_RACES: Final = 100
+"""How many times in a row a start begins again because another process has changed the state."""
 
 
 class PublisherMode(enum.StrEnum):
@@ -274,6 +279,7 @@ def start(partition_id: str, policy: StartPolicy, claim: str, first: AttachReque
         ProducerStateLostError: The service has forgotten the publisher, and the policy is to fail.
         InvalidClientStateError: The service's answer is impossible.
         RequestRefusedError: The service does not know the producer of `first`.
+        StoreError: The store's answers contradict each other, or too many processes change the state at once.
     """
     return (yield from _Start(partition_id, policy, claim, first).run())
 
@@ -288,18 +294,21 @@ class _Start:
         self._first = first
 
     def run(self) -> Procedure[Started]:
-        while True:
+        for _ in range(_MOST_RACES):
             found = yield ReadState()
             if found is None:
                 started = yield from self._begin()
             else:
                 assert isinstance(found, StoredPublisherState)
+                if found.state.claim == self._claim:
+                    raise self._defect("answered that another state is stored, and stores this one")
                 if self._policy.mode is PublisherMode.REPLAYABLE and found.state.intent is None:
                     started = yield from self._join(found)
                 else:
                     started = yield from self._take_over(found)
             if started is not None:
                 return started
+        raise self._defect(f"answered {_MOST_RACES} times in a row that another state is stored")
 
     # Each returns None if another process changed the state before this one wrote to it: read it again.
 
@@ -501,6 +510,9 @@ class _Start:
             (self._partition_id,),
             f"{problem}; on_state_lost='new' continues under a new id, and reset_state of the store starts over",
         )
+
+    def _defect(self, problem: str) -> StoreError:
+        return StoreError("write state", f"the store {problem}", partition_id=self._partition_id)
 
     def _invalid(self, problem: str) -> InvalidClientStateError:
         return InvalidClientStateError(self._partition_id, problem)

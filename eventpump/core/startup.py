@@ -53,6 +53,11 @@ class HostStart:
         if self._awaited is not None:
             self._awaited.discard(partition_id)
 
+    @property
+    def was_answered(self) -> bool:
+        """Whether the service has accepted this host's credential, hub and group: it has attached a link."""
+        return self._was_answered
+
     def is_open(self, now: float) -> bool:
         """Return whether attempts in progress decide if an earlier refusal ends the host."""
         return not self._was_answered and now <= self._until and bool(self._awaited)

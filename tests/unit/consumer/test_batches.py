@@ -16,7 +16,7 @@ from eventpump.consumer.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import AuthenticationError, ClosedError, ConfigurationError, OwnershipLostError, StoreError
 from eventpump.options.consumer import Park
-from eventpump.reports import HandlerSlow, ProcessorFailed, UnexpectedFailure
+from eventpump.reports import BatchNotTaken, HandlerSlow, ProcessorFailed, UnexpectedFailure
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet
 from tests.support.seeds import seeds
@@ -444,6 +444,25 @@ async def test_a_moved_partition_refuses_the_checkpoint_of_its_batch() -> None:
         assert fleet.checkpoint("0") is None
         waiting.cancel()
         await other.aclose()
+
+
+async def test_batch_that_no_loop_takes_is_reported() -> None:
+    """After `handler_timeout`, by its numbers, and whenever that has doubled; not once a loop has it."""
+    async with _fleet(20) as fleet:
+        host = _host(fleet, handler_timeout=5.0)
+        async for _ in host.batches():
+            break
+        await asyncio.sleep(22)
+        waits = fleet.told("a", BatchNotTaken)
+        assert [round(each.waited) for each in waits] == [5, 10, 20]
+        assert waits[0].describe() == "no loop over batches() has taken events 0 to 9 (10) for 5.0 s"
+        batches = host.batches()
+        await anext(batches)
+        await asyncio.sleep(4)
+        await anext(batches)
+        await asyncio.sleep(100)
+        assert fleet.told("a", BatchNotTaken) == waits
+        await host.aclose()
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused

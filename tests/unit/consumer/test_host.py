@@ -334,6 +334,32 @@ async def test_host_does_not_close_a_store_that_other_code_has_opened(begun: str
         assert store.calls.count(("close", None)) == 1
 
 
+@pytest.mark.parametrize("operation", ["acquire", "renew", "list"])
+async def test_setting_that_the_store_refuses_ends_a_host_without_a_link(operation: str) -> None:
+    """As a name that it cannot store: before the first link no retry could help."""
+    async with _fleet(2) as fleet:
+        host = fleet.host("a", startup_timeout=20)
+        fleet.hub.hang("receive")
+        refusal = ConfigurationError("owner", "must be printable ASCII")
+        fleet.stores["a"].fail(operation, times=float("inf"), error=refusal)
+        async with asyncio.timeout(60):
+            with pytest.raises(ConfigurationError, match="owner: must be printable"):
+                await host.run()
+        assert not fleet.told("a", StoreFailed)
+        fleet.hub.answer("receive")
+
+
+async def test_setting_that_the_store_refuses_later_is_reported() -> None:
+    """A host that had a link goes on, and tries again."""
+    async with _fleet(2) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        fleet.stores["a"].fail("renew", times=3, error=ConfigurationError("owner", "must be printable ASCII"))
+        await asyncio.sleep(60)
+        assert len(fleet.told("a", StoreFailed)) == 3
+        assert fleet.owned("a") == {"0", "1"}
+
+
 async def test_checkpoint_returns_when_it_is_stored() -> None:
     """When `checkpoint` returns the store has it."""
     stored: list[tuple[int, int | None]] = []

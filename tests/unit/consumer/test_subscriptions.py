@@ -487,6 +487,30 @@ async def test_a_slow_one_is_suspended_and_resumed() -> None:
         assert fleet.record.numbers("0") == list(range(1000))
 
 
+@pytest.mark.parametrize("after", [0, 0.3, 5, 9, 12])
+async def test_resume_soon_after_a_suspension_delivers_at_once(after: float) -> None:
+    """Also while the handler that was too slow still ends."""
+    slow = Record()
+    sleep = [1e6]
+
+    async def slowly(context: PartitionContext, events: Events) -> None:
+        await asyncio.sleep(sleep[0])
+        await context.checkpoint()
+
+    async with _fleet() as fleet:
+        host = await fleet.start("a", prefetch_events=200, max_batch_size=20, close_timeout=2)
+        await host.subscribe("archive", _recording(slow, slowly), slow_after=30, on_slow="suspend")
+        await asyncio.sleep(1)
+        fleet.hub.publish("0", count=1000)
+        await fleet.until(lambda: bool(fleet.told("a", SubscriptionSlow)), within=60)
+        await asyncio.sleep(after)
+        sleep[0] = 0
+        slow.deliveries.clear()
+        assert host.resume("archive") == ("0",)
+        took = await fleet.until(lambda: bool(slow.deliveries), within=60)
+        assert took < 1 + max(0, 3 - after)
+
+
 async def test_a_subscription_that_fails_ends_alone(clock: Any) -> None:
     """One whose events are lost, and that is to fail over it, is left and tried again; the others go on."""
     got = Record()

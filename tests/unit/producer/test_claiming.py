@@ -674,6 +674,38 @@ async def test_producers_with_one_store_close_it_with_the_last_of_them(scene: Sc
         await store.open()
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "replayable"])
+@pytest.mark.parametrize("stores", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_start_with_a_store_that_answers_wrongly_is_an_error(
+    scene: Scene, mode: str, *, stores: bool, is_first: bool
+) -> None:
+    """None for what it has stored, or always: the start ends with the error of a store, and the loop is not blocked."""
+    writes = 0
+
+    class Wrong(MemoryPublisherStateStore):
+        async def write_state(self, *args: Any) -> StoredPublisherState | None:
+            nonlocal writes
+            writes += 1
+            assert writes < 1000
+            if stores:
+                await super().write_state(*args)
+            return None
+
+    if not is_first:
+        former = scene.process(mode=mode)
+        await send(former, "a")
+        if mode == "replayable":
+            await scene.crash(former)
+            scene.states[KEY] = replace(scene.states[KEY], state=replace(scene.state, is_clean=True))
+    producer = scene.process(store=Wrong(scene.states), mode=mode)
+    if stores and mode == "replayable" and not is_first:
+        await send(producer, "b")  # the state that it found is the one that it was to write
+        return
+    with pytest.raises(StoreError, match="write state of partition 0: the store answered"):
+        await send(producer, "b")
+
+
 async def test_start_on_an_unknown_partition_stores_nothing(scene: Scene) -> None:
     """Nothing is kept of a partition that the service refuses before anything is stored."""
     producer = scene.process()
