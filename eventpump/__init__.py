@@ -124,10 +124,12 @@ if TYPE_CHECKING:
     from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
     from eventpump.reports import (
         BalancerFailed,
+        BatchNotTaken,
         CheckpointDropped,
         CheckpointWritten,
         DataLost,
         EventParked,
+        EventRange,
         EventSkipped,
         HandlerSlow,
         Hook,
@@ -178,6 +180,7 @@ __all__ = [
     "AuthenticationError",
     "BalancerFailed",
     "BatchIterator",
+    "BatchNotTaken",
     "BatchState",
     "BlobLeaseStore",
     "BlobPublisherStateStore",
@@ -229,6 +232,7 @@ __all__ = [
     "EventProcessorHost",
     "EventProducer",
     "EventPumpError",
+    "EventRange",
     "EventSender",
     "EventSkipped",
     "EventSource",
@@ -416,11 +420,11 @@ _MODULES: Final = {
     "producer.stats": "ProducerStats SendCount",
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
-        "BalancerFailed CheckpointDropped CheckpointWritten DataLost EventParked EventSkipped HandlerSlow Hook "
-        "HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored LinkRewound LinkStalled "
-        "LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound PositionSought ProcessorFailed "
-        "PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored StoreFailed StoreRestored "
-        "SubscriptionSlow SubscriptionWithoutProcessor UnexpectedFailure"
+        "BalancerFailed BatchNotTaken CheckpointDropped CheckpointWritten DataLost EventParked EventRange "
+        "EventSkipped HandlerSlow Hook HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored "
+        "LinkRewound LinkStalled LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound "
+        "PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored "
+        "StoreFailed StoreRestored SubscriptionSlow SubscriptionWithoutProcessor UnexpectedFailure"
     ),
     "sources.capture": "CaptureSource",
     "sources.files": "CaptureContainer CaptureFiles",

@@ -292,20 +292,12 @@ class BatchDispatch(SerialDispatch):
             return True
 
         offer = self._offer = Offer(self._context, events, begin, self._runner)
-        began = self._loop.time()
-
-        def late() -> None:
-            nonlocal timer
-            waited = self._loop.time() - began
-            self._tenure.report(BatchNotTaken, waited, EventRange.of(events))
-            timer = self._loop.call_later(waited, late)
-
-        timer = self._loop.call_later(self._runner.timeout, late)
+        self._wait_for_loop(offer, self._loop.time(), self._runner.timeout)
         try:
             self._queue.offer(offer)
             while offer.is_waiting:
                 await offer.changed()
-            timer.cancel()
+            self._not_taken.cancel()
             while offer.is_in_hand:
                 try:
                     await self._runner.run("process_events", offer.changed)
@@ -313,9 +305,19 @@ class BatchDispatch(SerialDispatch):
                     continue
             return offer
         finally:
-            timer.cancel()
+            self._not_taken.cancel()
             self._offer = None
             self._queue.retract(offer)
+
+    def _wait_for_loop(self, offer: Offer, began: float, delay: float) -> None:
+        """Report an offer after a delay in seconds, and again whenever it has waited twice as long."""
+
+        def late() -> None:
+            waited = self._loop.time() - began
+            self._tenure.report(BatchNotTaken, waited, EventRange.of(offer.events))
+            self._wait_for_loop(offer, began, waited)
+
+        self._not_taken = self._loop.call_later(delay, late)
 
     def _processed(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> None:
         if partition.replayed.is_running:

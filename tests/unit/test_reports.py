@@ -14,7 +14,7 @@ from eventpump.core.sharing import LinkState
 from eventpump.core.starts import Loss, LossKind
 from eventpump.errors import LinkDetachedError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.reports import HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
+from eventpump.reports import EventRange, HostReport, LeaseTaken, LoopBlocked, ProcessorFailed, Reporter
 
 _VALUES: dict[str, Any] = {
     "failed_for": 12.0,
@@ -56,6 +56,7 @@ _VALUES: dict[str, Any] = {
     "state": LinkState.PAUSED,
     "slow_for": 60.0,
     "is_suspended": True,
+    "events": EventRange(61, 360, 300),
 }
 
 _KINDS = [
