@@ -375,10 +375,14 @@ class _Batch:
             present: Which of them are entries.
             items: The values of the entries.
         """
+        found = names[present]
+        # The walk has the names of other sections, too: those need not be UTF-8 for this column.
+        uses = np.bincount(found, minlength=len(self._walk.names)).tolist()
         try:
-            keys = pa.array([name.decode() for name in self._walk.names], pa.string()).take(pa.array(names[present]))
+            known = [name.decode() if count else "" for name, count in zip(self._walk.names, uses, strict=True)]
         except UnicodeDecodeError:
             raise self._undecodable() from None
+        keys = pa.array(known, pa.string()).take(pa.array(found))
         offsets = np.zeros(self._walk.count + 1, np.int32)
         np.cumsum(present.sum(axis=1), out=offsets[1:])
         return pa.MapArray.from_arrays(offsets, keys, items)
