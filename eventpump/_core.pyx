@@ -295,7 +295,7 @@ def moment(int64_t milliseconds):
 cdef class EncodedEvent:
     """The base of `ReceivedEvent` in the compiled build. Its names are those of the reference."""
 
-    cdef public object _raw, _origin, _offset, _body, _message, _key
+    cdef public object _raw, _origin, _offset, _body, _properties, _values, _key
     cdef public int64_t _sequence_number, _enqueued
     cdef int body_at, body_size, key_at, key_size
 
@@ -306,7 +306,7 @@ cdef class EncodedEvent:
     def __init__(self, raw, origin=None):
         self._raw = raw
         self._origin = origin
-        self._offset = self._body = self._message = None
+        self._offset = self._body = self._properties = self._values = None
         self.body_at = -1
         self.key_at = UNKNOWN_KEY
 
@@ -398,6 +398,21 @@ cdef class EncodedEvent:
                 self._body = PyBytes_FromStringAndSize(part, self.body_size)
         return references["EncodedEvent"].body.fget(self) if part == NULL else self._body
 
+    def _data(self):
+        """Return the body that the scan finds, or that was read before; None where the general decoder has to."""
+        cdef const char *part
+        if self._offset is None:
+            with cython.critical_section(self):
+                if self._offset is None:
+                    self.read()
+        if self._offset is None:
+            return references["EncodedEvent"]._data(self)
+        with cython.critical_section(self):
+            part = self.part(self.body_at, self.body_size)
+            if part != NULL and self._body is None:
+                self._body = PyBytes_FromStringAndSize(part, self.body_size)
+        return self._body
+
     def body_as_str(self, encoding="utf-8"):
         """Return the body as text: data decoded, or a value that is text.
 
@@ -424,19 +439,18 @@ cdef class EncodedEvent:
     def partition_key(self):
         """The partition key that the event was sent with; None if there was none."""
         cdef const char *part
-        if self._message is None:
-            if self._offset is None:
-                with cython.critical_section(self):
-                    if self._offset is None:
-                        self.read()
-            if self.key_at == NO_KEY:
-                return None
-            part = self.part(self.key_at, self.key_size)
-            if part != NULL:
-                try:
-                    return PyUnicode_DecodeUTF8(part, self.key_size, NULL)
-                except UnicodeDecodeError:
-                    pass
+        if self._offset is None:
+            with cython.critical_section(self):
+                if self._offset is None:
+                    self.read()
+        if self.key_at == NO_KEY:
+            return None
+        part = self.part(self.key_at, self.key_size)
+        if part != NULL:
+            try:
+                return PyUnicode_DecodeUTF8(part, self.key_size, NULL)
+            except UnicodeDecodeError:
+                pass
         return references["EncodedEvent"].partition_key.fget(self)
 
 

@@ -631,6 +631,63 @@ def decode(data: bytes, offset: int = 0, end: int | None = None) -> tuple[Any, i
     return _decode(data, offset, end, MAX_DEPTH)
 
 
+def decode_described(data: bytes, pos: int, end: int, depth: int = 1) -> Any:
+    """Decode a value that is described by what stands before it, which is not read: the value of a section, say.
+
+    Args:
+        data: The bytes.
+        pos: Where the value's constructor is.
+        end: Where it ends.
+        depth: How deeply it lies in what `decode` would be called with. Default: 1, a description.
+
+    Raises:
+        AmqpDecodeError: As `decode`, of the description as a whole.
+    """
+    if end - pos > _NEVER_COUNTED:
+        _count_value(data, pos, end, MAX_ITEMS - 3, MAX_DEPTH - depth)  # itself and its descriptor
+    return _decode(data, pos, end, MAX_DEPTH - depth)[0]
+
+
+def items_at(data: bytes, pos: int, end: int) -> list[int]:
+    """Find the items of a list, without decoding them.
+
+    Args:
+        data: The bytes.
+        pos: Where the list's constructor is.
+        end: Where the list ends.
+
+    Returns:
+        Where each begins, and the end of the last one.
+
+    Raises:
+        AmqpDecodeError: They do not fill the list.
+    """
+    code = data[pos]
+    if code == 0x45:
+        return [end]
+    count, pos, after = _frame(data, pos + 1, end, 4 if code & 0x10 else 1)
+    if count > after - pos:
+        raise AmqpDecodeError("a list or map counts more items than it has bytes")
+    found = [pos]
+    for _ in range(count):
+        if pos + 1 < after:
+            # Most are null or short.
+            code = data[pos]
+            if code == 0x40:
+                pos += 1
+                found.append(pos)
+                continue
+            if 0xA0 <= code < 0xB0:
+                pos += 2 + data[pos + 1]
+                found.append(pos)
+                continue
+        pos = skip(data, pos, after)
+        found.append(pos)
+    if pos != after:
+        raise AmqpDecodeError("a list or map is larger than its items")
+    return found
+
+
 def count_items(data: bytes, pos: int, end: int, limit: int) -> int:
     """Count the values in a run of encoded values, those inside lists, maps, arrays and descriptions included.
 

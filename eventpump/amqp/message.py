@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from eventpump.amqp.codec import AmqpDecodeError, EncodeError, decode
+from eventpump.amqp.codec import AmqpDecodeError, EncodeError, decode_described, items_at
 from eventpump.amqp.sections import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
     APPLICATION_PROPERTIES,
+    BODIES,
     DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
@@ -25,6 +26,8 @@ from eventpump.amqp.sections import (
     check_sections,
     encode_data,
     section,
+    section_value,
+    values_at,
 )
 from eventpump.amqp.types import Symbol, Timestamp, UByte, UInt, ULong
 
@@ -158,10 +161,18 @@ def listed(value: Header | Properties) -> list[Any]:
     return prepared
 
 
+PROPERTY_NAMES: Final = _NAMES[Properties]
+"""The fields of the properties section, in order."""
+
+
+def _too_many() -> AmqpDecodeError:
+    return AmqpDecodeError("a header or properties section has too many fields")
+
+
 def _fill(made: Any, items: list[Any]) -> Any:
-    names = [each.name for each in fields(made)]
+    names = _NAMES[type(made)]
     if len(items) > len(names):
-        raise AmqpDecodeError("a header or properties section has too many fields")
+        raise _too_many()
     for name, item in zip(names, items, strict=False):
         setattr(made, name, item)
     return made
@@ -217,29 +228,18 @@ class Message:
             AmqpDecodeError: It is not a message.
         """
         made = cls()
-        data: list[bytes | None] = []
-        sequences: list[list[Any]] = []
-        values: list[Any] = []
-        for code, start, _, end in check_sections(raw):
-            value = decode(raw, start, end)[0].value
-            if code == DATA:
-                data.append(value)
-            elif code == AMQP_SEQUENCE:
-                sequences.append(value)
-            elif code == AMQP_VALUE:
-                values.append(value)
+        bodies: list[tuple[int, Any]] = []
+        for code, _, start, end in check_sections(raw):
+            value = decode_described(raw, start, end)
+            if code in BODIES:
+                bodies.append((code, value))
             elif code == HEADER:
                 made.header = _fill(Header(), value)
             elif code == PROPERTIES:
                 made.properties = _fill(Properties(), value)
             else:
                 setattr(made, _MAPS[code], value)
-        if data:
-            made.body = Data(tuple(part for part in data if part is not None))
-        elif sequences:
-            made.body = AmqpSequence(tuple(sequences))
-        elif values:
-            made.body = AmqpValue(values[0])
+        made.body = _body(bodies)
         return made
 
 
@@ -249,3 +249,58 @@ _MAPS = {
     APPLICATION_PROPERTIES: "application_properties",
     FOOTER: "footer",
 }
+
+
+def _body(sections: list[tuple[int, Any]]) -> Body | None:
+    """Return the body whose sections have these codes and values: all of one kind."""
+    if not sections:
+        return None
+    values = tuple(value for _, value in sections)
+    if sections[0][0] == DATA:
+        return Data(tuple(part for part in values if part is not None))
+    return AmqpSequence(values) if sections[0][0] == AMQP_SEQUENCE else AmqpValue(values[0])
+
+
+# Parts of a message. Each checks the message as a whole, and decodes nothing but its part.
+
+
+def decode_body(raw: bytes) -> Body | None:
+    """Decode the body of a message; None if it has none.
+
+    Raises:
+        AmqpDecodeError: The bytes are no message, or the body cannot be decoded.
+    """
+    return _body([(code, decode_described(raw, start, end)) for code, start, end in values_at(raw, DATA, AMQP_VALUE)])
+
+
+def decode_properties(raw: bytes) -> dict[str, Any]:
+    """Decode the standard properties of a message that are set, by their names in `Properties`.
+
+    Raises:
+        AmqpDecodeError: The bytes are no message, or one of the properties cannot be decoded.
+    """
+    items = section_value(raw, PROPERTIES)
+    if not items:
+        return {}
+    if len(items) > len(PROPERTY_NAMES):
+        raise _too_many()
+    return {name: item for name, item in zip(PROPERTY_NAMES, items, strict=False) if item is not None}
+
+
+def decode_property(raw: bytes, place: int) -> Any:
+    """Decode one standard property of a message; None if it is not set.
+
+    Args:
+        raw: The message.
+        place: The index of the property in `PROPERTY_NAMES`.
+
+    Raises:
+        AmqpDecodeError: The bytes are no message, its properties are no list, or this one cannot be decoded.
+    """
+    for _, start, end in values_at(raw, PROPERTIES, PROPERTIES):
+        items = items_at(raw, start, end)
+        if len(items) - 1 > len(PROPERTY_NAMES):
+            raise _too_many()
+        if place < len(items) - 1:
+            return decode_described(raw, items[place], items[place + 1], 2)
+    return None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from eventpump.amqp.codec import MAX_DEPTH, AmqpDecodeError, decode, encode, skip
+from eventpump.amqp.codec import MAX_DEPTH, AmqpDecodeError, decode, decode_described, encode, skip
 from eventpump.amqp.types import Symbol, Timestamp
 
 HEADER: Final = 0x70
@@ -202,6 +202,50 @@ def check_sections(raw: bytes) -> list[tuple[int, int, int, int]]:
     return found
 
 
+def values_at(raw: bytes, first: int, last: int) -> list[tuple[int, int, int]]:
+    """Find some sections of a message, which is checked as by `check_sections`.
+
+    Args:
+        raw: The message.
+        first: The lowest code of the sections to find.
+        last: The highest one.
+
+    Returns:
+        For each its code, where its value begins, and where it ends.
+
+    Raises:
+        AmqpDecodeError: The bytes are no message.
+    """
+    found: list[tuple[int, int, int]] = []
+    pos, rank, size = 0, 0, len(raw)
+    while pos + 4 < size:
+        head = raw[pos : pos + 4]
+        before, rank = rank, _rank_of(head, 0)
+        if rank <= before:
+            break  # unusual: a form or order, or several of a kind
+        start = pos + 3
+        pos = pos + 8 + _from_bytes(raw[pos + 4 : pos + 8], "big") if head[3] & _IS_WIDE else pos + 5 + raw[pos + 4]
+        if first <= head[2] <= last:
+            found.append((head[2], start, pos))
+    if pos == size:
+        return found
+    return [(code, value, end) for code, _, value, end in check_sections(raw) if first <= code <= last]
+
+
+def section_value(raw: bytes, code: int) -> Any:
+    """Decode one section of a message, and no other: header, properties, footer or annotations.
+
+    Returns:
+        Its value; None where the message does not have it.
+
+    Raises:
+        AmqpDecodeError: The bytes are no message, or the value cannot be decoded.
+    """
+    for _, start, end in values_at(raw, code, code):
+        return decode_described(raw, start, end)
+    return None
+
+
 # ------------------------------------------------------------------------------------- the parts of a message
 
 _SMALL_HEADER: Final = MARKER + bytes((HEADER, 0xC0))
@@ -380,6 +424,46 @@ def scan_key(raw: bytes, names: EventFields) -> tuple[Scan, str | None] | None:
                 return scan, found[key_at].decode() if key_at else None
     except (IndexError, UnicodeDecodeError, struct.error, AmqpDecodeError):
         pass
+    return None
+
+
+def find_key(raw: bytes, names: EventFields) -> Any:
+    """Read the partition key as `scan_key` does, of a message of any layout.
+
+    Nothing else of the message is decoded; of several keys the last one counts, as in a map.
+
+    Returns:
+        The key, which may be of any type; None of a message that has none.
+
+    Raises:
+        AmqpDecodeError: The bytes do not consist of sections, or the key cannot be decoded.
+    """
+    _walk_event(raw, names)
+    key = None
+    pos, end = 0, len(raw)
+    while pos < end:
+        code, value = code_at(raw, pos, end)
+        pos = skip(raw, value, end)
+        if code == MESSAGE_ANNOTATIONS:
+            if raw[value] not in _MAP:
+                raise AmqpDecodeError("the message annotations are not a map")
+            item, after = value + (9 if raw[value] & _IS_WIDE else 3), pos
+            while item < after:
+                name = _text_at(raw, item)
+                start = skip(raw, item, after)
+                item = skip(raw, start, after)
+                if name == names.partition_key:
+                    key = decode(raw, start, item)[0]
+            break
+    return key
+
+
+def _text_at(raw: bytes, pos: int) -> bytes | None:
+    """Return the bytes of the text or symbol at `pos`; None for another value."""
+    if raw[pos] in (0xA1, 0xA3):
+        return raw[pos + 2 : pos + 2 + raw[pos + 1]]
+    if raw[pos] in (0xB1, 0xB3):
+        return raw[pos + 5 : pos + 5 + _from_bytes(raw[pos + 1 : pos + 5], "big")]
     return None
 
 

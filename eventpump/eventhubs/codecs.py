@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from eventpump.amqp.codec import AmqpDecodeError
-from eventpump.amqp.message import Data, Message
 from eventpump.errors import ConfigurationError, DecodeError, EventError
 from eventpump.eventhubs.events import EventData, ReceivedEvent, copy_of, no_event
 from eventpump.texts import excerpt
@@ -210,22 +208,23 @@ class DecodedEvents:
         """Return the event of a message."""
         return _DecodedEvent(raw, origin, self)
 
-    def decoded(self, message: Message) -> tuple[bytes, str | None] | None:
-        """Return the decoded body of a message, and the rest of its content encoding; None if it is not encoded.
+    def decoded(self, given: str, read: Callable[[], bytes | None]) -> tuple[bytes, str | None] | None:
+        """Return the decoded body of an event, and the rest of its content encoding; None if it is not encoded.
+
+        Args:
+            given: Its content encoding.
+            read: Returns the body that was received; None if it is not bytes.
 
         Raises:
             _FailedError: A codec failed.
         """
-        given = None if message.properties is None else message.properties.content_encoding
-        if given is None:
-            return None
-        names = [each.strip() for each in str(given).split(",")]
+        names = [each.strip() for each in given.split(",")]
         body: bytes | None = None
         while names and (codec := self._by_name.get(names[-1].lower())) is not None:
             if body is None:
-                if not isinstance(message.body, Data):
-                    raise _FailedError(f"its content encoding is {excerpt(str(given))}, but its body is not bytes")
-                body = b"".join(message.body.parts)
+                body = read()
+                if body is None:
+                    raise _FailedError(f"its content encoding is {excerpt(given)}, but its body is not bytes")
             what = f"`decode` of the codec {codec.content_encoding}"
             try:
                 made: object = codec.decode(body)
@@ -274,17 +273,14 @@ class _DecodedEvent(ReceivedEvent):
             DecodeError: A codec failed.
         """
         if not self._is_looked_at:
-            message = self._message
-            if message is None:
-                # Not kept: of an event that several subscriptions hold, the decoded body is enough.
-                try:
-                    message = Message.decode(self._raw)
-                except AmqpDecodeError as error:
-                    raise EventError(f"the event cannot be decoded: {error}") from error
+            given = self._content_encoding
             try:
-                self._found = self._decoder.decoded(message)
+                if given is not None:
+                    self._found = self._decoder.decoded(given, self._bytes)
             except _FailedError as error:
                 self._failure = error
+            if self._found is not None:
+                self._body = None  # of an event that several subscriptions hold, the decoded body is enough
             self._is_looked_at = True
         if self._failure is not None:
             problem = str(self._failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,18 +13,35 @@ from typing import Any, Final
 from uuid import UUID
 
 from eventpump.amqp.codec import AmqpDecodeError
-from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties, listed
+from eventpump.amqp.message import (
+    PROPERTY_NAMES,
+    AmqpSequence,
+    AmqpValue,
+    Body,
+    Data,
+    Header,
+    Message,
+    Properties,
+    decode_body,
+    decode_properties,
+    decode_property,
+    listed,
+)
 from eventpump.amqp.sections import (
     APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    MESSAGE_ANNOTATIONS,
     PROPERTIES,
     EventFields,
     data_head,
     encode_data,
+    find_key,
     prefix_end,
     salvage_annotations,
     scan_event,
     scan_key,
     section,
+    section_value,
 )
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.compiled import based_on_core, core
@@ -211,21 +228,7 @@ class LastEnqueued:
     retrieval_time: datetime | None
 
 
-STANDARD_PROPERTIES = (
-    "message_id",
-    "user_id",
-    "to",
-    "subject",
-    "reply_to",
-    "correlation_id",
-    "content_type",
-    "content_encoding",
-    "absolute_expiry_time",
-    "creation_time",
-    "group_id",
-    "group_sequence",
-    "reply_to_group_id",
-)
+STANDARD_PROPERTIES = PROPERTY_NAMES
 """The fields of the properties section of a message (AMQP 1.0, 3.2.4)."""
 
 
@@ -463,18 +466,7 @@ def copy_of(event: ReceivedEvent) -> EventData:
     Raises:
         EventError: It cannot be decoded.
     """
-    message = event.raw_message
-    copy = EventData()
-    if isinstance(message.body, Data):
-        copy._payload = b"".join(message.body.parts)  # noqa: SLF001 - it is of this module
-    elif message.body is not None:
-        copy._payload, copy._body = None, message.body  # noqa: SLF001 - likewise
-    if message.application_properties:
-        copy.properties = message.application_properties
-    if message.properties is not None:
-        values = {name: getattr(message.properties, name) for name in STANDARD_PROPERTIES}
-        copy.standard = {name: value for name, value in values.items() if value is not None} or None
-    return copy
+    return event._copied()  # noqa: SLF001 - it is of this module
 
 
 def _encode(message: Message) -> bytes:
@@ -504,7 +496,7 @@ def _is_long(number: int) -> bool:
     return number >> 63 in (0, -1)
 
 
-_SLOTS = ("_body", "_enqueued", "_key", "_message", "_offset", "_origin", "_raw", "_sequence_number")
+_SLOTS = ("_body", "_enqueued", "_key", "_offset", "_origin", "_properties", "_raw", "_sequence_number", "_values")
 if core is not None:
     core.encode_properties(UUID, datetime, STANDARD_PROPERTIES)
     core.read_events(
@@ -514,11 +506,12 @@ if core is not None:
 
 @based_on_core("EncodedEvent")
 class ReceivedEvent:
-    """A received event: the encoded message, decoded when its attributes are accessed.
+    """A received event: the encoded message, of which each attribute is decoded when it is first accessed.
 
     The attributes have the names of azure-eventhub, if that has them. Accessing one raises `EventError` if the message
-    does not have it or cannot be decoded. `offset`, `sequence_number` and `enqueued_time` can be read even if the body
-    or the properties cannot, so that a checkpoint after such a message is possible.
+    does not have it or it cannot be decoded; what else the message holds does not matter, if it consists of sections.
+    `offset`, `sequence_number` and `enqueued_time` can be read even if it does not, so that a checkpoint after such a
+    message is possible.
 
     Args:
         raw: The encoded message.
@@ -530,7 +523,8 @@ class ReceivedEvent:
     def __init__(self, raw: bytes, origin: object = None) -> None:
         self._raw = raw
         self._offset: str | None = None
-        self._message: Message | None = None
+        self._properties: dict[Any, Any] | None = None
+        self._values: dict[str | int, Any] | None = None
         self._origin = origin
 
     @classmethod
@@ -606,7 +600,7 @@ class ReceivedEvent:
 
     def _annotations(self) -> tuple[int, str, int]:
         """Read the annotations with the general decoder: the scan does not know their encoding, or they are missing."""
-        annotations = self._decoded().message_annotations or {}
+        annotations = self._read(section_value, MESSAGE_ANNOTATIONS) or {}
         sequence, offset, enqueued = (annotations.get(name) for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME))
         if type(sequence) is bool or not (
             isinstance(sequence, int) and isinstance(offset, str) and isinstance(enqueued, Timestamp)
@@ -616,13 +610,22 @@ class ReceivedEvent:
             raise EventError("the sequence number of the message is not in the range of an AMQP long")
         return int(sequence), str(offset), int(enqueued)
 
-    def _decoded(self) -> Message:
-        if self._message is None:
-            try:
-                self._message = Message.decode(self._raw)
-            except AmqpDecodeError as error:
-                raise EventError(f"the event cannot be decoded: {error}") from error
-        return self._message
+    def _read(self, decode: Callable[..., Any], *place: Any) -> Any:
+        """Decode a part of the message."""
+        try:
+            return decode(self._raw, *place)
+        except AmqpDecodeError as error:
+            raise EventError(f"the event cannot be decoded: {error}") from error
+
+    def _once(self, name: str | int, decode: Callable[..., Any], *place: int) -> Any:
+        """Decode a part of the message when it is first asked for, and keep it under a name."""
+        values = self._values
+        if values is None:
+            values = self._values = {}
+        elif name in values:
+            return values[name]
+        found = values[name] = self._read(decode, *place)
+        return found
 
     @property
     def raw(self) -> bytes:
@@ -666,24 +669,34 @@ class ReceivedEvent:
         if self._offset is None:
             self._scan()
         if self._body is None:
-            body = self._decoded().body
-            if not isinstance(body, Data):
-                raise EventError(f"the body is not data (it is: {self.body_type}); use `value`")
-            self._body = b"".join(body.parts)
+            self._body = self._bytes()
+            if self._body is None:
+                raise EventError(f"the body is not data (it is: {_type_of(self._content())}); use `value`")
         return self._body
+
+    def _data(self) -> bytes | None:
+        """Return the body that the scan finds, or that was read before; None where the general decoder has to."""
+        if self._offset is None:
+            with suppress(EventError):  # the body can be read without a place
+                self._scan()
+        return None if self._offset is None else self._body
+
+    def _bytes(self) -> bytes | None:
+        """Return the body of the message, its sections joined; None if it is not data."""
+        data = self._data()
+        if data is None and isinstance(body := self._content(), Data):
+            data = b"".join(body.parts)
+        return data
+
+    def _content(self) -> Body | None:
+        """Decode the body; None if there is none."""
+        body: Body | None = self._once("body", decode_body)
+        return body
 
     @property
     def body_type(self) -> str:
         """The kind of body: "data", "sequence", "value", or "none" if there is no body."""
-        match self._decoded().body:
-            case Data():
-                return "data"
-            case AmqpSequence():
-                return "sequence"
-            case AmqpValue():
-                return "value"
-            case None:
-                return "none"
+        return "data" if self._data() is not None else _type_of(self._content())
 
     @property
     def value(self) -> Any:
@@ -691,15 +704,7 @@ class ReceivedEvent:
 
         None too for data that is null, as JavaScript's clients send for an event without a body; `body` is empty then.
         """
-        match self._decoded().body:
-            case Data(parts):
-                return b"".join(parts) if parts else None
-            case AmqpSequence(lists):
-                return [item for each in lists for item in each]
-            case AmqpValue(value):
-                return value
-            case None:
-                return None
+        return self._data() or self._once("value", _value_of)
 
     def body_as_str(self, encoding: str = "utf-8") -> str:
         """Return the body as text: data decoded, or a value that is text.
@@ -743,18 +748,15 @@ class ReceivedEvent:
     @property
     def properties(self) -> dict[str, Any]:
         """The application properties; empty if there are none."""
-        return self._decoded().application_properties or {}
+        found = self._properties
+        if found is None:
+            found = self._properties = self._read(section_value, APPLICATION_PROPERTIES) or {}
+        return found
 
     @property
     def system_properties(self) -> dict[str, Any]:
         """The message annotations, and the standard properties that are set, by their AMQP names."""
-        message = self._decoded()
-        found: dict[str, Any] = {str(key): value for key, value in (message.message_annotations or {}).items()}
-        if message.properties is not None:
-            for name in STANDARD_PROPERTIES:
-                value = getattr(message.properties, name)
-                if value is not None:
-                    found[name.replace("_", "-")] = value
+        found: dict[str, Any] = self._once("system_properties", _system_properties)
         return found
 
     @property
@@ -762,66 +764,139 @@ class ReceivedEvent:
         """The partition key that the event was sent with; None if there was none."""
         if self._offset is not None and self._key is not _UNREAD:
             return self._key
-        if self._message is None:
-            if (found := scan_key(self._raw, _FIELDS)) is not None:
-                (sequence, offset, enqueued, body), key = found
-                if self._offset is None and sequence is not None and offset is not None and enqueued is not None:
-                    self._sequence_number, self._enqueued, self._body, self._offset = sequence, enqueued, body, offset
-                self._key = key
-                return key
+        if (found := scan_key(self._raw, _FIELDS)) is not None:
+            (sequence, offset, enqueued, body), key = found
+            if self._offset is None and sequence is not None and offset is not None and enqueued is not None:
+                self._sequence_number, self._enqueued, self._body, self._offset = sequence, enqueued, body, offset
+        else:
             if self._offset is None:
-                with suppress(EventError):  # the general decoder raises it
+                with suppress(EventError):  # the key can be read without a place
                     self._scan()  # the next message of that layout is read faster
-        named = (self._decoded().message_annotations or {}).get(PARTITION_KEY)
-        return None if named is None else str(named)
-
-    def _standard(self, name: str) -> Any:
-        properties = self._decoded().properties
-        return None if properties is None else getattr(properties, name)
+            named = self._read(find_key, _FIELDS)
+            key = None if named is None else str(named)
+        if self._offset is not None:
+            self._key = key
+        return key
 
     @property
     def message_id(self) -> Any:
         """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
-        return self._standard("message_id")
+        return self._once(_MESSAGE_ID, decode_property, _MESSAGE_ID)
 
     @property
     def correlation_id(self) -> Any:
         """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
-        return self._standard("correlation_id")
+        return self._once(_CORRELATION_ID, decode_property, _CORRELATION_ID)
 
     @property
     def content_type(self) -> str | None:
         """The MIME type of the body; None if the sender set none."""
-        found = self._standard("content_type")
-        return None if found is None else str(found)
+        return self._text(_CONTENT_TYPE)
+
+    @property
+    def _content_encoding(self) -> str | None:
+        """What the body is encoded with; None if the sender set nothing."""
+        return self._text(_CONTENT_ENCODING)
+
+    def _text(self, place: int) -> str | None:
+        """Return a standard property as text; None if it is not set."""
+        found: str | None = self._once(place, _text_property, place)
+        return found
 
     @property
     def raw_message(self) -> Message:
-        """The decoded AMQP message."""
-        return self._decoded()
+        """The whole message, decoded.
+
+        Raises:
+            EventError: Some part of it cannot be decoded.
+        """
+        found: Message = self._once("raw_message", Message.decode)
+        return found
 
     @property
     def last_enqueued(self) -> LastEnqueued | None:
         """The newest event of the partition when this one was sent; None without `track_last_enqueued`."""
-        annotations = self._decoded().delivery_annotations
-        if not annotations or LAST_ENQUEUED_SEQUENCE_NUMBER not in annotations:
-            return None
-        return LastEnqueued(
-            annotations.get(LAST_ENQUEUED_SEQUENCE_NUMBER),
-            annotations.get(LAST_ENQUEUED_OFFSET),
-            _datetime(annotations.get(LAST_ENQUEUED_TIME)),
-            _datetime(annotations.get(RUNTIME_INFO_RETRIEVAL_TIME)),
-        )
+        found: LastEnqueued | None = self._once("last_enqueued", _last_enqueued)
+        return found
+
+    def _copied(self) -> EventData:
+        """Return an event to send with what the message holds: whatever a subclass returns as body or properties."""
+        copy = EventData()
+        data = self._bytes()
+        if data is not None:
+            copy._payload = data  # noqa: SLF001 - it is of this module
+        elif (body := self._content()) is not None:
+            assert not isinstance(body, Data)
+            copy._payload, copy._body = None, body  # noqa: SLF001 - likewise
+        properties = self._properties
+        if properties is None:
+            properties = self._read(section_value, APPLICATION_PROPERTIES)
+        if properties:
+            copy.properties = properties
+        copy.standard = self._read(decode_properties) or None
+        return copy
 
     def __getstate__(self) -> object:
         # What was read of the message is left out: it may be read again.
         found = object.__getstate__(self)
         attributes, others = found if isinstance(found, tuple) else (found, {})
-        own = {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_message": None}
+        own = {"_raw": self._raw, "_origin": self._origin, "_offset": None, "_properties": None, "_values": None}
         return attributes, {name: value for name, value in others.items() if name not in _SLOTS} | own
 
     def __repr__(self) -> str:
         return f"ReceivedEvent({len(self._raw)} bytes)"
+
+
+_MESSAGE_ID, _CORRELATION_ID, _CONTENT_TYPE, _CONTENT_ENCODING = (
+    STANDARD_PROPERTIES.index(name) for name in ("message_id", "correlation_id", "content_type", "content_encoding")
+)
+
+
+def _type_of(body: Body | None) -> str:
+    match body:
+        case Data():
+            return "data"
+        case AmqpSequence():
+            return "sequence"
+        case AmqpValue():
+            return "value"
+        case None:
+            return "none"
+
+
+def _value_of(raw: bytes) -> Any:
+    match decode_body(raw):
+        case Data(parts):
+            return b"".join(parts) if parts else None
+        case AmqpSequence(lists):
+            return [item for each in lists for item in each]
+        case AmqpValue(value):
+            return value
+        case None:
+            return None
+
+
+def _text_property(raw: bytes, place: int) -> str | None:
+    found = decode_property(raw, place)
+    return None if found is None else str(found)
+
+
+def _system_properties(raw: bytes) -> dict[str, Any]:
+    annotations = section_value(raw, MESSAGE_ANNOTATIONS) or {}
+    found: dict[str, Any] = {str(key): value for key, value in annotations.items()}
+    return found | {name.replace("_", "-"): value for name, value in decode_properties(raw).items()}
+
+
+def _last_enqueued(raw: bytes) -> LastEnqueued | None:
+    annotations = section_value(raw, DELIVERY_ANNOTATIONS)
+    if not annotations or LAST_ENQUEUED_SEQUENCE_NUMBER not in annotations:
+        return None
+    return LastEnqueued(
+        annotations.get(LAST_ENQUEUED_SEQUENCE_NUMBER),
+        annotations.get(LAST_ENQUEUED_OFFSET),
+        _datetime(annotations.get(LAST_ENQUEUED_TIME)),
+        _datetime(annotations.get(RUNTIME_INFO_RETRIEVAL_TIME)),
+    )
 
 
 def without_body(raw: bytes) -> bytes:

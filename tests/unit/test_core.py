@@ -29,10 +29,9 @@ import pytest
 
 from eventpump import EventBatch, EventData, EventError, EventTooLargeError, ReceivedEvent, compiled
 from eventpump.amqp import receiver
-from eventpump.amqp.message import AmqpValue, Data, Header, Message, Properties
+from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
-from eventpump.amqp.sections import NULL_DATA, section_spans
 from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
 from eventpump.eventhubs import events as module
@@ -47,6 +46,7 @@ from eventpump.producer.intake import DeliveryReceipt, Intake
 from eventpump.producer.packing import BatchPacker
 from tests.fuzz.entry import seed_of_today
 from tests.support.damage import damage, outcome
+from tests.support.messages import message
 
 core: Any = compiled.core
 pytestmark = [
@@ -188,50 +188,25 @@ READS: dict[str, Callable[[ReceivedEvent], Any]] = {
     "body_as_str": lambda event: event.body_as_str(),
     "body_as_str in Latin-1": lambda event: event.body_as_str("latin-1"),
     "body_as_str in no encoding": lambda event: event.body_as_str("none"),
+    "body_type": lambda event: event.body_type,
     "value": lambda event: event.value,
+    "partition_key": lambda event: event.partition_key,
     "properties": lambda event: event.properties,
+    "system_properties": lambda event: event.system_properties,
+    "message_id": lambda event: event.message_id,
+    "correlation_id": lambda event: event.correlation_id,
+    "content_type": lambda event: event.content_type,
+    "last_enqueued": lambda event: event.last_enqueued,
+    "to_event_data": lambda event: shown_event(event.to_event_data()),
     "raw": lambda event: event.raw,
     "origin": lambda event: event.origin,
     "repr": repr,
 }
 
 
-def partition_key(event: ReceivedEvent) -> str | None:
-    """Read the key."""
-    return event.partition_key
-
-
-def message(random: Random) -> bytes:
-    """Return an event as services and their senders may write it."""
-    annotations: dict[Any, Any] = {
-        SEQUENCE_NUMBER: random.choice((0, 5, -1, 128, 2**40, -(2**63), 2**63 - 1, "text")),
-        OFFSET: random.choice(("0", "4294967296", "é", "x" * 200, "x" * 300, 5)),
-        ENQUEUED_TIME: Timestamp(random.choice((0, 1_700_000_000_123, random.randrange(-(2**62), 2**62)))),
-        PARTITION_KEY: random.choice(("k", "key", "é" * 100, None, b"b", [1, 2], True, Symbol("s"))),
-        Symbol("x-opt-other"): random.choice((1, None, "text", {"a": [1, 2.0]}, b"", Timestamp(5))),
-    }
-    for key in random.sample(list(annotations), random.choice((0, 1, 2, 2, 2, 5))):
-        if key is PARTITION_KEY or random.random() < 0.3:
-            del annotations[key]
-    if random.random() < 0.1:  # written twice, which no dictionary can be
-        annotations[Symbol(random.choice(("x-opt-offseu", "x-opt-partition-kez")))] = random.choice(("9", 9))
-    entries = list(annotations.items())
-    random.shuffle(entries)
-    made = Message(message_annotations=dict(entries))
-    parts = tuple(random.choice((b"", b"a", "é".encode() * 200, random.randbytes(9))) for _ in range(3))
-    others = (Data(parts), Data(()), AmqpValue("text"), None)
-    made.body = random.choice((*(Data(parts[:1]),) * 3, *others))
-    made.header = random.choice((None, None, Header(durable=True)))
-    made.properties = random.choice((None, Properties(message_id="m", subject="s" * 300)))
-    made.application_properties = random.choice((None, {"a": 1, "b": "two"}))
-    made.footer = random.choice((None, None, None, {Symbol("f"): 1}))
-    raw = made.encode().replace(b"x-opt-offseu", b"x-opt-offset").replace(b"partition-kez", b"partition-key")
-    if random.random() < 0.1:
-        _, start, end = random.choice(section_spans(raw) or [(0, 0, 0)])
-        raw = random.choice((raw[:start] + raw[end:] + raw[start:end], raw + raw[start:end], raw[start:end] + raw))
-    if random.random() < 0.05:
-        raw = random.choice((raw + NULL_DATA, NULL_DATA + raw, NULL_DATA))
-    return raw
+def shown_event(event: EventData) -> Any:
+    """Return what an event to send has, with its types."""
+    return type(event), event.section, event.properties, event.standard, event.published_sequence_number
 
 
 def test_event_is_that_of_the_reference(cases: Cases) -> None:
@@ -242,18 +217,11 @@ def test_event_is_that_of_the_reference(cases: Cases) -> None:
         ours, theirs = ReceivedEvent(raw, "origin"), reference(raw, "origin")
         for name in random.sample(list(READS), random.choice((1, 2, 4))):
             value = outcome(READS[name], ours)
-            assert value == outcome(READS[name], theirs), (seed, name)
+            assert repr(value) == repr(outcome(READS[name], theirs)), (seed, name)
             found += name in ("offset", "body") and value[0] in (str, bytes)
             refused += value[0] is EventError
-        if seed % 3:
-            continue  # the general decoder, which reads the key, takes most of the time
-        # The reference refuses a message whose annotations are sound and whose properties are not, until it has read
-        # one of its layout: then it reads the key alone, as the core always does.
-        key, expected = outcome(partition_key, ours), outcome(partition_key, theirs)
-        assert key == expected or (expected[0] is EventError and key[0] in (str, type(None))), seed
-        assert outcome(partition_key, ReceivedEvent(raw)) == key, seed
-        keys += key[0] is str
-    assert min(found, refused, keys) > 100
+            keys += name == "partition_key" and value[0] is str
+    assert min(found, refused, keys) > 30
 
 
 def test_key_that_a_message_has_twice_is_left_to_the_reference() -> None:
@@ -373,7 +341,7 @@ def test_event_that_is_given_another_message_reads_nothing_outside_of_it() -> No
         for name in ("body", "body_as_str"):
             found = outcome(READS[name], event)
             assert issubclass(found[0], Exception) or (type(raw) is bytearray and found[1] in (b"body", "body"))
-        assert outcome(partition_key, event)[1] in (None, "k") or raw is None
+        assert issubclass((found := outcome(READS["partition_key"], event))[0], Exception) or found[1] in (None, "k")
     event = ReceivedEvent.__new__(ReceivedEvent)
     for name in ("body", "offset", "partition_key", "enqueued_time"):
         with pytest.raises((AttributeError, TypeError, EventError)):
@@ -397,7 +365,7 @@ def test_reference_counts_do_not_change() -> None:
 
 
 def _read_all(event: ReceivedEvent) -> None:
-    for read in (*READS.values(), partition_key):
+    for read in READS.values():
         outcome(read, event)
 
 
