@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ class ConnectionConfig:
         min_idle_time_out: Milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
             bounds how often a peer can make this end send heartbeats: every half of it.
         limits: How much of what the peer sends is held for it, over all links.
+        weigh: Returns what it costs to handle a whole message, as a number of plain transfers of at least 1; None where
+            each costs the same. See `Connection.receive`.
         enforce_credit: Detach a link whose sender exceeds its credit, as 2.6.7 has it; some peers need leniency.
         mechanism: Client: the SASL mechanism to use.
         initial_response: Client: its initial response; never shown.
@@ -39,6 +41,7 @@ class ConnectionConfig:
     min_idle_time_out: int = MIN_IDLE_TIME_OUT
     max_message_size: int = 64 * 1024 * 1024
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    weigh: Callable[[bytes], int] | None = None
     enforce_credit: bool = True
     properties: Mapping[str, Any] = field(default_factory=dict)
     mechanism: str = "ANONYMOUS"

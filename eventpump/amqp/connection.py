@@ -531,7 +531,8 @@ class Connection:
 
         Args:
             turn: How many plain transfers to take at most before returning; another frame counts for `FRAME_COST` of
-                them. What is left waits for the next call: see `is_behind`.
+                them, and a message for what `ConnectionConfig.weigh` returns. What is left waits for the next call: see
+                `is_behind`.
 
         Returns:
             The events, in order. Raises nothing.
@@ -668,6 +669,7 @@ class Connection:
         limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
         forms = self._forms
         turn = self._turn
+        weigh = self.config.weigh
         trace = self._frames.trace
         while end - pos >= 8:
             size = _from_bytes(data[pos : pos + 4], "big")
@@ -683,6 +685,8 @@ class Connection:
                 # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
                 largest = min(link.largest_message + form.payload_at, limit)
                 room = min(link.allowance, turn) if self.config.enforce_credit else turn
+                if weigh is not None:
+                    room = 1  # each message counts on its own
                 inbox = self._inbox(link, is_settled=True).payloads
                 count = len(inbox)
                 inbox.append(data[pos + form.payload_at : after])
@@ -691,13 +695,14 @@ class Connection:
                 if trace is not None:
                     _trace_run(trace, link, inbox[-count:])
                 link.received_run(count)
-                turn -= count
+                turn -= count if weigh is None else weigh(inbox[-1])
                 if turn <= 0:
                     break
                 continue
+            self._turn = turn - FRAME_COST
             self._receive_frame(data, pos, after)
+            turn = self._turn
             pos = after
-            turn -= FRAME_COST
             if turn <= 0 or self.state not in _FRAMED:
                 break
             is_opened = self.state is ConnectionState.OPENED
@@ -906,6 +911,8 @@ class Connection:
         if inbox.formats is not None:
             inbox.formats.append(delivery.message_format)
         inbox.payloads.append(delivery.payload)
+        if self.config.weigh is not None:
+            self._turn -= self.config.weigh(delivery.payload)
 
     def _take_name(self, link: Link) -> None:
         """Register a link. An earlier link of its name, in any session, is detached as stolen (2.6.1)."""

@@ -52,6 +52,7 @@ from eventpump.emulator.log import (
 )
 from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
+from eventpump.emulator.stamping import work_of
 from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
 from eventpump.eventhubs.conditions import (
     ARGUMENT_ERROR,
@@ -120,6 +121,7 @@ def service_config(max_message_size: int) -> ConnectionConfig:
         # Larger messages up to this size are rejected one by one; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
         limits=bounds.without_token(),
+        weigh=work_of,
         enforce_credit=False,
     )
 

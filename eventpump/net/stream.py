@@ -34,7 +34,8 @@ _READ_STOP = 8 * 1024 * 1024
 _TURN = 2048
 """How many plain transfers a connection may send before others have their turn; 64 of other frames.
 
-That is about ten milliseconds of work on a slow machine. What one read brings of events of 100 bytes or more fits into
+That is about ten milliseconds of work on a slow machine; what a message costs that is more can be said
+(`ConnectionConfig.weigh`). What one read brings of events of 100 bytes or more fits into
 one turn.
 """
 

@@ -181,6 +181,23 @@ def test_receive_counts_plain_transfers_as_frames_of_a_turn() -> None:
     assert not pair.server.is_behind
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_receive_counts_a_message_for_what_it_weighs(*, is_settled: bool) -> None:
+    """A message ends the turn that it exceeds, whole, settled or not; those after it wait for the next turns."""
+    pair = opened(server=config(weigh=int))
+    session, _ = pair.session()
+    sender, receiver = pair.link(session, is_receiver=False)
+    receiver.set_credit(100)
+    pair.run()
+    weights = [100, 3, 900, 5000, 1, 1, 998, 1000]
+    for weight in weights:
+        sender.send(b"%d" % weight, settled=is_settled)
+    came = [payloads(pair.server.receive(pair.client.data_to_send(), 1000))]
+    while pair.server.is_behind:
+        came.append(payloads(pair.server.receive(b"", 1000)))
+    assert [[int(each) for each in turn] for turn in came] == [[100, 3, 900], [5000], [1, 1, 998], [1000]]
+
+
 def test_receive_bounds_what_waits_for_the_sasl_outcome() -> None:
     """A caller that reads on, though the engine is behind, is stopped: what waits for the SASL outcome is bounded."""
     server = Connection(config(max_frame_size=1000), Role.SERVER)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from eventpump.amqp.config import ConnectionConfig
-from eventpump.amqp.connection import SaslRequested
-from eventpump.amqp.message import Data, Message
+from eventpump.amqp.connection import ConnectionState, SaslRequested
+from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import (
     Accepted,
     Attach,
@@ -24,12 +27,15 @@ from eventpump.amqp.performatives import (
     Target,
     Transfer,
 )
-from eventpump.emulator.auth import Right, VerifiedToken
+from eventpump.amqp.sections import section
+from eventpump.amqp.types import Symbol
+from eventpump.emulator.auth import DEFAULT_KEY_NAME, Right, VerifiedToken
 from eventpump.emulator.connection import CLOSE_GRACE
 from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
 from eventpump.emulator.service import Service
-from eventpump.eventhubs import cbs
-from eventpump.eventhubs.names import JWT_TOKEN_TYPE, PARTITION_KEY
+from eventpump.eventhubs import cbs, sas
+from eventpump.eventhubs.envelope import encode_batch
+from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, JWT_TOKEN_TYPE, PARTITION_KEY, SAS_TOKEN_TYPE
 from tests.support.peer import AmqpPeer, LinkRefusedError
 from tests.unit.amqp.pair import frame, sent
 from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve
@@ -387,6 +393,87 @@ async def test_flood_of_one_client_leaves_others_their_turns() -> None:
     assert len(sent(sink.written, Flow)) == 8000
     protocol.connection_lost(None)
     await peer.aclose()
+
+
+def _annotated(count: int, *, descriptor: bytes = b"\x00\x53\x72") -> bytes:
+    names = {Symbol(f"{number:03x}"): None for number in range(count)}
+    return descriptor + section(0x72, names)[3:] + EVENT
+
+
+def _request(body: AmqpValue | None = None) -> bytes:
+    return Message(body=body, properties=Properties(message_id="1"), application_properties={}).encode()
+
+
+COSTLY = {
+    "requests that are empty": ("$cbs", 0, _request()),
+    "requests of many values": ("$cbs", 0, _request(AmqpValue([[] for _ in range(900)]))),
+    "tokens with a wrong signature": (
+        "$cbs",
+        0,
+        cbs.put_token_request(
+            sas.generate(AUDIENCE, DEFAULT_KEY_NAME, "wrong", 2**31), SAS_TOKEN_TYPE, AUDIENCE, message_id="1"
+        ).encode(),
+    ),
+    "questions": (
+        "$management",
+        0,
+        Message(application_properties={"operation": "READ", "name": "telemetry"}).encode(),
+    ),
+    "events with annotations": ("telemetry", 0, _annotated(600)),
+    "events with one large annotation": ("telemetry", 0, section(0x72, {Symbol("a"): [None] * 4000}) + EVENT),
+    "annotations in another form": ("telemetry", 0, _annotated(600, descriptor=b"\x00\x80" + bytes(7) + b"\x72")),
+    "annotations out of place": ("telemetry", 0, section(0x73, []) + _annotated(600)),
+    "annotations in a batch": ("telemetry", BATCH_MESSAGE_FORMAT, encode_batch([_annotated(600)])),
+    "annotations of another form in a batch": (
+        "telemetry",
+        BATCH_MESSAGE_FORMAT,
+        encode_batch([_annotated(600, descriptor=b"\x00\xa3\x1camqp:message-annotations:map")]),
+    ),
+    "annotations of a batch": (
+        "telemetry",
+        BATCH_MESSAGE_FORMAT,
+        section(0x72, {Symbol(f"{number:03x}"): None for number in range(600)}) + encode_batch([EVENT]),
+    ),
+    "batches of small events": ("telemetry", BATCH_MESSAGE_FORMAT, encode_batch([EVENT] * 400)),
+}
+
+
+@pytest.mark.parametrize("is_settled", [True, False], ids=["settled", "unsettled"])
+@pytest.mark.parametrize("kind", COSTLY)
+async def test_turn_is_bounded_by_work(kind: str, *, is_settled: bool) -> None:
+    """Whatever fills a read of 256 KiB, no turn makes more than 200,000 calls: some ten milliseconds."""
+    node, message_format, payload = COSTLY[kind]
+    protocol, _ = by_hand(await serve())
+    link = Attach("l", 0, False, source=Source("x"), target=Target(node), initial_delivery_count=0)
+    protocol.data_received(OPENING + frame(0, Begin(None, 0, 99_999, 99_999)) + frame(0, link))
+    await asyncio.sleep(0)
+    transfer = Transfer(0, 0, b"", message_format, settled=is_settled)
+    one = len(frame(0, transfer, payload))
+    numbers = range(1, 262_144 // one)
+    read = b"".join(frame(0, dataclasses.replace(transfer, delivery_id=number), payload) for number in numbers)
+    assert _calls(protocol.data_received, read) < 200_000
+    for _ in range(2):
+        assert protocol.connection.is_behind
+        assert _calls(protocol.take, b"") < 200_000
+    assert protocol.connection.state is ConnectionState.OPENED
+    protocol.connection_lost(None)
+
+
+def _calls(function: Callable[[bytes], object], data: bytes) -> int:
+    """Return how many functions a call calls: the work that it does, on any machine."""
+    count = 0
+
+    def counted(_frame: object, _event: str, _arg: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        function(data)
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 LONG_KEY = Message(body=Data((b"x",)), message_annotations={PARTITION_KEY: "k" * 400_000}).encode()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
-from eventpump.amqp.sections import EventFields, check_sections, scan_event
+from eventpump.amqp.sections import DATA, EventFields, check_sections, scan_event
 from eventpump.amqp.types import Described, Int, Short, Symbol, Timestamp
-from eventpump.emulator.stamping import add_delivery_annotations, stamp
+from eventpump.emulator.stamping import add_delivery_annotations, stamp, work_of
 from eventpump.eventhubs.events import ReceivedEvent
 
 _NAMES = EventFields(b"x-opt-sequence-number", b"x-opt-offset", b"x-opt-enqueued-time")
@@ -41,6 +41,17 @@ messages = st.builds(
     header=st.none() | st.builds(Header, durable=st.booleans()),
     footer=st.none() | maps,
 )
+
+
+@given(st.binary(max_size=200) | messages.map(Message.encode), st.integers(0, 200))
+def test_work_of_any_bytes_counts_what_is_decoded(raw: bytes, cut: int) -> None:
+    """Whatever the bytes are, there is an estimate; that of a message counts the bytes that are decoded."""
+    assert work_of(raw) >= 1
+    assert work_of(raw[:cut]) >= 1
+    assert work_of(b"\x00\x53\x75\xb0" + len(raw).to_bytes(4, "big") + raw) >= 2
+    with suppress(AmqpDecodeError):
+        decoded = sum(end - start for code, start, _, end in check_sections(raw) if code != DATA)
+        assert work_of(raw) >= decoded // 4 - 9  # each section is rounded down
 
 
 @given(
