@@ -19,7 +19,6 @@ from eventpump.amqp.connection import (
     LinkAttached,
     LinkDetached,
     Messages,
-    Opened,
     Role,
     SaslRequested,
     SessionEnded,
@@ -158,7 +157,7 @@ class ServiceConnection:
         """Store the shell that transfers the bytes."""
         self._protocol = protocol
         self.service.connections.add(self)
-        self._set_deadline()
+        self._look_at_next_deadline()
 
     def on_events(self, events: list[Event]) -> None:
         """Handle the engine's events."""
@@ -190,8 +189,6 @@ class ServiceConnection:
                         self._on_link_gone(link)
                 case SaslRequested(mechanism, response):
                     self._on_sasl(mechanism, response)
-                case Opened():
-                    self._set_deadline()
                 case Closed():
                     self._let_go()
         self._give_turns()
@@ -286,7 +283,8 @@ class ServiceConnection:
         self.grants.put(grant)
         self._had_token = True
         self.engine.limits = bounds.with_token(self.service.max_message_size)
-        self._set_deadline()
+        if grant.expires_at is not None:
+            self._look_by(self._expiry(grant.expires_at))
 
     @property
     def max_waiting_answers(self) -> int:
@@ -425,6 +423,8 @@ class ServiceConnection:
         if end.link.is_receiver:
             end.link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
         self._changed()
+        if isinstance(end, ProducerEnd) and (idle := self.service.deadlines.idle_producer) is not None:
+            self._look_by(end.last_transfer + idle)
         if ends_with is not None:
             end.detach(ends_with)
 
@@ -606,18 +606,34 @@ class ServiceConnection:
             self.guard(end.closed)
 
     def _changed(self) -> None:
+        """Called when a link came or went. It costs the same however many links there are: so no deadline is moved."""
         self._last_change = self._loop.time()
-        self._set_deadline()
+        if (idle := self._idle_after) is not None:
+            self._look_by(self._last_change + idle)
 
-    def _set_deadline(self) -> None:
+    def _look_by(self, when: float) -> None:
+        """Have all deadlines looked at by a time, if they are not before."""
+        if not self._is_open or (self._deadline is not None and self._deadline.when() <= when):
+            return
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
-        if not self._is_open:
-            return
+        self._deadline = self._loop.call_at(when, self.guard, self._on_deadline)
+
+    def _look_at_next_deadline(self) -> None:
         due = min((when for when, _ in self._deadlines()), default=None)
         if due is not None:
-            self._deadline = self._loop.call_at(due, self.guard, self._on_deadline)
+            self._look_by(due)
+
+    @property
+    def _idle_after(self) -> float | None:
+        """Seconds after which the connection is closed because it has no links; None while it has some."""
+        rules = self.service.deadlines
+        if self._ends:
+            return None
+        return rules.idle_connection if self._had_link else rules.no_link
+
+    def _expiry(self, expires_at: float) -> float:
+        return self._loop.time() + expires_at - self.service.now()
 
     def _deadlines(self) -> list[tuple[float, Callable[[], None]]]:
         """Return the deadlines and their times, on the loop's clock (protocol.md 2.4)."""
@@ -625,18 +641,14 @@ class ServiceConnection:
         due: list[tuple[float, Callable[[], None]]] = []
         if not self._had_token and rules.no_token is not None:
             due.append((self._began + rules.no_token, self.abort))
-        idle = rules.idle_connection if self._had_link else rules.no_link
-        if not self._ends and idle is not None:
+        if (idle := self._idle_after) is not None:
             due.append((self._last_change + idle, lambda: self._close_idle(idle)))
-        if rules.idle_producer is not None:
-            due.extend(
-                (end.last_transfer + rules.idle_producer, self._detach_idle_producers)
-                for end in self._ends.values()
-                if isinstance(end, ProducerEnd)
-            )
+        producers = [end.last_transfer for end in self._ends.values() if isinstance(end, ProducerEnd)]
+        if rules.idle_producer is not None and producers:
+            due.append((min(producers) + rules.idle_producer, self._detach_idle_producers))
         expiry = self.grants.next_expiry()
         if expiry is not None:
-            due.append((self._loop.time() + expiry - self.service.now(), self._expire_tokens))
+            due.append((self._expiry(expiry), self._expire_tokens))
         return due
 
     def _on_deadline(self) -> None:
@@ -645,7 +657,7 @@ class ServiceConnection:
         for when, act in self._deadlines():
             if when <= now and self._is_open:
                 act()
-        self._set_deadline()
+        self._look_at_next_deadline()
         self.flush()
 
     def _close_idle(self, seconds: float) -> None:

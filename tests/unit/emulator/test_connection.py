@@ -8,12 +8,15 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import ConnectionState, SaslRequested
+from eventpump.amqp.link import Link
 from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.performatives import (
     Accepted,
@@ -32,7 +35,7 @@ from eventpump.amqp.types import Symbol
 from eventpump.emulator.auth import DEFAULT_KEY_NAME, Right, VerifiedToken
 from eventpump.emulator.connection import CLOSE_GRACE
 from eventpump.emulator.faults import Delay, Hold, LinkRole, Performative
-from eventpump.emulator.service import Service
+from eventpump.emulator.service import Deadlines, Service
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, JWT_TOKEN_TYPE, PARTITION_KEY, SAS_TOKEN_TYPE
@@ -474,6 +477,64 @@ def _calls(function: Callable[[bytes], object], data: bytes) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_idle_links_and_connections_end_on_time(seed: int) -> None:
+    """In a random history each producer is detached when it has been idle for its time, and the connection when it has
+    had no link for its time; neither sooner nor later, whatever else comes and goes.
+    """
+    random = Random(seed)
+    clock = asyncio.get_running_loop().time
+    service = await serve()
+    idle = random.choice((50.0, 300.0))
+    service.deadlines = Deadlines(no_token=None, no_link=idle, idle_connection=idle, idle_producer=100.0)
+    peer = await connect(service)
+    assert await peer.put_token(AUDIENCE, lifetime=10**6) == 202
+    session = await peer.begin()
+    until: dict[Link, float] = {}
+    empty = clock() + idle
+    for _ in range(60):
+        if until and random.random() < 0.3:
+            link = random.choice(list(until))
+            assert await peer.send(link, EVENT) == Accepted()
+            until[link] = clock() + 100.0
+        elif until and random.random() < 0.3:
+            link = random.choice(list(until))
+            link.detach()
+            peer.flush()
+            await peer.until(partial(peer.detached.__contains__, link))
+            del until[link]
+            empty = clock() + idle
+        elif random.random() < 0.6:
+            until[await peer.attach(session, target="telemetry/Partitions/0")] = clock() + 100.0
+        await asyncio.sleep(random.choice((1.0, 20.0, 60.0)) * random.uniform(0.5, 1.5))
+        for link in [link for link, end in until.items() if end < clock()]:
+            assert link in peer.detached
+            empty = max(empty, until.pop(link) + idle)
+        assert not until.keys() & peer.detached.keys()
+        assert (peer.closed is not None) == (not until and empty < clock())
+        if peer.closed is not None:
+            break
+    await peer.aclose()
+
+
+async def test_attach_costs_the_same_with_many_links() -> None:
+    """The work of attaching and detaching does not grow with the links that a connection has."""
+    protocol, _ = by_hand(await serve())
+    protocol.data_received(OPENING + b"".join(frame(channel, Begin(None, 0, 99, 99)) for channel in range(8)))
+    costs = {}
+    for number in range(2000):
+        channel, handle = divmod(number, 250)
+        name = f"l{number}"
+        attach = Attach(name, handle, False, source=Source("x"), target=Target("telemetry"), initial_delivery_count=0)
+        if number % 250 < 249:
+            protocol.data_received(frame(channel, attach))
+        else:
+            costs[number] = _calls(protocol.data_received, frame(channel, attach) + frame(channel, Detach(handle)))
+    assert protocol.connection.state is ConnectionState.OPENED
+    assert costs[1999] < 1.1 * costs[249]
+    protocol.connection_lost(None)
 
 
 LONG_KEY = Message(body=Data((b"x",)), message_annotations={PARTITION_KEY: "k" * 400_000}).encode()
