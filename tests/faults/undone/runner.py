@@ -1,4 +1,4 @@
-"""Runs a history against a copy of the package with a promise's mechanism undone; see README.md here.
+"""Runs a history, or a test, against a copy of the package with a promise's mechanism undone; see README.md here.
 
 `python -m tests.faults.undone.runner <patch> [--seeds n] [--from n] [--kind kind]` looks for seeds that see it.
 """
@@ -26,7 +26,7 @@ TIMEOUT = 120.0
 
 @dataclass(frozen=True)
 class Undone:
-    """A patch, and the history that sees it."""
+    """A patch, and what sees it: a history with its seed, or a test."""
 
     path: Path
     what: str
@@ -34,6 +34,7 @@ class Undone:
     seed: int
     size: int
     violation: str
+    test: str
 
     @classmethod
     def read(cls, path: Path) -> Undone:
@@ -47,10 +48,11 @@ class Undone:
         return cls(
             path,
             facts["what"],
-            facts["history"],
+            "" if "test" in facts else facts["history"],
             int(facts.get("seed", -1)),
             int(facts.get("size", SIZE)),
             facts.get("violation", ""),
+            facts.get("test", ""),
         )
 
 
@@ -65,7 +67,8 @@ def copied(patch: Path | None) -> Iterator[Path]:
         directory = Path(name)
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "eventpump", directory / "eventpump", ignore=ignored)
-        shutil.copytree(HERE.parent / "histories", directory / "tests" / "faults" / "histories", ignore=ignored)
+        shutil.copytree(ROOT / "tests", directory / "tests", ignore=ignored)
+        shutil.copy(ROOT / "pyproject.toml", directory)
         if patch is not None:
             # As a repository of its own: else it is applied to the one around it, if there is one.
             subprocess.run(["git", "init", "-q"], cwd=directory, check=True, timeout=TIMEOUT)
@@ -95,6 +98,21 @@ def lived(directory: Path, history: str, seed: int, size: int, count: int = 1) -
         timeout=TIMEOUT * count,
     )
     assert run.returncode in (0, 1), run.stderr
+    return run.returncode, run.stdout
+
+
+def tested(directory: Path, test: str) -> tuple[int, str]:
+    """Run a test with the package of a directory. Return the exit code of pytest and what it said."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert run.returncode in (0, 1), run.stdout + run.stderr
     return run.returncode, run.stdout
 
 

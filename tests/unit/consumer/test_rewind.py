@@ -21,7 +21,7 @@ from eventpump.core.sharing import LinkState
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
-from eventpump.reports import DataLost, LinkStateChanged, PositionSought, RangeReplayed
+from eventpump.reports import DataLost, EventSkipped, LinkStateChanged, PositionSought, RangeReplayed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
 from tests.support.seeds import seeds
@@ -295,6 +295,33 @@ async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_at
             assert await host.seek("default", 49) == ("0",)
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == [*range(10), *range(50, 100)]
+
+
+@pytest.mark.parametrize("by", ["host", "processor"])
+async def test_seek_away_from_a_failing_batch_leaves_its_failures_there(by: str) -> None:
+    """An event at the new position has all its attempts before it is skipped."""
+    failed: list[int] = []
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        number = events[0].sequence_number
+        if number == 0 or (number == 50 and 50 not in failed):
+            failed.append(number)
+            if by == "processor" and failed == [0, 0, 0]:
+                context.seek(49)
+            raise ValueError("poison")
+
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        retry = RetryOptions(base_delay=10, max_delay=10, max_retries=3)
+        options = {"max_batch_size": 1, "handler_retry": retry, "on_retries_exhausted": "skip"}
+        host = await fleet.start("a", _recording(fleet.record, handle), **options)
+        await fleet.until(lambda: len(failed) >= 3, within=60)
+        if by == "host":
+            assert await host.seek("default", 49) == ("0",)
+        await asyncio.sleep(60)
+        assert failed == [0, 0, 0, 50]
+        assert fleet.record.numbers("0") == [0, 0, 0, 50, *range(50, 100)]
+        assert fleet.told("a", EventSkipped) == []
 
 
 _WAITING: dict[str, Callable[[PartitionHost], Awaitable[object]]] = {
@@ -616,6 +643,50 @@ async def test_a_replay_delivers_exactly_the_range(name: str) -> None:
         checkpoint = _stored(fleet, "0", name)
         assert checkpoint is not None
         assert checkpoint.sequence_number == 109
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed"])
+async def test_replay_ahead_of_the_position_moves_no_checkpoint(kind: str) -> None:
+    """What lies between is delivered afterwards, and by the next owner if this one dies before."""
+    gate = asyncio.Event()
+    seen: list[int] = []
+    lives = {"a": True}
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await gate.wait()
+        await asyncio.sleep(0.5 * len(events) if lives["a"] else 0)
+        seen.extend(event.sequence_number for event in events)
+
+    def processor() -> Any:
+        bounds = {"concurrency": 2, "max_events_in_flight": 10, "max_ahead": 10}
+        return KeyedProcessor(handle, **bounds) if kind == "keyed" else handle
+
+    options: dict[str, Any] = {
+        "max_batch_size": 10,
+        "checkpoint_policy": CheckpointPolicy(every_events=1),
+        "handler_retry": RetryOptions(max_retries=3),
+    }
+    async with _fleet() as fleet:
+        fleet.hub.publish("0", count=100)
+        host = await fleet.start("a", processor(), **options)
+        await asyncio.sleep(5)
+        replaying = asyncio.create_task(host.replay("default", from_=50, to=59))
+        await asyncio.sleep(1)
+        gate.set()
+        assert await replaying == ("0",)
+        assert set(seen[-10:]) == set(range(50, 60))
+        processed = len(seen) - 10
+        assert 0 < processed < 50
+        await asyncio.sleep(0.3)
+        checkpoint = fleet.checkpoint("0")
+        assert checkpoint is not None
+        assert checkpoint < processed
+        lives["a"] = False
+        await host.aclose(0)
+        seen[processed:] = []
+        await fleet.start("b", processor(), **options)
+        await fleet.until(lambda: len(seen) >= 100, within=60)
+        assert set(range(100)) == set(seen)
 
 
 async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:

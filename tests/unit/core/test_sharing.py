@@ -39,7 +39,9 @@ class LinkAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.cursors) < 5)
     @rule(data=st.data())
     def join(self, data: st.DataObject) -> None:
-        number = data.draw(st.integers(0, self.log))
+        oldest = self.sent if self.cache.oldest is None else int(self.cache.oldest)
+        numbers = st.integers(0, self.log) | st.sampled_from((max(0, oldest - 1), min(oldest, self.log)))
+        number = data.draw(numbers)
         name = f"member {self.made}"
         self.made += 1
         if self.is_linked:
@@ -118,6 +120,17 @@ class LinkAgainstModel(RuleBasedStateMachine):
 
 TestLinkAgainstModel = LinkAgainstModel.TestCase
 TestLinkAgainstModel.settings = settings(stateful_step_count=40)
+
+
+@pytest.mark.parametrize("freed", [10, 15])
+def test_member_joins_from_the_cache_only_if_that_has_its_first_event(freed: int) -> None:
+    """For an event that was never in it, or was just dropped, the link is opened again."""
+    ledger = ShareLedger()
+    assert ledger.join("first", 10) is Placement.OPEN
+    ledger.opened(10)
+    ledger.freed(freed)
+    assert ledger.join("has it", freed) is Placement.IN_CACHE
+    assert ledger.join("misses it", freed - 1) is Placement.REOPEN
 
 
 def test_ledger_refuses_a_name_twice_and_an_event_twice() -> None:

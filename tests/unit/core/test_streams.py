@@ -464,6 +464,21 @@ def test_missing_numbers_stop_a_stream_until_they_are_taken() -> None:
     assert later.take_missing() == [(30, 30)]
 
 
+def test_stream_that_joins_from_the_cache_finds_the_gaps_there() -> None:
+    """Before and between the items that are held, as one that was there when they were received."""
+    cache = _cache()
+    cache.cursor()
+    _append(cache, _raw("b", "a", first=5))
+    _append(cache, _raw("b", "a", first=10))
+    stream, later = cache.stream(Selection(_key, {"a"}), since=3), cache.stream(Selection(_key, {"a"}), since=8)
+    assert stream.take_missing() == [(3, 4)]
+    assert [each.number for each in stream.read(9)] == [6]
+    assert stream.take_missing() == [(7, 9)]
+    assert [each.number for each in stream.read(9)] == [11]
+    assert later.take_missing() == [(8, 9)]
+    assert [each.number for each in later.read(9)] == [11]
+
+
 def test_items_below_its_beginning_are_not_asked_for_or_kept() -> None:
     """One that begins later than the link passes over what is before; what cannot be read counts as the next one."""
     cache = _cache()

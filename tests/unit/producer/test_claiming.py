@@ -27,7 +27,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
-from eventpump.eventhubs.stamps import STAMP, read_stamp
+from eventpump.eventhubs.stamps import STAMP, read_stamp, spell_stamp
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
 from eventpump.producer.buffered import HubBufferedProducer
@@ -209,6 +209,30 @@ async def test_scan_counts_what_arrived(scene: Scene) -> None:
     assert isinstance(
         await error_of(count(scene.process(transport=GrowsAtTheRaise(scene.hub), **scan))), PublishOutcomeUnknownError
     )
+
+
+@pytest.mark.parametrize(("producer_id", "owner_level"), [(0, 1), (1, 0), (1, 1)])
+async def test_scan_counts_only_stamps_of_the_level_that_it_replaces(
+    scene: Scene, producer_id: int, owner_level: int
+) -> None:
+    """An event with the stamp of another level or id, as of a copy, is not one of the former process."""
+    scan: dict[str, Any] = {"on_doubt": "scan", "scan_consumer_group": "tail"}
+    former = scene.process(**scan)
+    await send(former, "0")
+    state = scene.state
+    await scene.crash(former)
+    stamp = spell_stamp(state.producer_id + producer_id, state.owner_level + owner_level, 2)
+    copies = HubProducer(FakeTransport(scene.hub), scene.hub.name, rng=random.Random(1))
+
+    class CopiedAtTheRaise(FakeTransport):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            if spec.properties.get(PRODUCER_SEQUENCE_NUMBER) is not None:
+                await copies.send([EventData("copy", properties={STAMP: stamp})], partition_id="0")
+            return await super().open_send_link(spec)
+
+    assert await count(scene.process(transport=CopiedAtTheRaise(scene.hub), **scan)) == 1
+    assert scene.bodies == ["0", "copy"]
+    await copies.aclose()
 
 
 async def test_scan_that_fails_is_repeated(scene: Scene) -> None:
