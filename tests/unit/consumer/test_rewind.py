@@ -658,8 +658,9 @@ async def test_replay_ahead_of_the_position_moves_no_checkpoint(kind: str) -> No
         seen.extend(event.sequence_number for event in events)
 
     def processor() -> Any:
-        bounds = {"concurrency": 2, "max_events_in_flight": 10, "max_ahead": 10}
-        return KeyedProcessor(handle, **bounds) if kind == "keyed" else handle
+        if kind == "plain":
+            return handle
+        return KeyedProcessor(handle, concurrency=2, max_events_in_flight=10, max_ahead=10)
 
     options: dict[str, Any] = {
         "max_batch_size": 10,
