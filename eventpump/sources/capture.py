@@ -108,7 +108,9 @@ class CaptureSource(ClosingSource):
         live: What continues the files, such as an `EventHubSource`; it is closed with this source. None for the files
             alone: a partition ends with them.
         hub: The name of the hub whose files are read; None for that of `live`. Required without `live`.
-        namespace: The namespace, without its domain, whose files are read; None for files of any. Default: None.
+        namespace: The namespace, without its domain, whose files are read, as in their names. Required without `live`:
+            with the hub it names what checkpoints belong to. With `live`, None for files of any one namespace; files of
+            two are an error. Default: None.
         pattern: How the files are named, as configured at the hub. Default: the service's own pattern.
         on_gap: What happens if events are in neither: "fail" with `CaptureGapError`, or "skip" to the next event, with
             a warning. Default: "fail".
@@ -137,6 +139,9 @@ class CaptureSource(ClosingSource):
             raise ConfigurationError("files", f"must be a directory or a CaptureContainer, not {kind_of(files)}")
         if live is None and hub is None:
             raise ConfigurationError("hub", "is required without `live`: files of several hubs may lie in one place")
+        if live is None and namespace is None:
+            problem = "is required without `live`: the checkpoints of two namespaces' files must not be taken for one's"
+            raise ConfigurationError("namespace", problem)
         if on_gap not in ("fail", "skip"):
             raise ConfigurationError("on_gap", f'must be "fail" or "skip", not {on_gap!r}')
         if poll_interval is not None and (not is_number(poll_interval) or poll_interval <= 0):
@@ -162,10 +167,10 @@ class CaptureSource(ClosingSource):
 
     @property
     def fully_qualified_namespace(self) -> str:
-        """The namespace of the live hub; without one, a name of the files."""
+        """The namespace of the live hub; without one, a name of the files' namespace."""
         if self.live is not None:
             return self.live.fully_qualified_namespace
-        return f"{self._namespace or 'any'}.capture.eventpump"
+        return f"{self._namespace}.capture.eventpump"
 
     @property
     def hub(self) -> str:
@@ -266,11 +271,14 @@ class CaptureSource(ClosingSource):
     async def _names(self, partition_id: str | None) -> list[CaptureName]:
         """Return the names of a partition's files, or of all, in order."""
         self._check_open()
-        before = self._pattern.text.partition("{")[0]
+        common = before = self._pattern.text.partition("{")[0]
         if self._namespace is not None and self._pattern.text.startswith("{Namespace}/{EventHub}/{PartitionId}/"):
             before = f"{self._namespace}/{self.hub}/" + ("" if partition_id is None else f"{partition_id}/")
-        found = [self._pattern.match(name) for name in await self._stored(self._files.names(before))]
-        return sorted(
+        listed = await self._stored(self._files.names(before))
+        if not listed and before != common:  # the files' names may have it in another case
+            listed = await self._stored(self._files.names(common))
+        found = [self._pattern.match(name) for name in listed]
+        names = sorted(
             name
             for name in found
             if name is not None
@@ -278,6 +286,11 @@ class CaptureSource(ClosingSource):
             and (partition_id is None or name.partition_id == partition_id)
             and (self._namespace is None or name.namespace.lower() == self._namespace.lower())
         )
+        spelled = {name.namespace.lower(): name.namespace for name in names}
+        if len(spelled) > 1:
+            several = ", ".join(sorted(spelled.values()))
+            raise ConfigurationError("namespace", f"is required: there are files of several: {several}")
+        return names
 
     async def _stored(self, call: Awaitable[Any]) -> Any:
         """Raise a failure of the storage as one after which a link is opened again."""

@@ -74,7 +74,7 @@ class TestCaptureSource(SourceContract):
         _, events = memory_hub(40)
         write_capture(tmp_path, [events[:13], [], events[13:39], events[39:]])
         write_capture(tmp_path, [[]], "1")
-        async with CaptureSource(tmp_path, hub=HUB) as source:
+        async with CaptureSource(tmp_path, hub=HUB, namespace="ns") as source:
             yield source
 
 

@@ -91,7 +91,7 @@ async def test_partitions_added_later_are_captured(tmp_path: Path) -> None:
         await _send(emulator, ["later"], "1")
         with pytest.raises(ConfigurationError, match="is captured"):
             emulator.recreate_hub(HUB)
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace="emulator") as source:
         assert (await source.partitions()).partition_ids == ("1",)
         assert [event.body for event in await _read(source, 1, "1")] == [b"later"]
 

@@ -10,11 +10,17 @@ from eventpump.eventhubs.capture import NamePattern, write_file
 from eventpump.sources.memory import MemorySource
 
 HUB = "telemetry"
+NAMESPACE = "ns"
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def write_capture(
-    directory: Path, files: Iterable[Sequence[bytes]], partition_id: str = "0", *, first: int = 0
+    directory: Path,
+    files: Iterable[Sequence[bytes]],
+    partition_id: str = "0",
+    *,
+    first: int = 0,
+    namespace: str = NAMESPACE,
 ) -> None:
     """Write files of consecutive windows.
 
@@ -23,9 +29,10 @@ def write_capture(
         files: The encoded events of each file; none for one without events.
         partition_id: Their partition.
         first: The number of the first window.
+        namespace: The namespace in their names.
     """
     for number, payloads in enumerate(files, first):
-        name = NamePattern().name("ns", HUB, partition_id, BEGAN + timedelta(minutes=5 * number))
+        name = NamePattern().name(namespace, HUB, partition_id, BEGAN + timedelta(minutes=5 * number))
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:

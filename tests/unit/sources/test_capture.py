@@ -36,7 +36,7 @@ from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.sink import RecordingSink
-from tests.unit.sources.capturing import HUB, memory_hub, write_capture
+from tests.unit.sources.capturing import HUB, NAMESPACE, memory_hub, write_capture
 
 _EARLIEST = EventPosition.earliest()
 
@@ -59,7 +59,7 @@ async def test_files_alone_are_read_to_their_end(tmp_path: Path) -> None:
     write_capture(tmp_path, [[], events[:10], [], [], events[10:25], events[25:], []])
     (tmp_path / "ns" / HUB / "0" / "notes.txt").write_text("not a Capture file")
     (tmp_path / "ns" / HUB / "0" / "2024").joinpath("other.avro").write_text("nor is this, by its name")
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         assert await _read(source) == list(range(30))
         facts = await source.partition_properties("0")
         assert (facts.beginning_sequence_number, facts.last_enqueued_sequence_number) == (0, 29)
@@ -193,7 +193,7 @@ async def test_files_that_repeat_events(tmp_path: Path) -> None:
     """A file that begins before the end of the one before it: each event is delivered once."""
     _, events = memory_hub(40)
     write_capture(tmp_path, [events[:20], events[15:30], events[16:40]])
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         assert await _read(source) == list(range(40))
 
 
@@ -279,11 +279,11 @@ async def test_a_gap_between_files(tmp_path: Path, is_spliced: bool) -> None:
         async with CaptureSource(tmp_path, live=live) as source:
             assert await _read(source, 40) == list(range(40))
         return
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         with pytest.raises(CaptureGapError, match="sequence numbers 10 to 14") as caught:
             await _read(source)
         assert (caught.value.first_missing, caught.value.last_missing) == (10, 14)
-    async with CaptureSource(tmp_path, hub=HUB, on_gap="skip") as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE, on_gap="skip") as source:
         assert await _read(source) == [*range(10), *range(15, 30)]
 
 
@@ -332,7 +332,7 @@ async def test_offsets_without_an_order_are_found(tmp_path: Path) -> None:
         for number in range(30)
     ]
     write_capture(tmp_path, [events[:10], events[10:20], events[20:]])
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         assert await _first(source, EventPosition.at_offset("a:0:14")) == 15
         assert await _first(source, EventPosition.at_offset("a:5:19")) == 20
         with pytest.raises(RequestRefusedError, match="a:9:9"):
@@ -350,7 +350,10 @@ async def test_a_truncated_file_is_an_error_after_its_events(tmp_path: Path) -> 
     path = _files(tmp_path)[0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     numbers: list[int] = []
-    async with CaptureSource(tmp_path, hub=HUB) as source, PartitionReader(source=source, partition_id="0") as reader:
+    async with (
+        CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source,
+        PartitionReader(source=source, partition_id="0") as reader,
+    ):
         with pytest.raises(CaptureFileError) as caught:
             await _until(reader, 5000, into=numbers)
     assert numbers == list(range(len(numbers)))
@@ -365,7 +368,7 @@ async def test_a_foreign_file_is_an_error(tmp_path: Path, content: bytes) -> Non
     _, events = memory_hub(5)
     write_capture(tmp_path, [events])
     _files(tmp_path)[0].with_name("59.avro").write_bytes(content)
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         with pytest.raises(CaptureFileError, match=r"59\.avro"):
             await _read(source)
 
@@ -374,12 +377,12 @@ async def test_files_out_of_order_are_an_error(tmp_path: Path) -> None:
     """A later file must not begin before an earlier one: events would be taken for repeated ones."""
     _, events = memory_hub(30)
     write_capture(tmp_path, [events[10:20], events[:10], events[20:]])
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         with pytest.raises(CaptureFileError, match="out of order"):
             await _read(source)
     write_capture(tmp_path, [events[:5] + events[3:8]], "1")
     async with (
-        CaptureSource(tmp_path, hub=HUB) as source,
+        CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source,
         PartitionReader(source=source, partition_id="1") as reader,
     ):
         assert [event.sequence_number for event in await reader.read()] == [0, 1, 2, 3, 4]
@@ -413,7 +416,7 @@ async def test_new_files_are_waited_for_without_a_hub(tmp_path: Path) -> None:
     """With `poll_interval` the source does not end with the last file."""
     _, events = memory_hub(30)
     write_capture(tmp_path, [events[:10]])
-    source = CaptureSource(tmp_path, hub=HUB, poll_interval=60.0)
+    source = CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE, poll_interval=60.0)
     async with source, PartitionReader(source=source, partition_id="0") as reader:
         assert await _until(reader, 10) == list(range(10))
         asyncio.get_running_loop().call_later(500, write_capture, tmp_path, [[], events[10:]], "0")
@@ -496,7 +499,7 @@ async def test_closing_in_the_middle_of_a_file_leaves_nothing(tmp_path: Path) ->
     """A link closed at any turn calls the sink no more, and leaves no task and no open file."""
     _, events = memory_hub(500)
     write_capture(tmp_path, [events])
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         for turns in range(12):
             sink = RecordingSink()
             link = await source.open("0", _EARLIEST, sink)
@@ -527,7 +530,7 @@ async def test_storage_that_fails_is_tried_again(tmp_path: Path) -> None:
             return await super().fetch(name, limit)
 
     files = Failing(tmp_path)
-    async with CaptureSource(files, hub=HUB) as source:
+    async with CaptureSource(files, hub=HUB, namespace=NAMESPACE) as source:
         assert await _read(source) == list(range(30))
     assert files.left == 0
     with pytest.raises(CaptureFileError, match="is gone"):
@@ -537,17 +540,18 @@ async def test_storage_that_fails_is_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({}, "hub"),
-        ({"hub": HUB, "on_gap": "ignore"}, "on_gap"),
-        ({"hub": HUB, "poll_interval": 0}, "poll_interval"),
+        ({"namespace": NAMESPACE}, "hub"),
+        ({"hub": HUB}, "namespace"),
+        ({"hub": HUB, "namespace": NAMESPACE, "on_gap": "ignore"}, "on_gap"),
+        ({"hub": HUB, "namespace": NAMESPACE, "poll_interval": 0}, "poll_interval"),
         ({"live": MemorySource(), "poll_interval": 5}, "poll_interval"),
-        ({"hub": HUB, "pattern": "{Namespace}/{EventHub}"}, "pattern"),
+        ({"hub": HUB, "namespace": NAMESPACE, "pattern": "{Namespace}/{EventHub}"}, "pattern"),
         ({"live": "Endpoint=sb://ns/;SharedAccessKey=topsecret"}, "live"),
         ({"live": MemorySource}, "live"),
-        ({"live": object(), "hub": HUB}, "live"),
-        ({"files": None, "hub": HUB}, "files"),
+        ({"live": object(), "hub": HUB, "namespace": NAMESPACE}, "live"),
+        ({"files": None, "hub": HUB, "namespace": NAMESPACE}, "files"),
         ({"files": CaptureDirectory, "live": MemorySource()}, "files"),
-        ({"files": [Path("captured")], "hub": HUB}, "files"),
+        ({"files": [Path("captured")], "hub": HUB, "namespace": NAMESPACE}, "files"),
     ],
 )
 def test_values_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], field: str) -> None:
@@ -557,13 +561,54 @@ def test_values_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, 
     assert caught.value.field == field
     assert "topsecret" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="not a directory"):
-        CaptureSource(tmp_path / "nothing", hub=HUB)
+        CaptureSource(tmp_path / "nothing", hub=HUB, namespace=NAMESPACE)
+
+
+async def test_checkpoints_of_two_namespaces_are_separate(tmp_path: Path) -> None:
+    """Files of two namespaces with one hub name, and one lease store: all events of both are delivered."""
+    leases, delivered = MemoryLeases(), list[tuple[str, int]]()
+
+    async def read(namespace: str, count: int) -> None:
+        write_capture(tmp_path / namespace, [memory_hub(count)[1]], namespace=namespace)
+        done = asyncio.Event()
+
+        async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            delivered.extend((namespace, event.sequence_number) for event in events)
+            await context.checkpoint()
+            if events[-1].sequence_number + 1 == count:
+                done.set()
+
+        host = EventProcessorHost(
+            source=CaptureSource(tmp_path / namespace, hub=HUB, namespace=namespace, poll_interval=60.0),
+            processor=process,
+            lease_store=MemoryLeaseStore(leases),
+        )
+        async with asyncio.timeout(100), host:
+            await host.run(until=done.wait())
+
+    await read("prod", 48)
+    await read("staging", 60)
+    assert delivered == [*(("prod", each) for each in range(48)), *(("staging", each) for each in range(60))]
+
+
+async def test_files_of_two_namespaces_under_a_live_hub_are_refused(tmp_path: Path) -> None:
+    """Without a namespace they would be read as one hub's; with it, in any case, the others are ignored."""
+    live, events = memory_hub(20)
+    write_capture(tmp_path, [events], namespace="prod")
+    write_capture(tmp_path, [memory_hub(60)[1]], namespace="staging")
+    async with CaptureSource(tmp_path, live=live) as source:
+        with pytest.raises(ConfigurationError, match="namespace: is required: there are files of several: prod, stag"):
+            await source.open("0", _EARLIEST, RecordingSink())
+    async with CaptureSource(tmp_path, live=memory_hub(20)[0], namespace="prod") as source:
+        assert await _read(source, 20) == list(range(20))
+    async with CaptureSource(tmp_path, hub=HUB.upper(), namespace="STAGING") as source:
+        assert await _read(source) == list(range(60))
 
 
 async def test_a_partition_without_files(tmp_path: Path) -> None:
     """Alone it does not exist; with a live hub it is read there."""
     live, events = memory_hub(5)
-    async with CaptureSource(tmp_path, hub=HUB) as source:
+    async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:
         with pytest.raises(EntityNotFoundError):
             await source.open("0", _EARLIEST, RecordingSink())
     async with CaptureSource(tmp_path, live=live) as source:
