@@ -136,6 +136,7 @@ if TYPE_CHECKING:
         HostReport,
         LeaseLost,
         LeaseReleased,
+        LeaseStoreEmpty,
         LeaseTaken,
         LinkFailed,
         LinkRestored,
@@ -257,6 +258,7 @@ __all__ = [
     "LeaseReleased",
     "LeaseSnapshot",
     "LeaseStore",
+    "LeaseStoreEmpty",
     "LeaseTaken",
     "LinkDetachedError",
     "LinkFailed",
@@ -421,10 +423,11 @@ _MODULES: Final = {
     "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
         "BalancerFailed BatchNotTaken CheckpointDropped CheckpointWritten DataLost EventParked EventRange "
-        "EventSkipped HandlerSlow Hook HostReport LeaseLost LeaseReleased LeaseTaken LinkFailed LinkRestored "
-        "LinkRewound LinkStalled LinkStateChanged LoopBlocked OutsideReader PartitionFailed PartitionsFound "
-        "PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted RangeReplayed ServiceFailed StartIgnored "
-        "StoreFailed StoreRestored SubscriptionSlow SubscriptionWithoutProcessor UnexpectedFailure"
+        "EventSkipped HandlerSlow Hook HostReport LeaseLost LeaseReleased LeaseStoreEmpty LeaseTaken LinkFailed "
+        "LinkRestored LinkRewound LinkStalled LinkStateChanged LoopBlocked OutsideReader PartitionFailed "
+        "PartitionsFound PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted RangeReplayed "
+        "ServiceFailed StartIgnored StoreFailed StoreRestored SubscriptionSlow SubscriptionWithoutProcessor "
+        "UnexpectedFailure"
     ),
     "sources.capture": "CaptureSource",
     "sources.files": "CaptureContainer CaptureFiles",

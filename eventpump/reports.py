@@ -524,6 +524,29 @@ class DataLost(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseStoreEmpty(HostReport):
+    """The lease store has no checkpoint of the consumer group, and the hub has events: all of them are read.
+
+    Reported once per group, by the first host in the store, unless it has an `initial_position`. If the group has
+    processed events before, this is another store than it had: another container, prefix or file.
+
+    Args:
+        hub: The hub.
+        consumer_group: The consumer group.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    hub: str
+    consumer_group: str
+
+    def describe(self) -> str:
+        return (
+            f"no checkpoint anywhere: reading from the beginning (hub {self.hub}, consumer group "
+            f"{self.consumer_group}); if it has been read before, this is not its lease store"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StartIgnored(HostReport):
     """The host's `initial_position`, or the `start` of a subscription, differs from the one that was recorded first.
 

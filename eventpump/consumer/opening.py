@@ -147,6 +147,7 @@ class GroupStart:
 
     Attributes:
         starts: The start positions in this host's settings, in the form of the record.
+        is_first: Whether this host has written the group's first record.
     """
 
     def __init__(
@@ -159,6 +160,8 @@ class GroupStart:
         self._pending: set[tuple[str, datetime]] = set()
         self._entering = asyncio.Lock()
         self.starts = starts_text(settings.initial_position)
+        self.is_first = False
+        self._tried: ScopeRecord | None = None
 
     @property
     def key(self) -> str:
@@ -180,11 +183,14 @@ class GroupStart:
             StoreError: The store failed, or this version cannot read the start positions in it.
         """
         stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
+        self.is_first = self.is_first or (stored is not None and stored.record == self._tried)
         while stored is None:
             first = ScopeRecord(properties.created_at, len(properties.partition_ids), self.starts)
+            self._tried = first  # a write that fails may have stored it
             stored = await call_store(
                 "write scope record", self._store.write_scope_record(first, None), self._store_timeout
             )
+            self._tried, self.is_first = None, stored is not None
             if stored is None:
                 stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         for text in stored.record.starts.values():

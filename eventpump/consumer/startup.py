@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from eventpump.aio.retry import retrying
@@ -15,7 +17,7 @@ from eventpump.consumer.subscriptions import Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError, StoreError
-from eventpump.reports import ServiceFailed, StartIgnored, StoreFailed, StoreRestored
+from eventpump.reports import LeaseStoreEmpty, ServiceFailed, StartIgnored, StoreFailed, StoreRestored
 
 _T = TypeVar("_T")
 
@@ -89,7 +91,32 @@ class HostOpening:
         is_asked = not self._settings.has_relative_start
         if group is not None and record is not None and record.starts != group.starts and is_asked:
             self._around.reporter.report(StartIgnored(self._around.owner_id, None, record.starts, group.starts))
+        if group is not None and group.is_first and not self._settings.has_start:
+            # Before there are leases, under which a host may store a checkpoint. The start does not fail for it.
+            soon = min(until, self._clock.monotonic() + self._around.store_timeout)
+            with suppress(StoreError):
+                if await self._until_done("read the checkpoints", self._is_without_checkpoint, soon):
+                    self._tasks.spawn(self._report_start(ids), "eventpump start: report of an empty store")
         return ids if await self._until_done("ensure leases", lambda: self._ensure(ids), until) else ()
+
+    async def _is_without_checkpoint(self) -> bool:
+        """Return whether the store has no checkpoint of the group, though perhaps leases of other libraries' hosts."""
+        for lease in await self._store.list_leases():
+            if await self._store.read_checkpoint(lease.partition_id) is not None:
+                return False
+        return True
+
+    async def _report_start(self, partition_ids: tuple[str, ...]) -> None:
+        """Report that the group begins, if a partition has events. Beside the start, which it does not delay."""
+        around = self._around
+
+        for partition_id in partition_ids:
+            read = partial(around.directory.get_partition_properties, self._settings.hub, partition_id)
+            with suppress(EventPumpError):  # it cannot be read at all, as the partition's pump reports
+                if not (await retrying(read, UNLIMITED, around.rng)).is_empty:
+                    scope = around.scope
+                    around.reporter.report(LeaseStoreEmpty(around.owner_id, None, scope.hub, scope.consumer_group))
+                    return
 
     async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
         """Create the leases. False if some could not be created: the others are used, and discovery tries again."""

@@ -554,6 +554,11 @@ class HostSettings(FeedSettings):
         positions = [configured] if isinstance(configured, EventPosition) else configured.values()
         return any(isinstance(each, RelativePosition) for each in positions)
 
+    @property
+    def has_start(self) -> bool:
+        """Whether `initial_position` was given."""
+        return "initial_position" in self.model_fields_set
+
     def positions_without_partition(self, partition_ids: Collection[str]) -> list[str]:
         """Return the partitions that `initial_position` names and the hub does not have."""
         configured = self.initial_position

@@ -34,6 +34,7 @@ _VALUES: dict[str, Any] = {
     "avoided_for": 30.0,
     "failures": 2,
     "checkpoint": Checkpoint("3", "100", 9),
+    "consumer_group": "$Default",
     "partition_ids": ("0", "1"),
     "duration": 12.0,
     "loss": Loss(LossKind.RECREATED, 5, None),

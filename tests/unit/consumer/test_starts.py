@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from datetime import timedelta
 from typing import Any
@@ -13,9 +14,17 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import ScopeRecord
+from eventpump.interfaces import ScopeRecord, StoredScopeRecord
 from eventpump.options.consumer import HostSettings, ReaderSettings
-from eventpump.reports import PartitionFailed, PumpStarted, ServiceFailed, StartIgnored, StoreFailed
+from eventpump.reports import (
+    LeaseStoreEmpty,
+    PartitionFailed,
+    PumpStarted,
+    ServiceFailed,
+    StartIgnored,
+    StoreFailed,
+)
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor
 
@@ -331,3 +340,62 @@ async def test_recorded_start_that_is_refused_is_replaced() -> None:
         assert fleet.record.numbers("0", "b") == [3, 4]
         assert fleet.record.numbers("1") == [8]
         assert _record(fleet).starts == {"": "offset>fake:7", "0": "offset>fake:2"}
+
+
+# ------------------------------------------------------------------------------------------------------ an empty store
+
+
+async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
+    """By the host that writes the record, if the hub has events; neither by others nor by the next start."""
+    async with _fleet(3) as fleet:
+        fleet.hub.publish("2", count=3)
+        for name in "abc":
+            fleet.host(name)
+            fleet.runs[name] = asyncio.create_task(fleet.hosts[name].run())
+        await asyncio.sleep(60)
+        (report,) = [each for name in "abc" for each in fleet.told(name, LeaseStoreEmpty)]
+        assert report.level == logging.WARNING
+        assert report.describe() == (
+            "no checkpoint anywhere: reading from the beginning (hub telemetry, consumer group $Default); "
+            "if it has been read before, this is not its lease store"
+        )
+        for name in "abc":
+            await fleet.hosts[name].aclose()
+        await fleet.start("d")
+        await asyncio.sleep(60)
+        assert fleet.told("d", LeaseStoreEmpty) == []
+
+
+@pytest.mark.parametrize("case", ["no events", "explicit start", "leases of another library", "record"])
+async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None:
+    """A hub without events, a start that was asked for, checkpoints of a .NET host, and a group that has a record."""
+    async with _fleet(2) as fleet:
+        if case != "no events":
+            fleet.hub.publish("0", count=3)
+            fleet.hub.publish("1", count=3)
+        if case == "leases of another library":
+            store = MemoryLeaseStore(fleet.leases)
+            await store.open(fleet.scope)
+            await store.ensure_leases(["0", "1"])
+            fleet.leases.checkpoints(store._bound("test"))["1", "default"] = Checkpoint("1", "fake:1", 1)
+        if case == "record":
+            fleet.leases.scopes[fleet.scope] = StoredScopeRecord(ScopeRecord(fleet.hub.created_at, 2, {}), "1")
+        await fleet.start("a", **({"initial_position": "earliest"} if case == "explicit start" else {}))
+        await asyncio.sleep(30)
+        fleet.hub.publish("0", count=3)
+        await asyncio.sleep(30)
+        assert fleet.record.numbers("0") == list(range(3 if case == "no events" else 6))
+        assert fleet.told("a", LeaseStoreEmpty) == []
+
+
+@pytest.mark.parametrize("operation", ["record", "scope", "list", "ensure"])
+async def test_start_with_an_empty_store_is_reported_although_the_store_fails(operation: str) -> None:
+    """An answer that was lost does not lose the report, nor do properties that cannot be read at first."""
+    async with _fleet(2) as fleet:
+        fleet.hub.publish("1", count=3)
+        fleet.host("a")
+        fleet.stores["a"].fail(operation, times=2, is_after=True)
+        fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=2)
+        fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
+        await asyncio.sleep(60)
+        assert len(fleet.told("a", LeaseStoreEmpty)) == 1
