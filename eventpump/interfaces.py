@@ -614,15 +614,19 @@ class LeaseStore(CheckpointStore, Protocol):
         """Seconds for which a lease is valid without renewal."""
 
     async def open(self, scope: ConsumerScope) -> None:
-        """Bind the store to a consumer group, and create its container or tables. Called once.
+        """Bind the store to a consumer group of a hub, and create its tables. Called once.
+
+        A store never shares what it has with those of another hub, nor with those of the hub of that name in another
+        namespace: it keeps them apart, or refuses the later one.
 
         Args:
             scope: The consumer group.
 
         Raises:
             StoreError: The store failed; it may be called again, or closed.
-            ConfigurationError: The store is open already, or cannot be opened, and nothing of it is left open. The
-                caller does not close it then.
+            ConfigurationError: The store is open already, or cannot be opened, as what it is kept in does not exist or
+                belongs to another hub; nothing of it is left open. The caller does not close it then. From
+                `ensure_leases` and the calls for records, if that has changed since.
         """
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
@@ -782,10 +786,11 @@ class PublisherStateStore(Protocol):
     """
 
     async def open(self) -> None:
-        """Create the container or tables if they do not exist. May be called more than once.
+        """Create the tables if they do not exist. May be called more than once.
 
         Raises:
             StoreError: The store failed.
+            ConfigurationError: What the states are kept in does not exist.
         """
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:

@@ -69,7 +69,7 @@ if __name__ == "__main__":
     parser.add_argument("--consumer-group", default="$Default")
     parser.add_argument("--storage", required=True, help="the connection string of the storage account")
     parser.add_argument("--checkpoints", required=True, help="the container that azure-eventhub used")
-    parser.add_argument("--leases", default="leases", help="the container for eventpump's leases and checkpoints")
+    parser.add_argument("--leases", default="leases", help="the container for eventpump's leases, which exists")
     args = parser.parse_args()
     asyncio.run(
         main(args.connection_string, args.hub, args.consumer_group, args.storage, args.checkpoints, args.leases)

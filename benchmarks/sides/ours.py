@@ -674,7 +674,7 @@ async def idle(
     Args:
         options: Of the connection.
     """
-    leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob)
+    leases = SqliteLeaseStore(sqlite) if sqlite else BlobLeaseStore("eventpump", connection_string=blob, create=True)
     store = MeteredStore(leases)
     attached = _Attached(partitions)
     host = EventProcessorHost(

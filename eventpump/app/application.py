@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Hashable, Itera
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, Unpack, cast
+from typing import Any, Final, Literal, Protocol, Self, TypeVar, Unpack, cast, runtime_checkable
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.signals import handling_first_signal
@@ -87,6 +87,14 @@ _OF_SUBSCRIPTION: Final = frozenset(SubscriptionOptions.__annotations__)
 _OF_HOST: Final = frozenset(HostOptions.__annotations__)
 
 
+@runtime_checkable
+class _PlacedStore(Protocol):
+    """A lease store whose place does not name the hub, such as a `BlobLeaseStore`."""
+
+    def location(self, consumer_group: str) -> str:
+        """Return where the leases of a consumer group are."""
+
+
 @dataclass(slots=True, repr=False)
 class _Subscriber:
     """A decorated function and what it is called for.
@@ -138,7 +146,9 @@ class EventHubsApp:
         connection_string: The connection string of the namespace; None to give `fully_qualified_namespace` and
             `credential`.
         lease_store: The store of leases and checkpoints, or a function that returns one, called for each host. A store
-            itself is enough if there is one host. None if it is given to `subscriber` instead.
+            itself is enough if there is one host. Two hubs need two containers or prefixes of a `BlobLeaseStore`, and
+            so a `lease_store` each, given to `subscriber`; one file of a `SqliteLeaseStore` is enough for all. None if
+            it is given to `subscriber` instead.
         hooks: Functions that are called with every report of every host. Default: `()`.
         middleware: A coroutine function `middleware(context, event, call)` that is called in place of every
             subscriber's function, and returns what `await call()` returns: for a span of a tracer, a measurement, or
@@ -386,6 +396,12 @@ class EventHubsApp:
         self._check_publications()
         if self._stopping is not None:
             raise ConfigurationError("app", "runs already")
+        by_host: dict[tuple[str, str], list[_Subscriber]] = {}
+        for each in self._subscribers:
+            by_host.setdefault((each.hub, each.group), []).append(each)
+        stores: Mapping[tuple[str, str], LeaseStore] = (
+            self._stores_of(by_host) if overrides is None else {host: MemoryLeaseStore() for host in by_host}
+        )
         stopping = self._stopping = asyncio.Event()
         self._hosts.clear()
         self._producers.clear()
@@ -400,7 +416,7 @@ class EventHubsApp:
                     if stopping.is_set():
                         return
                     raise
-                hosts = await self._open_hosts(stack, overrides)
+                hosts = await self._open_hosts(stack, overrides, by_host, stores)
                 await gather(host.run(until=stopping.wait()) for host in hosts)
         finally:
             self._stopping = None
@@ -432,22 +448,23 @@ class EventHubsApp:
             for each in publications:
                 each.producer = cast(EventPublisher, self._producers[each.hub])
 
-    async def _open_hosts(self, stack: AsyncExitStack, overrides: _Overrides | None) -> list[EventProcessorHost]:
-        by_host: dict[tuple[str, str], list[_Subscriber]] = {}
-        for each in self._subscribers:
-            by_host.setdefault((each.hub, each.group), []).append(each)
-        stores: list[LeaseStore] = []
+    async def _open_hosts(
+        self,
+        stack: AsyncExitStack,
+        overrides: _Overrides | None,
+        by_host: Mapping[tuple[str, str], Sequence[_Subscriber]],
+        stores: Mapping[tuple[str, str], LeaseStore],
+    ) -> list[EventProcessorHost]:
         hosts = []
         for (hub, group), subscribers in by_host.items():
             own = next((each for each in subscribers if each.name == DEFAULT_SUBSCRIPTION), None)
-            store = MemoryLeaseStore() if overrides is not None else self._store_of(hub, subscribers, stores)
             options = {**self._options, **({} if own is None else own.options), "consumer_group": group}
             text, options = self._connection(overrides, options)
             host = EventProcessorHost(
                 text,
                 hub,
                 processor=None if own is None else own.processor,
-                lease_store=store,
+                lease_store=stores[hub, group],
                 hooks=self._hooks if overrides is None else (*self._hooks, overrides.hook),
                 **options,
             )
@@ -465,7 +482,31 @@ class EventHubsApp:
         kept = {name: value for name, value in options.items() if name not in ClientOptions.__annotations__}
         return overrides.connection_string, kept
 
-    def _store_of(self, hub: str, subscribers: Iterable[_Subscriber], used: list[LeaseStore]) -> LeaseStore:
+    def _stores_of(
+        self, by_host: Mapping[tuple[str, str], Sequence[_Subscriber]]
+    ) -> Mapping[tuple[str, str], LeaseStore]:
+        """Return the store of each host.
+
+        Raises:
+            ConfigurationError: There is none, or two hosts would share leases and checkpoints.
+        """
+        stores: dict[tuple[str, str], LeaseStore] = {}
+        places: dict[str, str] = {}
+        for (hub, group), subscribers in by_host.items():
+            store = stores[hub, group] = self._store_of(hub, subscribers, [*stores.values()])
+            if isinstance(store, _PlacedStore):
+                place = store.location(group)
+                other = places.setdefault(place, hub)
+                if other != hub:
+                    problem = (
+                        f"keeps the leases of the hubs {other} and {hub} in one place, {place}: give their subscribers "
+                        f'a lease_store= each, with a container of its own, or a prefix, as prefix="{hub}/", whose '
+                        f'checkpoints KEDA reads with consumerGroup: "{hub}/{group}"'
+                    )
+                    raise ConfigurationError("lease_store", problem)
+        return stores
+
+    def _store_of(self, hub: str, subscribers: Iterable[_Subscriber], used: Collection[LeaseStore]) -> LeaseStore:
         given = next((each.lease_store for each in subscribers if each.lease_store is not None), self._lease_store)
         if given is None:
             problem = (
@@ -477,7 +518,6 @@ class EventHubsApp:
         if any(store is each for each in used):
             problem = f"is needed once for each host: for hub {hub}, too; give a function that returns one"
             raise ConfigurationError("lease_store", problem)
-        used.append(store)
         return store
 
     def _signalled(self) -> None:

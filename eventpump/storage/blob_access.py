@@ -126,24 +126,29 @@ class BlobContainer:
         """Return a client of one blob. Creating it costs more than many a request."""
         return self.client.get_blob_client(name)
 
-    async def create(self, directory: str) -> None:
-        """Create the container if there is none.
+    async def open(self, directory: str, *, create: bool) -> None:
+        """Check that the container is there.
 
         Args:
             directory: What the blobs' names begin with.
+            create: Whether to create a container that is missing.
 
         Raises:
-            ConfigurationError: The account refuses the credential. At the start that is a mistake, and trying again
-                does not mend it; later it may be a new key, or a role that is being changed.
+            ConfigurationError: It is missing; or the account refuses the credential. At the start that is a mistake,
+                and trying again does not mend it; later it may be a new key, or a role that is being changed.
             StoreError: The container can neither be created nor read.
         """
         try:
-            await self._create(directory)
+            if not await self._is_there(directory):
+                if not create:
+                    problem = f"there is no container {self.name}: check the name, or give create=True to create it"
+                    raise ConfigurationError("container", problem)
+                await self._create()
         except ForbiddenError as error:
             problem = f"the storage account refuses it for container {self.name} ({error.reason})"
             raise ConfigurationError("credential", problem) from None
 
-    async def _create(self, directory: str) -> None:
+    async def _is_there(self, directory: str) -> bool:
         async def exists() -> bool:
             try:
                 async for _ in self.client.list_blobs(directory, results_per_page=1, **self.options):
@@ -152,13 +157,15 @@ class BlobContainer:
                 return False
             return True
 
-        # Read before it is created: a signature for this container alone does not permit to create it.
-        if not await self.call("open", None, exists()):
-            try:
-                await self.call("open", None, self.client.create_container(**self.options))
-            except RefusedError as refused:
-                if refused.answer is not Answer.TAKEN:
-                    raise
+        return await self.call("open", None, exists())
+
+    async def _create(self) -> None:
+        # Only one that is missing: a signature for this container alone does not permit to create it.
+        try:
+            await self.call("open", None, self.client.create_container(**self.options))
+        except RefusedError as refused:
+            if refused.answer is not Answer.TAKEN:
+                raise
 
     async def call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         """Make one request, and raise whatever the SDK raises as an error of the store.

@@ -124,7 +124,11 @@ async def blob_harness(azurite: Azurite, container_name: str) -> AsyncIterator[H
 
     def make() -> LeaseStore:
         return BlobLeaseStore(
-            container_name, connection_string=azurite.connection_string, prefix="app/", lease_duration=15
+            container_name,
+            connection_string=azurite.connection_string,
+            prefix="app/",
+            lease_duration=15,
+            create=True,
         )
 
     harness = Harness(make, LoopClock())

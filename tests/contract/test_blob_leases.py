@@ -97,14 +97,15 @@ class Hosts:
         call_timeout: float | None = None,
         clock: Clock | None = None,
         prefix: str = "",
+        scope: ConsumerScope = SCOPE,
     ) -> BlobLeaseStore:
         client = ContainerClient.from_connection_string(
             self.azurite.connection_string, self.name, **({"transport": transport} if transport else {})
         )
         self._stack.push_async_callback(client.close)
-        store = BlobLeaseStore(client, call_timeout=call_timeout, clock=clock, prefix=prefix)
+        store = BlobLeaseStore(client, call_timeout=call_timeout, clock=clock, prefix=prefix, create=True)
         self._stack.push_async_callback(store.aclose)
-        await store.open(SCOPE)
+        await store.open(scope)
         await store.ensure_leases(partition_ids)
         return store
 
@@ -137,7 +138,7 @@ async def acquire(store: BlobLeaseStore, partition_id: str, owner: str = OWNER) 
 async def test_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     """Body, metadata and lease are those of a .NET EventProcessorHost, from creation to release."""
     store = await hosts.store("3")
-    assert [blob.name async for blob in hosts.raw.list_blobs()] == ["$Default/3"]
+    assert [blob.name async for blob in hosts.raw.list_blobs("$Default/")] == ["$Default/3"]
     nobody = {"Offset": None, "SequenceNumber": -1, "PartitionId": "3", "Owner": "", "Token": "", "Epoch": 0}
     assert await hosts.look("3") == (nobody, {}, "available")
 
@@ -310,13 +311,14 @@ async def test_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
     assert [blob.name async for blob in hosts.raw.list_blobs("ns/$Default/")] == ["ns/$Default/0"]
     raw = await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall()
     assert json.loads(raw) == {
-        "version": 1, "hubCreatedAt": "2026-03-01T12:30:00+00:00", "partitionCount": 4, "starts": {"": "@latest"},
+        "version": 2, "namespace": "example.servicebus.windows.net", "hub": "telemetry",
+        "hubCreatedAt": "2026-03-01T12:30:00+00:00", "partitionCount": 4, "starts": {"": "@latest"},
         "resetFor": None, "resetPartitions": [],
     }  # fmt: skip
 
 
 async def test_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
-    """Reading and swapping the record are one request each, whether won, lost or nothing is there."""
+    """Reading and swapping the record are one request each; before the first one, what names the hub is read."""
     transport = FaultTransport()
     store = await hosts.store(transport=transport)
     transport.requests.clear()
@@ -325,7 +327,7 @@ async def test_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
     assert await store.write_scope_record(RECORD, None) is None
     assert await store.write_scope_record(RECORD, stored) is not None
     assert await store.write_scope_record(RECORD, stored) is None
-    assert transport.requests == ["Get Blob", *["Put Blob"] * 4]
+    assert transport.requests == ["Get Blob", "Get Blob", "Put Blob", "Get Blob", "Put Blob", "Put Blob"]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -346,7 +348,7 @@ async def test_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first:
     newer = await other.write_scope_record(replace(RECORD, partition_count=2), before)
     assert newer is not None
     (send,) = late
-    assert (await send()).status_code == (409 if is_first else 412)
+    assert (await send()).status_code == 412
     assert await store.read_scope_record() == newer
 
 
@@ -371,14 +373,15 @@ async def test_scope_record_under_a_blob_lease_raises(hosts: Hosts) -> None:
     assert await store.read_scope_record() == stored
 
 
-@pytest.mark.parametrize("raw", [b"not json", b'{"version":2,"more":1}'])
+@pytest.mark.parametrize("raw", [b"not json", b'{"version":3,"more":1}', b'{"version":2,"more":1}'])
 async def test_scope_record_that_cannot_be_read_raises(hosts: Hosts, raw: bytes) -> None:
     """What cannot be read, or is a later version's, is not taken for no record, and is not replaced by a first one."""
     store = await hosts.store(prefix="ns/")
-    await hosts.raw.upload_blob(RECORD_BLOB, raw)
+    await hosts.raw.upload_blob(RECORD_BLOB, raw, overwrite=True)
     with pytest.raises(StoreError, match=r"read scope record: ns/\$Default~scope.json: the scope record"):
         await store.read_scope_record()
-    assert await store.write_scope_record(RECORD, None) is None
+    with pytest.raises(StoreError, match=r"write scope record: ns/\$Default~scope.json: the scope record"):
+        await store.write_scope_record(RECORD, None)
     assert await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall() == raw
 
 
@@ -403,7 +406,9 @@ async def test_each_operation_makes_the_requests_it_needs(hosts: Hosts) -> None:
         requests, transport.requests = transport.requests, []
         return requests
 
-    assert sorted(made()) == ["Create Container", "List Blobs", "List Blobs", "Put Blob", "Put Blob"]
+    named = ["Get Blob", "Get Blob", "Put Blob"]  # what names the hub
+    made_at_start = ["Create Container", *["List Blobs"] * 3, *named, "Put Blob", "Put Blob"]
+    assert sorted(made()) == sorted(made_at_start)
     lease = await acquire(store, "0")
     assert made() == ["Acquire Lease", "Get Blob", "Put Blob"]
     assert await store.renew_lease(lease) is not None
@@ -683,7 +688,9 @@ async def test_close_leaves_a_client_of_the_caller_open(hosts: Hosts) -> None:
 
 async def test_store_from_an_account_url_and_a_key_shows_neither(azurite: Azurite, container_name: str) -> None:
     """A store can be made of an account's URL and a credential; its repr shows neither key nor URL."""
-    store = BlobLeaseStore(container_name, account_url=azurite.blob_endpoint, credential=azurite.account_key)
+    store = BlobLeaseStore(
+        container_name, account_url=azurite.blob_endpoint, credential=azurite.account_key, create=True
+    )
     try:
         await store.open(SCOPE)
         await store.ensure_leases(["0"])
@@ -745,11 +752,14 @@ def listing() -> web.Response:
 
 @asynccontextmanager
 async def store_on(answer: Callable[[web.Request], web.Response]) -> AsyncIterator[tuple[BlobLeaseStore, list[str]]]:
-    """An open store on a service that answers everything but the listing as it is told."""
-    async with service(lambda request: listing() if request.query.get("comp") == "list" else answer(request)) as (
-        url,
-        requests,
-    ):
+    """An open store on a service that answers everything but the listing, and the group's record, as it is told."""
+
+    def respond(request: web.Request) -> web.Response:
+        if request.query.get("comp") == "list":
+            return listing()
+        return web.Response(status=404) if request.path.endswith("~scope.json") else answer(request)
+
+    async with service(respond) as (url, requests):
         store = BlobLeaseStore("leases", account_url=url, credential=KEY, lease_duration=15)
         try:
             await store.open(SCOPE)

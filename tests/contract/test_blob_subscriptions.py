@@ -137,7 +137,7 @@ class _Scene:
         )
         host = PartitionHost(
             lambda: FakeTransport(self.hub),
-            BlobLeaseStore(client, lease_duration=15),
+            BlobLeaseStore(client, lease_duration=15, create=True),
             settings,
             _Processor(self, "default"),
         )

@@ -202,7 +202,7 @@ class TestBlobLedger(LedgerStoreContract):
     @pytest.fixture
     async def new_store(self, azurite: Azurite, container_name: str) -> AsyncIterator[NewStore]:
         def make() -> LedgerStore:
-            return BlobLedger(container_name, connection_string=azurite.connection_string)
+            return BlobLedger(container_name, connection_string=azurite.connection_string, create=True)
 
         async with factory(make) as new:
             yield new
@@ -254,6 +254,15 @@ async def test_create_killed_at_any_call_leaves_a_whole_record_or_none(
     assert set(temporaries(tmp_path)) == set(left) - set(old)
 
 
+async def test_open_logs_a_directory_that_it_creates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelled path shows: the ledger there is new. One that exists is opened in silence."""
+    for _ in range(2):
+        await DirectoryLedger(tmp_path / "deep" / "ledger").open()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"ledger {tmp_path / 'deep' / 'ledger'}: there was no such directory, and it was created" in record.message
+
+
 async def test_create_without_hard_links_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file system has no hard links, the error names the record and what a ledger takes; nothing is left."""
 
@@ -283,7 +292,7 @@ async def blob_ledger(proxy: FaultProxy, azurite: Azurite, container: str) -> As
     there = azurite.connection_string.replace(
         f":{azurite.blob_endpoint.split(':')[-1]}", f":{proxy.port}/devstoreaccount1"
     )
-    store = BlobLedger(container, connection_string=there, call_timeout=2.0)
+    store = BlobLedger(container, connection_string=there, call_timeout=2.0, create=True)
     try:
         await store.open()
         yield store
@@ -319,7 +328,7 @@ async def test_create_whose_answer_was_lost_can_be_repeated(azurite: Azurite, co
     """A create that was done and not answered fails; the same create then says that the record is there."""
     port = int(azurite.blob_endpoint.split(":")[-1].split("/")[0])
     async with FaultProxy(port) as proxy, blob_ledger(proxy, azurite, container_name) as store:
-        other = BlobLedger(container_name, connection_string=azurite.connection_string)
+        other = BlobLedger(container_name, connection_string=azurite.connection_string, create=True)
         await other.open()
         proxy.stall(Direction.TO_CLIENT)
         with pytest.raises(StoreError, match="create"):
@@ -334,7 +343,7 @@ async def test_create_whose_answer_was_lost_can_be_repeated(azurite: Azurite, co
 
 async def test_record_is_one_blob_named_by_prefix_sink_and_record(azurite: Azurite, container_name: str) -> None:
     """A record's blob has the prefix, the sink and the record in its name, and nothing but the record in it."""
-    store = BlobLedger(container_name, connection_string=azurite.connection_string, prefix="app/")
+    store = BlobLedger(container_name, connection_string=azurite.connection_string, prefix="app/", create=True)
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
         await store.open()
         await store.create(f"{directory_name('a b')}/0", FIRST)
@@ -379,7 +388,8 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: st
 async def test_credential_by_import_name_is_made_at_open(azurite: Azurite, container_name: str) -> None:
     """The credential's callable is called where the store is opened; one that is not there is named."""
     account = azurite.blob_endpoint
-    store = BlobLedger(container_name, account_url=account, credential="tests.contract.test_ledger_stores:account_key")
+    key = "tests.contract.test_ledger_stores:account_key"
+    store = BlobLedger(container_name, account_url=account, credential=key, create=True)
     await store.open()
     assert await store.create(NAME, FIRST)
     await store.aclose()

@@ -82,7 +82,7 @@ class TestBlobPublisherStateStore(PublisherStateStoreContract):
     @pytest.fixture
     async def new_store(self, azurite: Azurite, container_name: str) -> AsyncIterator[NewStore]:
         def make() -> PublisherStateStore:
-            return BlobPublisherStateStore(container_name, connection_string=azurite.connection_string)
+            return BlobPublisherStateStore(container_name, connection_string=azurite.connection_string, create=True)
 
         async with factory(make) as new:
             yield new
@@ -205,7 +205,7 @@ def test_state_of_the_first_version_is_read() -> None:
 async def test_state_is_a_small_json_object(azurite: Azurite, container_name: str) -> None:
     """The blob's name has name and partition, and its body is JSON that a person can read."""
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
-        store = BlobPublisherStateStore(raw, prefix="app/")
+        store = BlobPublisherStateStore(raw, prefix="app/", create=True)
         await store.open()
         await store.write_state("a/b.", "3", replace(SECOND, intent=PublisherIntent(2, tail=9)), None)
         (name,) = [blob.name async for blob in raw.list_blobs()]
@@ -248,7 +248,7 @@ async def test_write_whose_answer_was_lost_can_be_repeated(azurite: Azurite, con
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
     async with client:
-        store = BlobPublisherStateStore(client)
+        store = BlobPublisherStateStore(client, create=True)
         await store.open()
         former = None
         for state in (FIRST, SECOND, FIRST):
@@ -265,9 +265,9 @@ async def test_write_after_a_change_in_between_is_refused(azurite: Azurite, cont
     """The ETag decides, at the service: a change made while the write was on its way is not overwritten."""
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
-    other = BlobPublisherStateStore(container_name, connection_string=azurite.connection_string)
+    other = BlobPublisherStateStore(container_name, connection_string=azurite.connection_string, create=True)
     async with client:
-        store = BlobPublisherStateStore(client)
+        store = BlobPublisherStateStore(client, create=True)
         await store.open()
         await other.open()
         first = await store.write_state(NAME, "0", FIRST, None)
@@ -296,7 +296,7 @@ async def test_blob_that_is_no_state_raises(azurite: Azurite, container_name: st
     with pytest.raises(ValueError, match=says):
         decode_state(body)
     async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as raw:
-        store = BlobPublisherStateStore(raw)
+        store = BlobPublisherStateStore(raw, create=True)
         await store.open()
         await raw.upload_blob(f"publishers/{NAME}/0.json", body)
         with pytest.raises(StoreError, match=says):
@@ -358,7 +358,7 @@ async def test_write_of_one_partition_does_not_wait_for_others(azurite: Azurite,
     transport = Interrupted()
     client = ContainerClient.from_connection_string(azurite.connection_string, container_name, transport=transport)
     async with client:
-        store = BlobPublisherStateStore(client)
+        store = BlobPublisherStateStore(client, create=True)
         await store.open()
         held, go_on = asyncio.Event(), asyncio.Event()
 

@@ -142,7 +142,8 @@ def store_of(settings: dict[str, Any]) -> SqliteLeaseStore | BlobLeaseStore:
     """Make the store: a file, or, where it says "azurite", the container of the name in "leases"."""
     if (azurite := settings.get("azurite")) is None:
         return SqliteLeaseStore(settings["leases"], lease_duration=settings["lease_duration"])
-    return BlobLeaseStore(settings["leases"], connection_string=azurite, lease_duration=settings["lease_duration"])
+    duration = settings["lease_duration"]
+    return BlobLeaseStore(settings["leases"], connection_string=azurite, lease_duration=duration, create=True)
 
 
 def parking(journal: Journal) -> Callable[[PartitionContext, ReceivedEvent, Exception], Awaitable[None]]:

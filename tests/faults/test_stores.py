@@ -38,7 +38,7 @@ async def storage(azurite: Azurite, nothing_left: None, stage: Stage) -> AsyncIt
 def _store(azurite: Azurite, storage: StorageProxy, container: str) -> BlobLeaseStore:
     connection_string = azurite.connection_string.replace(azurite.blob_endpoint, storage.endpoint)
     return BlobLeaseStore(
-        container, connection_string=connection_string, lease_duration=LEASE_DURATION, call_timeout=1.0
+        container, connection_string=connection_string, lease_duration=LEASE_DURATION, call_timeout=1.0, create=True
     )
 
 

@@ -346,6 +346,8 @@ async def test_program_of_the_manifests_answers_its_probes_and_ends_in_order(
         "EVENTPUMP_CONNECTION_STRING": eventpump_emulator.connection_string,
         "STORAGE_CONNECTION_STRING": azurite.connection_string,
     }
+    async with ContainerClient.from_connection_string(azurite.connection_string, "cluster") as container:
+        await container.create_container()
     async with EventProducer(eventpump_emulator.connection_string, HUB) as producer:
         await producer.send([EventData("one"), EventData("two")], partition_id="2")
     async with running("with_identity.py", PORT="0", **variables, **secrets) as run:

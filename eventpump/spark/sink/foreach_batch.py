@@ -171,7 +171,7 @@ class SinkSettings(SettingsModel):
         sink_id: The sink's name in its ledger, stable across restarts, for one query and one hub; None for the id of
             the query, which Spark Connect does not provide.
         ledger: A directory that every driver of the query can access; the URL of a blob container, with a SAS token; or
-            a store, such as `BlobLedger`. None only with `idempotent=False`.
+            a store, such as `BlobLedger`. The container has to exist. None only with `idempotent=False`.
         idempotent: Whether to publish every row exactly once; otherwise at least once, and without a ledger. Default:
             True.
         staging: A directory, as path or URI, that driver and executors can write to: each batch's rows are written

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.core import MatchConditions
-from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
+from azure.storage.blob.aio import BlobClient, BlobLeaseClient, BlobPrefix, ContainerClient
 
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
@@ -40,9 +40,11 @@ from eventpump.storage.leases.layout import (
     subscription_directory,
 )
 from eventpump.storage.leases.scope_form import (
-    encode_scope_record,
+    HubNames,
+    NamedRecord,
+    encode_named_record,
     encode_subscription,
-    parse_scope_record,
+    parse_named_record,
     parse_subscription,
 )
 
@@ -85,18 +87,24 @@ class BlobLeaseStore:
 
     A lease is stolen with the token in its body, so every client that may read the container may steal.
 
+    The names of the blobs have the consumer group, and not the hub. So the group's scope record names the hub that the
+    group is of, and a store that is opened for another one is refused: each hub needs a container or a prefix of its
+    own. A group without such a record, or with one of an earlier version, becomes that of the first host's hub.
+
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
-            `ContainerClient`, which stays the caller's to close. Created where it does not exist.
+            `ContainerClient`, which stays the caller's to close.
         connection_string: Of the storage account, with the name of a container; None with `account_url` and
             `credential`, or a client.
         account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
         credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
-        prefix: Goes before the consumer group in blob names, with nothing between. Default: "".
+        prefix: Goes before the consumer group in blob names, with nothing between, such as "telemetry/". Default: "".
         lease_duration: How long a lease lives without renewal, in whole seconds, 15 to 60. Default: 30.
         call_timeout: How long one request may take, in seconds; keep it below the lease duration minus the renew
             interval. None for the smaller of 10 s and a third of the lease duration.
         clock: None for the running loop's time.
+        create: Whether `open` creates a container that is missing; it needs the right to. A missing one is an
+            error otherwise. Default: False.
 
     Raises:
         ConfigurationError: The values cannot work.
@@ -113,6 +121,7 @@ class BlobLeaseStore:
         lease_duration: int = 30,
         call_timeout: float | None = None,
         clock: Clock | None = None,
+        create: bool = False,
     ) -> None:
         if not 15 <= lease_duration <= 60 or lease_duration != int(lease_duration):
             raise ConfigurationError("lease_duration", "blob leases last 15 to 60 whole seconds")
@@ -121,10 +130,13 @@ class BlobLeaseStore:
         if not 0 < timeout < lease_duration:
             raise ConfigurationError("call_timeout", "must be above 0 and below the lease duration")
         self._prefix = prefix.strip()
+        self._create = create
         self._clock = LoopClock() if clock is None else clock
         self._blobs = BlobContainer(container, connection_string, account_url, credential, timeout)
         self._container, self._options = self._blobs.client, self._blobs.options
         self._consumer_group: str | None = None
+        self._names = HubNames("", "")
+        self._is_named = False
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._held: dict[str, _StoredLease] = {}
@@ -138,22 +150,46 @@ class BlobLeaseStore:
         """How long a lease lives without renewal, in seconds."""
         return float(self._lease_duration)
 
+    def location(self, consumer_group: str) -> str:
+        """Return where the leases of a consumer group are: the URL of their directory, without a signature.
+
+        Stores for which this is the same text share leases and checkpoints.
+        """
+        # Event Hubs does not distinguish upper and lower case in a group's name, and blob names do.
+        directory = lease_directory(self._prefix, consumer_group.lower())
+        return f"{self._container.url.partition('?')[0].rstrip('/')}/{directory}"
+
     async def open(self, scope: ConsumerScope) -> None:
-        """Bind to a consumer group and make the container if there is none. Once.
+        """Bind to a consumer group. Once.
 
         Raises:
-            StoreError: The container can neither be made nor read.
+            ConfigurationError: There is no such container, and `create` is not given; the leases of the group are those
+                of another hub; or the container has leases of the group in another case, such as "$default".
+            StoreError: The container can neither be created nor read.
         """
         if self._is_closed:
             raise ClosedError("lease store")
         if self._consumer_group is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         directory = lease_directory(self._prefix, scope.consumer_group)
-        await self._blobs.create(directory)
+        self._names = HubNames.of(scope)
+        try:
+            await self._blobs.open(directory, create=self._create)
+            await self._check_spelling(scope.consumer_group)
+            await self._read_named("open", scope.consumer_group)
+        except ConfigurationError:
+            # The caller does not close a store that is refused.
+            await self.aclose()
+            raise
         self._consumer_group = scope.consumer_group
 
     async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at once.
+
+        Raises:
+            ConfigurationError: The group's leases are those of another hub since the store was opened.
+        """
+        await self._ensure_named("ensure leases")
         known = {snapshot.partition_id for snapshot in await self.list_leases()}
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
@@ -308,23 +344,38 @@ class BlobLeaseStore:
         """Return the consumer group's record, or None if there is none. One request.
 
         Raises:
+            ConfigurationError: It is that of another hub.
             StoreError: The store failed, or holds a record that this version does not know.
         """
         operation = "read scope record"
-        found = await self._download(operation, self._scope_blob(operation), parse_scope_record)
-        return None if found is None else StoredScopeRecord(*found)
+        record, etag = await self._read_named(operation, self._group(operation))
+        return None if record is None or etag is None else StoredScopeRecord(record, etag)
 
     async def write_scope_record(
         self, record: ScopeRecord, replaces: StoredScopeRecord | None
     ) -> StoredScopeRecord | None:
         """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
 
-        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
+        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag; before the
+        first record one more, as the hub may be named already.
+
+        Raises:
+            ConfigurationError: The group is that of another hub.
+            StoreError: The store failed, and whether it is stored is not known.
         """
         operation = "write scope record"
-        version = None if replaces is None else replaces.version
-        etag = await self._swap(operation, self._scope_blob(operation), encode_scope_record(record), version)
-        return None if etag is None else StoredScopeRecord(record, etag)
+        group = self._group(operation)
+        if replaces is not None:
+            written = await self._swap_named(operation, group, record, replaces.version)
+            return None if written is None else StoredScopeRecord(record, written)
+        for _ in range(_WRITE_TRIES):
+            stored, etag = await self._read_named(operation, group)
+            if stored is not None:
+                return None
+            written = await self._swap_named(operation, group, record, etag)
+            if written is not None:
+                return StoredScopeRecord(record, written)
+        return None
 
     async def list_subscriptions(self) -> list[StoredSubscription]:
         """List the records of the consumer group's subscriptions, by name. One request, and one for each that changed.
@@ -367,6 +418,7 @@ class BlobLeaseStore:
         Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
         """
         operation = "write subscription"
+        await self._ensure_named(operation)
         blob = self._client(subscription_blob(self._prefix, self._group(operation), record.name))
         etag = await self._swap(
             operation, blob, encode_subscription(record), None if replaces is None else replaces.version
@@ -573,6 +625,87 @@ class BlobLeaseStore:
         body, properties = found
         return _StoredLease(body, str(properties.etag), properties.lease.state == _LEASED)
 
+    # ---- the hub of the consumer group
+
+    async def _check_spelling(self, consumer_group: str) -> None:
+        """Check that the container has no leases of the group in another case.
+
+        Raises:
+            ConfigurationError: It has.
+        """
+        directory = lease_directory(self._prefix, consumer_group)
+
+        async def other_directory() -> str | None:
+            async for found in self._container.walk_blobs(self._prefix, **self._options):
+                if not isinstance(found, BlobPrefix) or found.name == directory:
+                    continue
+                if found.name.lower() == directory.lower():
+                    # A v5 store may keep `{group}/checkpoint/{partition}` there, in lower case.
+                    async for each in self._container.walk_blobs(found.name, **self._options):
+                        if partition_of(each.name, found.name) is not None:
+                            return str(found.name)
+            return None
+
+        found = await self._call("open", None, other_directory())
+        if found is not None:
+            problem = (
+                f"container {self._blobs.name} has the leases of the group {found[len(self._prefix) : -1]}, and this "
+                f"host's is spelled {consumer_group}: to Event Hubs they are one group; spell it in one way, or delete "
+                f"the blobs below {found} if no host uses them"
+            )
+            raise ConfigurationError("consumer_group", problem)
+
+    async def _read_named(self, operation: str, group: str) -> tuple[ScopeRecord | None, str | None]:
+        """Read the group's record.
+
+        Returns:
+            The record, None if there is none; and the blob's ETag, None if there is no blob.
+
+        Raises:
+            ConfigurationError: It names another hub.
+        """
+        blob = self._client(scope_blob(self._prefix, group))
+        found = await self._download(operation, blob, parse_named_record)
+        stored, etag = (NamedRecord(None, None), None) if found is None else found
+        if stored.names is not None:
+            if not stored.names.is_same(self._names):
+                prefix = f"{self._prefix}{self._names.hub}/"
+                problem = (
+                    f"the leases of consumer group {group} in container {self._blobs.name} are those of "
+                    f"{stored.names}, and this host reads {self._names}: give each hub a container of its own, or a "
+                    f'prefix, as BlobLeaseStore(..., prefix="{prefix}"), whose checkpoints KEDA reads with '
+                    f'consumerGroup: "{prefix}{group}"; if both are names of one hub, delete the blob {blob.blob_name}'
+                )
+                raise ConfigurationError("lease_store", problem)
+            self._is_named = True
+        return stored.record, etag
+
+    async def _swap_named(
+        self, operation: str, group: str, record: ScopeRecord | None, replaces: str | None
+    ) -> str | None:
+        """Write the group's record, with the names of the hub, by compare-and-swap; see `_swap`."""
+        content = encode_named_record(self._names, record)
+        etag = await self._swap(operation, self._client(scope_blob(self._prefix, group)), content, replaces)
+        if etag is not None:
+            self._is_named = True
+        return etag
+
+    async def _ensure_named(self, operation: str) -> None:
+        """Have the group's record name the hub, before anything of the group is written.
+
+        Raises:
+            ConfigurationError: It names another hub.
+        """
+        group = self._group(operation)
+        for _ in range(_WRITE_TRIES):
+            if self._is_named:
+                return
+            record, etag = await self._read_named(operation, group)
+            if not self._is_named:
+                await self._swap_named(operation, group, record, etag)
+        if not self._is_named:
+            raise StoreError(operation, "the consumer group's record changed at every attempt to name its hub")
+
     # ---- records of the consumer group and of its subscriptions
 
     async def _read_subscription(self, operation: str, blob_name: str) -> StoredSubscription | None:
@@ -729,9 +862,6 @@ class BlobLeaseStore:
 
     def _record_blob(self, partition_id: str, subscription: str) -> BlobClient:
         return self._client(checkpoint_blob(self._prefix, self._group("use"), subscription, partition_id))
-
-    def _scope_blob(self, operation: str) -> BlobClient:
-        return self._client(scope_blob(self._prefix, self._group(operation)))
 
     def _client(self, name: str) -> BlobClient:
         # Making one costs more than many a request.

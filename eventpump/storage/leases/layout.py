@@ -5,7 +5,8 @@ PascalCase names, and the metadata `OWNINGHOST` while it is owned. Hosts of the 
 Checkpoints of other subscriptions lie beside it, in `{prefix}{consumer group}~checkpoints/{subscription}/{partition}`:
 no consumer group's name holds a `~`, so no host ever lists them as leases. The group's scope record is the blob
 `{prefix}{consumer group}~scope.json`, and the record of a subscription `{prefix}{consumer group}~subscriptions/{name}`,
-for the same reason: hosts of the .NET family rewrite whatever lies in a lease.
+for the same reason: hosts of the .NET family rewrite whatever lies in a lease. None of these names has the hub: the
+scope record names it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,22 @@
-"""The stored forms of a consumer group's scope record and of its subscriptions: a JSON object each, in every store."""
+"""The stored forms of a consumer group's scope record and of its subscriptions: a JSON object each, in every store.
+
+A store whose place does not name the hub keeps its names in the record: version 2. It may have nothing but the names.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from eventpump.interfaces import ScopeRecord, SubscriptionRecord
+from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
 
 _VERSION: Final = 1
 """Raised with every member added, dropped or changed: a version that does not know a member would drop it."""
+
+_NAMED_VERSION: Final = 2
+"""That of a record with the names of its hub. An earlier version would take the group of any hub for its own."""
 
 _VERSION_MEMBER: Final = "version"
 _CREATED: Final = "hubCreatedAt"
@@ -18,25 +25,81 @@ _STARTS: Final = "starts"
 _RESET_FOR: Final = "resetFor"
 _RESET: Final = "resetPartitions"
 _MEMBERS: Final = frozenset({_VERSION_MEMBER, _CREATED, _COUNT, _STARTS, _RESET_FOR, _RESET})
+_NAMESPACE: Final = "namespace"
+_HUB: Final = "hub"
+_NAMES: Final = frozenset({_VERSION_MEMBER, _NAMESPACE, _HUB})
 _NAME: Final = "name"
 _INCARNATION: Final = "incarnation"
 _ACTIVE: Final = "isActive"
 _SUBSCRIPTION_MEMBERS: Final = frozenset({_VERSION_MEMBER, _NAME, _INCARNATION, _CREATED, _COUNT, _STARTS, _ACTIVE})
 
 
+@dataclass(frozen=True, slots=True)
+class HubNames:
+    """The hub that a consumer group is of. Event Hubs does not distinguish upper and lower case.
+
+    Args:
+        namespace: The namespace's host name.
+        hub: The hub's name.
+    """
+
+    namespace: str
+    hub: str
+
+    @classmethod
+    def of(cls, scope: ConsumerScope) -> HubNames:
+        """Return those of a scope."""
+        return cls(scope.fully_qualified_namespace, scope.hub)
+
+    def is_same(self, other: HubNames) -> bool:
+        """Return whether both name one hub."""
+        return (self.namespace.lower(), self.hub.lower()) == (other.namespace.lower(), other.hub.lower())
+
+    def __str__(self) -> str:
+        return f"hub {self.hub} of namespace {self.namespace}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRecord:
+    """A consumer group's scope record in a store whose place does not name the hub.
+
+    Args:
+        names: The hub; None in a record from before there were names.
+        record: The record; None as long as there is none, and only the names are known.
+    """
+
+    names: HubNames | None
+    record: ScopeRecord | None
+
+
 def encode_scope_record(record: ScopeRecord) -> str:
     """Encode a record as ASCII text. Its times carry a time zone."""
-    return json.dumps(
-        {
-            _VERSION_MEMBER: _VERSION,
-            _CREATED: _time_text(record.hub_created_at),
-            _COUNT: record.partition_count,
-            _STARTS: dict(record.starts),
-            _RESET_FOR: None if record.reset_for is None else _time_text(record.reset_for),
-            _RESET: sorted(record.reset_partitions),
-        },
-        separators=(",", ":"),
-    )
+    return _encoded({_VERSION_MEMBER: _VERSION, **_members(record)})
+
+
+def encode_named_record(names: HubNames, record: ScopeRecord | None) -> str:
+    """Encode a record with the names of its hub, or the names alone, as ASCII text."""
+    head = {_VERSION_MEMBER: _NAMED_VERSION, _NAMESPACE: names.namespace, _HUB: names.hub}
+    return _encoded(head if record is None else {**head, **_members(record)})
+
+
+def parse_named_record(raw: str | bytes) -> NamedRecord:
+    """Parse what `encode_named_record` or `encode_scope_record` returns.
+
+    Raises:
+        ValueError: It is neither, or one of another version of eventpump.
+    """
+    what = "scope record"
+    decoded = _object(raw, what)
+    if decoded.get(_VERSION_MEMBER) != _NAMED_VERSION:
+        return NamedRecord(None, parse_scope_record(raw))
+    if not isinstance(decoded.get(_NAMESPACE), str) or not isinstance(decoded.get(_HUB), str):
+        raise ValueError(f"the {what} does not name its hub")
+    names = HubNames(decoded[_NAMESPACE], decoded[_HUB])
+    if decoded.keys() == _NAMES:
+        return NamedRecord(names, None)
+    _check_members(decoded, what, _MEMBERS | _NAMES)
+    return NamedRecord(names, _scope_record(decoded))
 
 
 def parse_scope_record(raw: str | bytes) -> ScopeRecord:
@@ -45,7 +108,20 @@ def parse_scope_record(raw: str | bytes) -> ScopeRecord:
     Raises:
         ValueError: It is not such a record, or one of another version of eventpump.
     """
-    decoded = _decoded(raw, "scope record", _MEMBERS)
+    return _scope_record(_decoded(raw, "scope record", _MEMBERS))
+
+
+def _members(record: ScopeRecord) -> dict[str, Any]:
+    return {
+        _CREATED: _time_text(record.hub_created_at),
+        _COUNT: record.partition_count,
+        _STARTS: dict(record.starts),
+        _RESET_FOR: None if record.reset_for is None else _time_text(record.reset_for),
+        _RESET: sorted(record.reset_partitions),
+    }
+
+
+def _scope_record(decoded: dict[str, Any]) -> ScopeRecord:
     reset_for = decoded[_RESET_FOR]
     return ScopeRecord(
         hub_created_at=_time(decoded[_CREATED], _CREATED),
@@ -58,7 +134,7 @@ def parse_scope_record(raw: str | bytes) -> ScopeRecord:
 
 def encode_subscription(record: SubscriptionRecord) -> str:
     """Encode a subscription's record as ASCII text. Its time carries a time zone."""
-    return json.dumps(
+    return _encoded(
         {
             _VERSION_MEMBER: _VERSION,
             _NAME: record.name,
@@ -67,8 +143,7 @@ def encode_subscription(record: SubscriptionRecord) -> str:
             _COUNT: record.partition_count,
             _STARTS: dict(record.starts),
             _ACTIVE: record.is_active,
-        },
-        separators=(",", ":"),
+        }
     )
 
 
@@ -94,19 +169,32 @@ def parse_subscription(raw: str | bytes) -> SubscriptionRecord:
 
 def _decoded(raw: str | bytes, what: str, members: frozenset[str]) -> dict[str, Any]:
     """Decode a JSON object of this version, with the members it must have."""
+    decoded = _object(raw, what)
+    version = decoded.get(_VERSION_MEMBER)
+    if version != _VERSION or isinstance(version, bool):
+        raise ValueError(f"the {what} has version {version!r}, and this version of eventpump knows {_VERSION}")
+    _check_members(decoded, what, members)
+    return decoded
+
+
+def _object(raw: str | bytes, what: str) -> dict[str, Any]:
     try:
         decoded = json.loads(raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise ValueError(f"the {what} is not JSON") from None
     if not isinstance(decoded, dict):
         raise ValueError(f"the {what} is not a JSON object")
-    version = decoded.get(_VERSION_MEMBER)
-    if version != _VERSION or isinstance(version, bool):
-        raise ValueError(f"the {what} has version {version!r}, and this version of eventpump knows {_VERSION}")
+    return decoded
+
+
+def _check_members(decoded: dict[str, Any], what: str, members: frozenset[str]) -> None:
     if decoded.keys() != members:
         odd = ", ".join(sorted(decoded.keys() ^ members))
         raise ValueError(f"the {what} lacks members, or has unknown ones: {odd}")
-    return decoded
+
+
+def _encoded(members: dict[str, Any]) -> str:
+    return json.dumps(members, separators=(",", ":"))
 
 
 def _time_text(moment: datetime) -> str:

@@ -16,13 +16,14 @@ class BlobLedger:
     """A `LedgerStore` in a blob container: one blob per record, written by one Put Blob with `If-None-Match: *`.
 
     Args:
-        container: Its name; it is created where it does not exist.
+        container: Its name.
         connection_string: Of the storage account; or
         account_url: Its URL, with a signature or with the next.
         credential: "module:callable", called without arguments where the store is opened; what it returns is a
             credential of azure.identity.aio, or whatever else azure.storage.blob takes.
         prefix: Goes before the names of records, with nothing between.
         call_timeout: How long one request may take, in seconds.
+        create: Whether `open` creates a container that is missing. Default: False; a missing one is an error.
 
     Raises:
         ConfigurationError: The values cannot work.
@@ -37,7 +38,9 @@ class BlobLedger:
         credential: str | None = None,
         prefix: str = "ledgers/",
         call_timeout: float = 10.0,
+        create: bool = False,
     ) -> None:
+        self._create = create
         self._container = container
         self._connection_string = _secret(connection_string)
         self._account_url: str | None = None
@@ -76,14 +79,14 @@ class BlobLedger:
         return cls(container, account_url=account, prefix="".join(f"{each}/" for each in prefix))
 
     async def open(self) -> None:
-        """Create the container if there is none."""
+        """Check that the container is there, or create it with `create`."""
         if self._is_closed:
             raise ClosedError("ledger")
         if self._blobs is None:
             credential = None if self._credential is None else call_by_import_name("credential", self._credential)
             blobs = self._make_container(credential)
             try:
-                await blobs.create(self._prefix)
+                await blobs.open(self._prefix, create=self._create)
             except BaseException:
                 await blobs.aclose()
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import time
 import uuid
@@ -15,6 +16,8 @@ from eventpump.errors import ClosedError, StoreError
 from eventpump.storage.ledgers.interface import split_name
 
 _T = TypeVar("_T")
+
+_log: Final = logging.getLogger("eventpump.storage")
 
 _ABANDONED: Final = 3600.0
 """Seconds after which the writer of a temporary file is taken for dead."""
@@ -85,7 +88,11 @@ class DirectoryLedger:
             raise StoreError(f"{operation} {of}ledger {self._path}", reason) from error
 
     def _prepare(self) -> None:
+        is_new = not self._path.exists()
         _make(self._path)
+        if is_new:
+            # A misspelled path would begin a second ledger, which has none of the batches that are published.
+            _log.warning("ledger %s: there was no such directory, and it was created, empty", self._path)
         abandoned = time.time() - _ABANDONED
         for directory in [each for each in self._path.iterdir() if each.is_dir()]:
             for file in directory.glob(f"{_TEMPORARY}*"):

@@ -26,13 +26,15 @@ class BlobPublisherStateStore:
 
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
-            `ContainerClient`, which stays the caller's to close. Created where it does not exist.
+            `ContainerClient`, which stays the caller's to close.
         connection_string: Of the storage account, with the name of a container; None with `account_url` and
             `credential`, or a client.
         account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
         credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
         prefix: Goes before the name in blob names, with nothing between. Default: "publishers/".
         call_timeout: How long one request may take, in seconds. Default: 10.0.
+        create: Whether `open` creates a container that is missing; it needs the right to. A missing one is an
+            error otherwise. Default: False.
 
     Raises:
         ConfigurationError: The values cannot work.
@@ -47,7 +49,9 @@ class BlobPublisherStateStore:
         credential: Any = None,
         prefix: str = "publishers/",
         call_timeout: float = 10.0,
+        create: bool = False,
     ) -> None:
+        self._create = create
         self._blobs = BlobContainer(container, connection_string, account_url, credential, call_timeout)
         self._prefix = prefix.strip()
         # A lock exists as long as it is held or waited for: partition ids may be any text.
@@ -56,16 +60,17 @@ class BlobPublisherStateStore:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Create the container if there is none. Opening twice is fine.
+        """Check that the container is there, or create it with `create`. Opening twice is fine.
 
         Raises:
+            ConfigurationError: There is no such container.
             StoreError: The container can neither be created nor read.
         """
         if self._is_closed:
             raise ClosedError("publisher state store")
         if self._is_open:
             return
-        await self._blobs.create(self._prefix)
+        await self._blobs.open(self._prefix, create=self._create)
         self._is_open = True
 
     async def read_state(self, name: str, partition_id: str) -> StoredPublisherState | None:

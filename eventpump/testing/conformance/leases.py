@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OTHER_SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "audit")
+OTHER_HUBS = (
+    ConsumerScope("example.servicebus.windows.net", "alerts", "$Default"),
+    ConsumerScope("staging.servicebus.windows.net", "telemetry", "$Default"),
+)
 RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC), 4, {"": "@latest"})
 PINNED = Checkpoint("0", "-1", -1)
 SUBSCRIPTION = SubscriptionRecord(
@@ -123,6 +127,52 @@ class LeaseStoreContract:
         assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
         assert await other.read_checkpoint("0") is None
         assert (await _acquire(other, "0", "b")).epoch == 1
+
+    async def test_leases_of_two_hubs_are_separate_or_refused(self, harness: LeaseHarness) -> None:
+        """A store of another hub, or of another namespace's hub of that name, shares nothing with it, or is refused."""
+        store = await _open(harness, "0")
+        written = await store.write_scope_record(RECORD, None)
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        for scope in OTHER_HUBS:
+            other = harness.new_store()
+            try:
+                await other.open(scope)
+                await other.ensure_leases(["0"])
+            except ConfigurationError as error:
+                assert scope.hub in str(error) and scope.fully_qualified_namespace in str(error)  # noqa: PT017, PT018
+            else:
+                assert await other.read_scope_record() is None
+                assert await other.read_checkpoint("0") is None
+                own = await _acquire(other, "0", "b")
+                assert await other.write_checkpoint(own, Checkpoint("0", "9", 1))
+        assert await store.read_scope_record() == written
+        assert await store.read_checkpoint("0") == Checkpoint("0", "100", 5)
+        assert await store.renew_lease(lease) is not None
+
+    async def test_leases_of_two_hubs_at_once_are_separate_or_of_one(self, harness: LeaseHarness) -> None:
+        """Of hosts of several hubs that start at the same time, those that are not refused share nothing."""
+        scopes = (SCOPE, *OTHER_HUBS, *OTHER_HUBS, SCOPE)
+        stores = [harness.new_store() for _ in scopes]
+
+        async def start(store: LeaseStore, scope: ConsumerScope) -> bool:
+            try:
+                await store.open(scope)
+                await store.ensure_leases(["0"])
+            except ConfigurationError:
+                return False
+            return True
+
+        started = await asyncio.gather(*(start(*each) for each in zip(stores, scopes, strict=True)))
+        kept = [(scope, store) for is_kept, scope, store in zip(started, scopes, stores, strict=True) if is_kept]
+        hubs = {scope for scope, _ in kept}
+        assert len(kept) == 2 * len(hubs) > 0, "all hosts of one hub start, or none"
+        for scope in hubs:
+            first, second = (store for each, store in kept if each == scope)
+            assert await first.read_checkpoint("0") is None
+            lease = await _acquire(first, "0", "a")
+            assert await first.write_checkpoint(lease, Checkpoint("0", scope.hub, 5))
+            assert await second.read_checkpoint("0") == Checkpoint("0", scope.hub, 5)
 
     # ---- acquiring
 

@@ -8,11 +8,13 @@ import pytest
 
 from eventpump.app.application import EventHubsApp
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.eventhubs.decoding import PayloadDecoder
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import Park
+from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.leases.memory import MemoryLeaseStore
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
 
 CONNECTION = "Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=a2V5"
 TWICE = RetryOptions(max_retries=1)
@@ -138,3 +140,34 @@ async def test_what_cannot_run_is_refused_at_the_start() -> None:
     shared.subscriber("two")(_take)
     with pytest.raises(ConfigurationError, match="a function that returns one"):
         await shared.run_async()
+
+
+async def test_two_hubs_with_leases_in_one_place_are_refused_before_anything_runs() -> None:
+    """One function for both hubs names one directory; with prefixes, containers or a SQLite file they are apart."""
+    made: list[BlobLeaseStore] = []
+
+    def blobs(prefix: str = "") -> BlobLeaseStore:
+        made.append(BlobLeaseStore("leases", account_url="http://127.0.0.1:9/account", prefix=prefix))
+        return made[-1]
+
+    def app_of(store: Any, **other: Any) -> EventHubsApp:
+        closed = "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=n;SharedAccessKey=a2V5;UseDevelopmentEmulator=true"
+        app = EventHubsApp(closed, lease_store=store, startup_timeout=1.0)
+        app.publisher("out")(app.subscriber("one")(_take))
+        app.subscriber("two", **other)(_take)
+        return app
+
+    with pytest.raises(ConfigurationError) as caught:
+        await app_of(blobs).run_async()
+    assert str(caught.value) == (
+        "lease_store: keeps the leases of the hubs one and two in one place, "
+        "http://127.0.0.1:9/account/leases/$default/: give their subscribers a lease_store= each, with a container of "
+        'its own, or a prefix, as prefix="two/", whose checkpoints KEDA reads with consumerGroup: "two/$Default"'
+    )
+    assert len(made) == 2
+    for other in (blobs(prefix="two/"), MemoryLeaseStore(), SqliteLeaseStore("never opened.db")):
+        # They get as far as the connection.
+        with pytest.raises(ServiceError):
+            await app_of(lambda: blobs(), lease_store=other).run_async()
+    with pytest.raises(ServiceError):
+        await app_of(lambda: SqliteLeaseStore("never opened.db")).run_async()

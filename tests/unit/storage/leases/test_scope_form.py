@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from eventpump.interfaces import ScopeRecord, SubscriptionRecord
 from eventpump.storage.leases.scope_form import (
+    HubNames,
+    NamedRecord,
+    encode_named_record,
     encode_scope_record,
     encode_subscription,
+    parse_named_record,
     parse_scope_record,
     parse_subscription,
 )
@@ -55,6 +59,51 @@ def test_record_is_read_as_it_was_written(record: ScopeRecord) -> None:
     assert parse_scope_record(text) == record
     assert parse_scope_record(text.encode()) == record
     assert parse_scope_record(b"\xef\xbb\xbf" + text.encode()) == record
+
+
+NAMES = HubNames("example.servicebus.windows.net", "telemetry")
+NAMED = '{"version":2,"namespace":"example.servicebus.windows.net","hub":"telemetry"'
+
+
+def test_named_record_is_written_in_a_fixed_form() -> None:
+    """With a record and without one; an earlier version refuses both, as it would not look at the names."""
+    assert encode_named_record(NAMES, None) == NAMED + "}"
+    assert encode_named_record(NAMES, RECORD) == NAMED + WRITTEN.removeprefix('{"version":1')
+    for text in (encode_named_record(NAMES, None), encode_named_record(NAMES, RECORD)):
+        with pytest.raises(ValueError, match="version 2"):
+            parse_scope_record(text)
+
+
+@given(st.builds(HubNames, texts, texts), st.none() | records)
+def test_named_record_is_read_as_it_was_written(names: HubNames, record: ScopeRecord | None) -> None:
+    """Every one comes back as it was; one without names is read, too."""
+    assert parse_named_record(encode_named_record(names, record).encode()) == NamedRecord(names, record)
+    if record is not None:
+        assert parse_named_record(encode_scope_record(record)) == NamedRecord(None, record)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (NAMED.replace('"telemetry"', "5") + "}", "does not name its hub"),
+        ('{"version":2,"hub":"telemetry"}', "does not name its hub"),
+        (NAMED + ',"starts":{}}', "lacks members, or has unknown ones: hubCreatedAt"),
+        (NAMED + ',"later":1}', "lacks members"),
+        (NAMED.replace("2", "3", 1) + "}", "has version 3"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_named_record_of_another_form_raises(text: str, reason: str) -> None:
+    """What is not understood is refused, not taken for a record without names."""
+    with pytest.raises(ValueError, match=reason):
+        parse_named_record(text)
+
+
+def test_names_of_a_hub_are_the_same_in_any_case() -> None:
+    """As to Event Hubs. Another hub, or another namespace, is another."""
+    assert NAMES.is_same(HubNames("EXAMPLE.servicebus.windows.net", "Telemetry"))
+    assert not NAMES.is_same(HubNames(NAMES.namespace, "alerts"))
+    assert not NAMES.is_same(HubNames("staging.servicebus.windows.net", NAMES.hub))
 
 
 def test_record_with_a_time_without_a_zone_is_refused() -> None:
