@@ -182,7 +182,8 @@ def _moulds(kind: str) -> list[tuple[bytes, bytes, bytes, bytes]]:
     marks = (_LONG.pack(number), b"%d" % offset, _LONG.pack(moment))
     moulds = []
     for sample in samples(kind):
-        event = EventData(sample.body, properties=sample.properties, content_type=sample.content_type)
+        standard = {} if sample.content_type is None else {"content_type": sample.content_type}
+        event = EventData(sample.body, properties=sample.properties, **standard)
         raw = event.encode(sample.partition_key)
         rest = _TAIL + stamp([raw], number, offset, moment, None).payloads[0]
         parts = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import spark_sink, spark_small, spark_source
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, PEER, Log, shown
+from benchmarks.delivery import delivery
 from benchmarks.fanout import fanout
 from benchmarks.keyed import keyed
 from benchmarks.meter import median_run
@@ -273,6 +274,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "receive": receive,
     "programs": programs,
     "paced": paced,
+    "delivery": delivery,
     "stages": stages,
     "keyed": keyed,
     "fanout": fanout,
