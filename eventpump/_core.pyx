@@ -20,14 +20,37 @@ from cpython.list cimport PyList_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_AsUnsignedLongLong, PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8String, PyUnicode_Check, PyUnicode_CheckExact, PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
     bint PyUnicode_IS_COMPACT_ASCII(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
+    bint PyUnicode_IS_ASCII(object)
+    uint32_t PyUnicode_READ_CHAR(object, Py_ssize_t)
     void *PyUnicode_DATA(object)
+    int PyObject_GenericSetAttr(object, object, object) except -1
+
+cdef extern from *:
+    """
+    static PyObject *eventpump_new(PyTypeObject *base, PyObject *kind, PyObject *value) {
+        PyObject *made, *arguments = PyTuple_Pack(1, value);
+        if (arguments == NULL) return NULL;
+        made = base->tp_new((PyTypeObject *)kind, arguments, NULL);
+        Py_DECREF(arguments);
+        return made;
+    }
+    #define new_int(kind, value) eventpump_new(&PyLong_Type, kind, value)
+    #define new_float(kind, value) eventpump_new(&PyFloat_Type, kind, value)
+    #define new_text(kind, value) eventpump_new(&PyUnicode_Type, kind, value)
+    #define new_bytes(kind, value) eventpump_new(&PyBytes_Type, kind, value)
+    """
+    # Instances of subclasses, made without calling those: the value is in the range of the class.
+    object new_int(type kind, object value)
+    object new_float(type kind, object value)
+    object new_text(type kind, object value)
+    object new_bytes(type kind, object value)
 
 import_datetime()
 
@@ -271,6 +294,336 @@ cdef bint find(const unsigned char *raw, Py_ssize_t end, Found *found) noexcept:
     return found.has_sequence and found.has_time and found.offset_at >= 0
 
 
+# -------------------------------------------- amqp/codec.py, amqp/sections.py: decoding a section, or one item of it
+
+# A function here returns `not_read` where the reference has to decode: a value is damaged, or of an unusual type.
+
+cdef enum:
+    STANDARD = 13  # fields of the properties section
+    MESSAGE_ID = 0
+    CORRELATION_ID = 5
+    CONTENT_TYPE = 6
+    CONTENT_ENCODING = 7
+
+cdef object not_read = object()
+cdef type ubyte_class = int, ushort_class = int, uint_class = int, ulong_class = int
+cdef type byte_class = int, short_class = int, int_class = int, timestamp_class = int
+cdef type float_class = float, char_class = str, symbol_class = str
+cdef type decimal32_class = bytes, decimal64_class = bytes, decimal128_class = bytes
+cdef object described_class = None, zero_uint = None, zero_ulong = None, safe_unknown = None
+cdef type uuid_class = None
+cdef int section_depth = 0, weak_keys = 0
+cdef Py_ssize_t never_counted = 0
+
+
+def decode_values(
+    tuple numbers not None, tuple texts not None, tuple decimals not None, type real not None, described not None,
+    type uuids not None, int depth, int weak, Py_ssize_t uncounted,
+):
+    """Set what values are decoded with.
+
+    Args:
+        numbers: The classes of ubyte, ushort, uint, ulong, byte, short, int and timestamp.
+        texts: Those of char and symbol.
+        decimals: Those of decimal32, decimal64 and decimal128.
+        real: That of float.
+        described: That of described values.
+        uuids: `uuid.UUID`.
+        depth: How deeply values may nest in a section.
+        weak: How many keys of a map may be UUIDs.
+        uncounted: Bytes in which the number of values needs no check.
+    """
+    global ubyte_class, ushort_class, uint_class, ulong_class, byte_class, short_class, int_class, timestamp_class
+    global float_class, char_class, symbol_class, decimal32_class, decimal64_class, decimal128_class
+    global described_class, zero_uint, zero_ulong, safe_unknown, uuid_class, section_depth, weak_keys, never_counted
+    for kinds, base in ((numbers, int), (texts, str), (decimals, bytes), ((real,), float)):
+        if not all(isinstance(each, type) and issubclass(each, base) for each in kinds):
+            raise TypeError("the classes of values must be subclasses of the values' types")
+    (
+        ubyte_class, ushort_class, uint_class, ulong_class, byte_class, short_class, int_class, timestamp_class
+    ) = numbers
+    char_class, symbol_class = texts
+    decimal32_class, decimal64_class, decimal128_class = decimals
+    float_class, described_class, uuid_class = real, described, uuids
+    zero_uint, zero_ulong, safe_unknown = uint_class(0), ulong_class(0), uuids(int=0).is_safe
+    section_depth, weak_keys, never_counted = depth, weak, uncounted
+
+
+cdef inline bint is_ascii(const unsigned char *at, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t place
+    for place in range(size):
+        if at[place] & 0x80:
+            return False
+    return True
+
+
+cdef object text_at(const unsigned char *at, Py_ssize_t size):
+    """Decode text: `codec._text`."""
+    try:
+        return PyUnicode_DecodeUTF8(<const char *>at, size, NULL)
+    except UnicodeDecodeError:
+        return not_read
+
+
+cdef object uuid_at(const unsigned char *at):
+    """Do what `uuid.UUID(bytes=...)` does."""
+    made = uuid_class.__new__(uuid_class)
+    high, low = <uint64_t>long_at(at), <uint64_t>long_at(at + 8)
+    PyObject_GenericSetAttr(made, "int", (high << 64) | low)
+    PyObject_GenericSetAttr(made, "is_safe", safe_unknown)
+    return made
+
+
+cdef object fixed_at(int code, const unsigned char *at):
+    """Decode a value whose bytes begin at `at`, all of which are there: those of constructors below 0xA0."""
+    cdef uint32_t four
+    cdef uint64_t eight
+    cdef float single
+    cdef double real
+    if code == 0x81:
+        return long_at(at)
+    if code == 0x55:
+        return <signed char>at[0]
+    if code == 0x40:
+        return None
+    if code == 0x41:
+        return True
+    if code == 0x42:
+        return False
+    if code == 0x83:
+        return new_int(timestamp_class, long_at(at))
+    if code == 0x43:
+        return zero_uint
+    if code == 0x44:
+        return zero_ulong
+    if code == 0x45:
+        return []
+    if code == 0x50:
+        return new_int(ubyte_class, at[0])
+    if code == 0x51:
+        return new_int(byte_class, <signed char>at[0])
+    if code == 0x52:
+        return new_int(uint_class, at[0])
+    if code == 0x53:
+        return new_int(ulong_class, at[0])
+    if code == 0x54:
+        return new_int(int_class, <signed char>at[0])
+    if code == 0x56:
+        return not_read if at[0] > 1 else at[0] == 1
+    if code == 0x60:
+        return new_int(ushort_class, (<int>at[0] << 8) | at[1])
+    if code == 0x61:
+        return new_int(short_class, (<int><signed char>at[0] * 256) + at[1])
+    if code == 0x70:
+        return new_int(uint_class, size_at(at))
+    if code == 0x71:
+        return new_int(int_class, <int32_t><uint32_t>size_at(at))
+    if code == 0x72:
+        four = <uint32_t>size_at(at)
+        memcpy(&single, &four, 4)
+        # How a signaling NaN is widened is the reference's matter.
+        return new_float(float_class, <double>single) if single == single else not_read
+    if code == 0x73:
+        four = <uint32_t>size_at(at)
+        if four > 0x10FFFF or 0xD800 <= four <= 0xDFFF:
+            return not_read
+        return new_text(char_class, chr(four))
+    if code == 0x74:
+        return new_bytes(decimal32_class, PyBytes_FromStringAndSize(<const char *>at, 4))
+    if code == 0x80:
+        return new_int(ulong_class, <uint64_t>long_at(at))
+    if code == 0x82:
+        eight = <uint64_t>long_at(at)
+        memcpy(&real, &eight, 8)
+        return real
+    if code == 0x84:
+        return new_bytes(decimal64_class, PyBytes_FromStringAndSize(<const char *>at, 8))
+    if code == 0x94:
+        return new_bytes(decimal128_class, PyBytes_FromStringAndSize(<const char *>at, 16))
+    if code == 0x98:
+        return uuid_at(at)
+    return not_read
+
+
+cdef object decoded(const unsigned char *raw, Py_ssize_t *place, Py_ssize_t end, int depth):
+    """Decode the value at `place`, which is moved behind it: `codec._decode`."""
+    cdef Py_ssize_t pos = place[0], start = pos, after
+    cdef int code
+    if pos >= end or depth <= 0:
+        return not_read
+    code = raw[pos]
+    if code == 0:
+        place[0] = pos + 1
+        return described_at(raw, place, end, depth - 1)
+    after = after_value(raw, pos, end)
+    if after < 0:
+        return not_read
+    place[0] = after
+    if code < 0xA0:
+        return fixed_at(code, raw + pos + 1)
+    pos += 5 if code & 0x10 else 2
+    code &= 0xEF
+    if code == 0xA1:
+        return text_at(raw + pos, after - pos)
+    if code == 0xA0:
+        return PyBytes_FromStringAndSize(<const char *>raw + pos, after - pos)
+    if code == 0xA3:
+        if not is_ascii(raw + pos, after - pos):
+            return not_read
+        return new_text(symbol_class, text_at(raw + pos, after - pos))
+    if code == 0xC0 or code == 0xC1:
+        return items_at(raw, pos, after, raw[start] & 0x10 != 0, code == 0xC1, depth - 1)
+    return not_read
+
+
+cdef object described_at(const unsigned char *raw, Py_ssize_t *place, Py_ssize_t end, int depth):
+    """Decode a descriptor and what it describes."""
+    cdef int code = raw[place[0]] if place[0] < end else 0
+    if code == 0 or code == 0x45 or code >= 0xC0:
+        return not_read  # a descriptor that may have no hash
+    descriptor = decoded(raw, place, end, depth)
+    if descriptor is not_read:
+        return not_read
+    value = decoded(raw, place, end, depth)
+    return not_read if value is not_read else described_class(descriptor, value)
+
+
+cdef object items_at(const unsigned char *raw, Py_ssize_t pos, Py_ssize_t end, bint is_wide, bint is_map, int depth):
+    """Decode a list or map whose count is at `pos`."""
+    cdef int64_t count, place
+    cdef int code
+    if end - pos < (4 if is_wide else 1):
+        return not_read
+    count = size_at(raw + pos) if is_wide else raw[pos]
+    pos += 4 if is_wide else 1
+    if count > end - pos:
+        return not_read
+    if not is_map:
+        items = []
+        for place in range(count):
+            item = decoded(raw, &pos, end, depth)
+            if item is not_read:
+                return not_read
+            items.append(item)
+        return items if pos == end else not_read
+    if count & 1:
+        return not_read
+    entries = {}
+    for place in range(0, count, 2):
+        code = raw[pos] if pos < end else 0
+        if code == 0 or code == 0x45 or code >= 0xC0 or (code == 0x98 and count > 2 * weak_keys):
+            return not_read  # a key that may have no hash, or one that a peer can choose
+        key = decoded(raw, &pos, end, depth)
+        if key is not_read:
+            return not_read
+        value = decoded(raw, &pos, end, depth)
+        if value is not_read:
+            return not_read
+        entries[key] = value
+    return entries if pos == end else not_read
+
+
+cdef bint find_section(const unsigned char *raw, Py_ssize_t end, int wanted, Py_ssize_t *at, Py_ssize_t *after) noexcept:
+    """Find the value of a section that a message has once: `sections.values_at`. False where the reference has to.
+
+    Args:
+        at: Set to where its value begins; -1 where there is none.
+        after: Set to where it ends.
+    """
+    cdef Py_ssize_t pos = 0, following
+    cdef int code, constructor, bit, seen = 0
+    at[0] = -1
+    while pos < end:
+        if end - pos < 4 or raw[pos] != 0 or raw[pos + 1] != 0x53:
+            return False
+        code = raw[pos + 2]
+        constructor = raw[pos + 3]
+        following = after_value(raw, pos + 3, end)
+        if following < 0:
+            return False
+        if code == 0x75:
+            if constructor & 0xEF != 0xA0:
+                return False
+        elif code == 0x70 or code == 0x73 or code == 0x76:
+            if constructor & 0xEF != 0xC0 and constructor != 0x45:
+                return False
+        elif code == 0x71 or code == 0x72 or code == 0x74 or code == 0x78:
+            if constructor & 0xEF != 0xC1:
+                return False
+        elif code != 0x77:
+            return False
+        bit = 1 << (code - 0x70)
+        if seen & bit and code != 0x75 and code != 0x76:
+            return False
+        seen |= bit
+        if code == wanted:
+            at[0] = pos + 3
+            after[0] = following
+        pos = following
+    seen &= 0xE0  # the three kinds of bodies
+    return seen & (seen - 1) == 0
+
+
+cdef object section_value(message, int code):
+    """Decode one section, which is a list or map: `sections.section_value`."""
+    cdef Py_ssize_t at, after = 0
+    cdef const unsigned char *raw
+    if not PyBytes_CheckExact(message):
+        return not_read
+    raw = <const unsigned char *>PyBytes_AS_STRING(message)
+    if not find_section(raw, PyBytes_GET_SIZE(message), code, &at, &after):
+        return not_read
+    if at < 0:
+        return None
+    return not_read if after - at > never_counted else decoded(raw, &at, after, section_depth)
+
+
+cdef object standard_property(message, int wanted, bint as_text):
+    """Decode one standard property: `message.decode_property`.
+
+    Args:
+        wanted: Its index.
+        as_text: Whether to return the text of its value.
+    """
+    cdef Py_ssize_t at, after = 0, pos, following, item = -1, item_end = 0
+    cdef int64_t count, place
+    cdef const unsigned char *raw
+    cdef bint is_wide
+    if not PyBytes_CheckExact(message):
+        return not_read
+    raw = <const unsigned char *>PyBytes_AS_STRING(message)
+    if not find_section(raw, PyBytes_GET_SIZE(message), 0x73, &at, &after):
+        return not_read
+    if at < 0 or raw[at] == 0x45:
+        return None
+    is_wide = raw[at] & 0x10 != 0
+    pos = at + (5 if is_wide else 2)
+    if after - at > never_counted or after - pos < (4 if is_wide else 1):
+        return not_read
+    count = size_at(raw + pos) if is_wide else raw[pos]
+    pos += 4 if is_wide else 1
+    if count > STANDARD:
+        return not_read
+    for place in range(count):
+        if pos >= after:
+            return not_read
+        following = after_value(raw, pos, after)
+        if following < 0:
+            return not_read
+        if place == wanted:
+            item = pos
+            item_end = following
+        pos = following
+    if pos != after:
+        return not_read
+    if item < 0:
+        return None
+    if as_text and raw[item] == 0xA3:
+        return text_at(raw + item + 2, item_end - item - 2) if is_ascii(raw + item + 2, item_end - item - 2) else not_read
+    found = decoded(raw, &item, item_end, section_depth - 1)
+    return str(found) if as_text and found is not not_read and found is not None else found
+
+
 def moment(int64_t milliseconds):
     """Make a datetime in UTC of milliseconds since 1970."""
     if not 0 <= milliseconds < 4_000_000_000_000:
@@ -454,6 +807,114 @@ cdef class EncodedEvent:
         return references["EncodedEvent"].partition_key.fget(self)
 
 
+    @property
+    def properties(self):
+        """The application properties; empty if there are none."""
+        found = self._properties
+        if found is None:
+            found = section_value(self._raw, 0x74)
+            if found is not_read:
+                return references["EncodedEvent"].properties.fget(self)
+            found = self._properties = {} if found is None else found
+        return found
+
+    cdef object kept(self, name):
+        """Return what was read before under this name; `not_read` if it was not."""
+        values = self._values
+        return (<dict>values).get(name, not_read) if PyDict_CheckExact(values) else not_read
+
+    cdef object keep(self, name, found):
+        """Keep what was read."""
+        if not PyDict_CheckExact(self._values):
+            self._values = {}
+        (<dict>self._values)[name] = found
+        return found
+
+    cdef object standard(self, int place, bint as_text):
+        """Return a standard property; `not_read` where the reference has to."""
+        found = self.kept(place)
+        if found is not_read:
+            found = standard_property(self._raw, place, as_text)
+            if found is not not_read:
+                self.keep(place, found)
+        return found
+
+    @property
+    def message_id(self):
+        """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
+        found = self.standard(MESSAGE_ID, False)
+        return references["EncodedEvent"].message_id.fget(self) if found is not_read else found
+
+    @property
+    def correlation_id(self):
+        """Text, a number, a UUID or bytes, as the sender chose; None if the sender set none."""
+        found = self.standard(CORRELATION_ID, False)
+        return references["EncodedEvent"].correlation_id.fget(self) if found is not_read else found
+
+    @property
+    def content_type(self):
+        """The MIME type of the body; None if the sender set none."""
+        found = self.standard(CONTENT_TYPE, True)
+        return references["EncodedEvent"].content_type.fget(self) if found is not_read else found
+
+    @property
+    def _content_encoding(self):
+        """What the body is encoded with; None if the sender set nothing."""
+        found = self.standard(CONTENT_ENCODING, True)
+        return references["EncodedEvent"]._content_encoding.fget(self) if found is not_read else found
+
+    @property
+    def system_properties(self):
+        """The message annotations, and the standard properties that are set, by their AMQP names."""
+        found = self.kept("system_properties")
+        if found is not_read:
+            annotations = section_value(self._raw, 0x72)
+            standard = section_value(self._raw, 0x73)
+            if annotations is not_read or standard is not_read or (standard is not None and len(standard) > STANDARD):
+                return references["EncodedEvent"].system_properties.fget(self)
+            found = {}
+            if annotations is not None:
+                for key, value in (<dict>annotations).items():
+                    found[str(key)] = value
+            if standard is not None:
+                add_named(<dict>found, system_names, <list>standard)
+            self.keep("system_properties", found)
+        return found
+
+    def _copied(self):
+        """Return an event to send with what the message holds: whatever a subclass returns as body or properties."""
+        cdef PlainEventData copy
+        payload = self._data()
+        properties = self._properties
+        if properties is None:
+            properties = section_value(self._raw, 0x74)
+        standard = section_value(self._raw, 0x73)
+        if (
+            not PyBytes_CheckExact(payload) or standard is not_read
+            or not (properties is None or PyDict_CheckExact(properties))
+            or (standard is not None and len(standard) > STANDARD)
+        ):
+            return references["EncodedEvent"]._copied(self)
+        copy = event_data.__new__(event_data)
+        copy._payload = payload
+        if properties:
+            copy._properties = PyDict_Copy(properties)
+        if standard:
+            named = {}
+            add_named(<dict>named, standard_names, <list>standard)
+            copy.standard = named or None
+        return copy
+
+
+cdef int add_named(dict to, tuple names, list values) except -1:
+    """Put values under names, but for those that are None."""
+    cdef Py_ssize_t place
+    for place in range(min(len(names), len(values))):
+        if values[place] is not None:
+            to[names[place]] = values[place]
+    return 0
+
+
 # ------------------------------------------- amqp/codec.py, amqp/message.py: encoding the usual types of properties
 
 # A function here returns False where the reference has to encode: a value is of another type, a subclass included, or
@@ -462,28 +923,27 @@ cdef class EncodedEvent:
 cdef enum:
     SHORT = 512  # bytes that are encoded without asking for memory
     MAP_HEAD = 12  # bytes before the entries of the largest map that is a section; 6 of a small one
-    STANDARD = 13  # fields of the properties section
 
-cdef type uuid_class = None, datetime_class = None
-cdef tuple standard_names = ()
+cdef type datetime_class = None
+cdef tuple standard_names = (), system_names = ()
 cdef frozenset standard_set = frozenset()
 
 cdef const char *STANDARD_KINDS = b"ibvsviyyttsus"
 """By field: i is an id, b binary, v any value, s text, y a symbol, t a time, u a uint."""
 
 
-def encode_properties(type uuids not None, type datetimes not None, tuple names not None):
+def encode_properties(type datetimes not None, tuple names not None):
     """Set what properties are encoded with.
 
     Args:
-        uuids: `uuid.UUID`.
         datetimes: `datetime.datetime`.
         names: The fields of the properties section, in order.
     """
-    global uuid_class, datetime_class, standard_names, standard_set
+    global datetime_class, standard_names, standard_set, system_names
     if len(names) != STANDARD:
         raise ValueError("the properties section has another number of fields")
-    uuid_class, datetime_class, standard_names, standard_set = uuids, datetimes, names, frozenset(names)
+    datetime_class, standard_names, standard_set = datetimes, names, frozenset(names)
+    system_names = tuple(name.replace("_", "-") for name in names)
 
 
 cdef struct Output:
@@ -649,7 +1109,78 @@ cdef bint add_value(Output *to, value) except -1:
     elif type(value) is datetime_class:
         return add_moment(to, value)
     else:
+        return add_amqp_value(to, value)
+    return True
+
+
+cdef bint add_signed(Output *to, value, int constructor, int width) except -1:
+    """Write a number of so many bytes. False where it does not fit."""
+    cdef int overflow = 0
+    cdef int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow), most = INT64_MAX >> (64 - 8 * width)
+    if overflow or number > most or number < -most - 1:
         return False
+    add_number(to, constructor, <uint64_t>number, width)
+    return True
+
+
+cdef bint add_symbol(Output *to, int constructor, text) except -1:
+    """Write ASCII text, which may be of a subclass."""
+    if not PyUnicode_IS_ASCII(text):
+        return False
+    return add_sized(to, constructor, PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text))
+
+
+cdef bint add_amqp_value(Output *to, value) except -1:
+    """Write a value of one of the classes in `amqp/types.py`, as decoding gives them."""
+    cdef type kind = type(value)
+    cdef int64_t number
+    cdef int overflow = 0
+    cdef float single
+    cdef uint32_t bits
+    if kind is symbol_class:
+        return add_symbol(to, 0xA3, value)
+    if kind is timestamp_class:
+        return add_signed(to, value, 0x83, 8)
+    if kind is uint_class:
+        return add_unsigned(to, value, False)
+    if kind is ulong_class:
+        return add_unsigned(to, value, True)
+    if kind is int_class or kind is byte_class:
+        number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if not overflow and -128 <= number < 128:
+            add_number(to, 0x54 if kind is int_class else 0x51, <uint64_t>number, 1)
+            return True
+        return kind is int_class and add_signed(to, value, 0x71, 4)
+    if kind is short_class:
+        return add_signed(to, value, 0x61, 2)
+    if kind is ubyte_class or kind is ushort_class:
+        number = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow or not 0 <= number <= (0xFF if kind is ubyte_class else 0xFFFF):
+            return False
+        add_number(to, 0x50 if kind is ubyte_class else 0x60, <uint64_t>number, 1 if kind is ubyte_class else 2)
+        return True
+    if kind is float_class:
+        single = <float>PyFloat_AS_DOUBLE(value)
+        if single - single != 0:
+            return False  # NaN, infinity, or too large
+        memcpy(&bits, &single, 4)
+        add_number(to, 0x72, bits, 4)
+        return True
+    if kind is char_class and PyUnicode_GET_LENGTH(value) == 1:
+        add_number(to, 0x73, PyUnicode_READ_CHAR(value, 0), 4)
+        return True
+    if kind is decimal32_class:
+        return add_decimal(to, 0x74, value, 4)
+    if kind is decimal64_class:
+        return add_decimal(to, 0x84, value, 8)
+    return kind is decimal128_class and add_decimal(to, 0x94, value, 16)
+
+
+cdef bint add_decimal(Output *to, int constructor, value, Py_ssize_t width) except -1:
+    if PyBytes_GET_SIZE(value) != width:
+        return False
+    add_number(to, constructor, 0, 0)
+    memcpy(room_for(to, width), PyBytes_AS_STRING(value), width)
     return True
 
 
@@ -687,17 +1218,19 @@ cdef bint add_map(Output *to, int code, dict entries) except -1:
 cdef bint add_field(Output *to, char kind, value) except -1:
     """Write a field of the properties section that is set: `message.listed`."""
     if kind == b"s":
-        return PyUnicode_CheckExact(value) and add_text(to, value)
+        return add_symbol(to, 0xA1, value) if type(value) is symbol_class else (
+            PyUnicode_CheckExact(value) and add_text(to, value)
+        )
     if kind == b"y":
-        if not PyUnicode_CheckExact(value) or not PyUnicode_IS_COMPACT_ASCII(value):
-            return False
-        return add_sized(to, 0xA3, PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value))
+        return (PyUnicode_CheckExact(value) or type(value) is symbol_class) and add_symbol(to, 0xA3, value)
     if kind == b"b" and not PyBytes_CheckExact(value):
         return False
     if kind == b"t":
+        if type(value) is timestamp_class:
+            return add_signed(to, value, 0x83, 8)
         return type(value) is datetime_class and add_moment(to, value)
     if kind == b"u":
-        return PyLong_CheckExact(value) and add_unsigned(to, value, False)
+        return (PyLong_CheckExact(value) or type(value) is uint_class) and add_unsigned(to, value, False)
     if kind == b"i" and PyLong_CheckExact(value):
         return add_unsigned(to, value, True)
     return add_value(to, value)
@@ -871,7 +1404,8 @@ cdef bytes first_key = b""
 cdef Py_ssize_t id_place = 0
 cdef int64_t number_count = 1
 cdef object python_number_events = None
-cdef object event_data = None, open_state = None
+cdef object open_state = None
+cdef type event_data = None
 
 
 def seal_events(event_class, to_pieces, to_message, bytes key not None, Py_ssize_t id_at, int64_t numbers):

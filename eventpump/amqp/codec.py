@@ -31,6 +31,7 @@ from eventpump.amqp.types import (
     ULong,
     UShort,
 )
+from eventpump.compiled import core
 from eventpump.errors import EventError, ProtocolError
 
 MAX_DEPTH = 32
@@ -823,3 +824,16 @@ def skip_plain(data: bytes, pos: int, end: int) -> int:
 
 
 _WIDTHS = (0, 0, 0, 0, 0, 1, 2, 4, 8, 16)
+
+if core is not None:
+    core.decode_values(
+        (UByte, UShort, UInt, ULong, Byte, Short, Int, Timestamp),
+        (Char, Symbol),
+        (Decimal32, Decimal64, Decimal128),
+        Float,
+        Described,
+        uuid.UUID,
+        MAX_DEPTH - 1,  # a section is a described value
+        MAX_WEAK_KEYS,
+        _NEVER_COUNTED,
+    )

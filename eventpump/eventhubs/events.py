@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, total_ordering
 from typing import Any, Final
-from uuid import UUID
 
 from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.message import (
@@ -498,7 +497,7 @@ def _is_long(number: int) -> bool:
 
 _SLOTS = ("_body", "_enqueued", "_key", "_offset", "_origin", "_properties", "_raw", "_sequence_number", "_values")
 if core is not None:
-    core.encode_properties(UUID, datetime, STANDARD_PROPERTIES)
+    core.encode_properties(datetime, STANDARD_PROPERTIES)
     core.read_events(
         _moment, _FIELDS.sequence_number, _FIELDS.offset, _FIELDS.enqueued_time, _FIELDS.partition_key, _UNREAD
     )
@@ -743,7 +742,7 @@ class ReceivedEvent:
         Raises:
             EventError: This one cannot be decoded.
         """
-        return copy_of(self)
+        return self._copied()
 
     @property
     def properties(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from eventpump.eventhubs.names import (
 
 _TEXTS = ("", "x", "text", "é", "\U0001f600", "\x00", "x" * 255, "é" * 128, "x" * 256, "x" * 5000)
 _NAMES = ("", "a", "type", "é", "x" * 300, "cloudEvents:id", "Diagnostic-Id", "name")
-_SIMPLE: tuple[Callable[[Random], Any], ...] = (
+SIMPLE: tuple[Callable[[Random], Any], ...] = (
     lambda random: random.choice(_TEXTS),
     lambda random: random.choice((None, True, False)),
     lambda random: random.choice((0, 1, -1, 127, 128, -128, -129, 2**31, 2**63 - 1, -(2**63))),
@@ -78,7 +78,7 @@ def value(random: Random, depth: int = 3) -> Any:
                 return Array(random.choice(([], [1, 2], ["a"], [Symbol("s")], [UInt(1)], [True])))
             case _:
                 return nested(random.choice((1, 5, 20)))
-    return random.choice(_SIMPLE)(random)
+    return random.choice(SIMPLE)(random)
 
 
 def nested(depth: int) -> Any:
@@ -93,7 +93,7 @@ def message(random: Random) -> bytes:
     made.properties = None if random.random() < 0.4 else _properties(random)
     if random.random() < 0.7:
         # One or few usual types, or any.
-        some: Callable[[Random], Any] = value if random.random() < 0.5 else random.choice(_SIMPLE)
+        some: Callable[[Random], Any] = value if random.random() < 0.5 else random.choice(SIMPLE)
         names = _NAMES if random.random() < 0.9 else tuple(value(random, 0) for _ in range(5))
         count = random.choice((0, 1, 2, 2, 8) * 12 + (130, 600))
         extra = (str(place) for place in range(count - 8))

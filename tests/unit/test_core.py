@@ -16,6 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
+from functools import partial
 from io import BytesIO
 from math import inf, nan
 from random import Random
@@ -32,7 +33,7 @@ from eventpump.amqp import receiver
 from eventpump.amqp.message import Data, Message
 from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
-from eventpump.amqp.types import Float, Int, Symbol, Timestamp, UByte, UInt, ULong
+from eventpump.amqp.types import Char, Decimal32, Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
 from eventpump.eventhubs import events as module
 from eventpump.eventhubs import sealing
@@ -45,6 +46,7 @@ from eventpump.producer.batch import BatchState
 from eventpump.producer.intake import DeliveryReceipt, Intake
 from eventpump.producer.packing import BatchPacker
 from tests.fuzz.entry import seed_of_today
+from tests.support import messages
 from tests.support.damage import damage, outcome
 from tests.support.messages import message
 
@@ -224,6 +226,56 @@ def test_event_is_that_of_the_reference(cases: Cases) -> None:
     assert min(found, refused, keys) > 30
 
 
+def calls_of(work: Callable[[], object]) -> list[str]:
+    """Return the names of the functions in Python that something calls."""
+    found: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return [each for each in found if "<lambda>" not in each]
+
+
+def test_usual_event_is_read_and_forwarded_without_the_reference(cases: Cases) -> None:
+    """Values of every simple type and the standard properties are decoded, and encoded again, by the core alone."""
+    for seed, random in cases.seeded(per_seed=30):
+        values = {str(place): make(random) for place, make in enumerate(messages.SIMPLE)}
+        if any(isinstance(each, Float) and not -inf < each < inf for each in values.values()):
+            continue  # left to the reference
+        values |= {"list": [1, ["two", None]], "map": {"a": {Symbol("b"): 1.5}}}
+        standard: dict[str, Any] = {
+            "message_id": UUID(int=5),
+            "content_type": "text/plain",
+            "creation_time": Timestamp(5),
+        }
+        event = ReceivedEvent(
+            ReceivedEvent.build(
+                b"body",
+                offset="7",
+                sequence_number=5,
+                enqueued_time=datetime(2026, 1, 1, tzinfo=UTC),
+                partition_key="key",
+                properties=values,
+                **standard,
+                group_sequence=5,
+            ).raw
+        )
+        for name in ("properties", "message_id", "correlation_id", "content_type", "system_properties"):
+            assert calls_of(partial(READS[name], event)) == [], (seed, name)
+        assert calls_of(event.to_event_data) == ["ReceivedEvent.to_event_data"], seed
+        copy = event.to_event_data()
+        for name in ("list", "map"):
+            del copy.properties[name]
+        sealing.pieces_of(copy)  # the head for events of this size is kept
+        assert calls_of(copy.encode) == calls_of(partial(sealing.pieces_of, copy)) == [], seed
+
+
 def test_key_that_a_message_has_twice_is_left_to_the_reference() -> None:
     """A map may be written so; the general decoder decides which of them counts."""
     message = Message.decode(SOUND)
@@ -266,7 +318,7 @@ def test_number_and_time_out_of_range_of_the_wire_are_refused() -> None:
 def test_documentation_is_that_of_the_reference() -> None:
     """`help` says the same in both builds."""
     names = [name for name in vars(core.EncodedEvent) if not name.startswith("_")]
-    assert len(names) == 8
+    assert len(names) == 13
     for name in names:
         assert getattr(ReceivedEvent, name).__doc__.split() == getattr(reference, name).__doc__.split()
     assert ReceivedEvent.__doc__ == reference.__doc__
@@ -495,6 +547,7 @@ _VALUES: tuple[Callable[[Random], Any], ...] = (
     lambda random: UUID(int=random.choice((0, 2**128 - 1, random.getrandbits(128)))),
     _moment,
     lambda random: random.choice((datetime.min, datetime.max)).replace(tzinfo=UTC),
+    messages.value,
 )
 """What properties usually are."""
 
@@ -505,7 +558,17 @@ _ODD_VALUES: tuple[Callable[[Random], Any], ...] = (
     lambda random: random.choice(
         (Text("x"), Changing("x" * random.randrange(7)), Odd(a=1), Symbol("s"), Symbol("é"), Float(1.5))
     ),
-    lambda random: random.choice((Int(5), ULong(2**63), Timestamp(-5), UByte(3), int.__new__(UByte, 300), Failing(5))),
+    lambda random: random.choice(
+        (
+            Int(5),
+            ULong(2**63),
+            Timestamp(-5),
+            UByte(3),
+            int.__new__(random.choice((UByte, Int, UInt)), _number(random)),
+            Failing(5),
+        )
+    ),
+    lambda random: random.choice((str.__new__(Char, "xy"), bytes.__new__(Decimal32, b"x"), Float(1e300), Float(inf))),
     lambda random: random.choice(
         (bytearray(b"x"), memoryview(b"xy"), [1, "a"], {"a": 1}, (), {}, object(), 1j, date.max)
     ),
@@ -578,9 +641,13 @@ def hostile_event(random: Random, kind: Any) -> Any:
 def usual_field(name: str, random: Random) -> Any:
     """Return what a standard property may be."""
     if name in ("message_id", "correlation_id", "to", "reply_to"):
-        return random.choice((None, "id", 0, 1, 255, 256, 2**64 - 1, 2**64, -1, UUID(int=5), b"id", True))
+        return random.choice(
+            (None, "id", 0, 1, 255, 256, 2**64 - 1, 2**64, -1, UUID(int=5), b"id", True, ULong(2**64 - 1))
+        )
     if name.endswith("time"):
-        return random.choice((None, datetime(2026, 1, 1, 1, 2, 3, 4567, tzinfo=UTC), Timestamp(5), 5, True, "x"))
+        return random.choice(
+            (None, Timestamp(2**63 - 1), datetime(2026, 1, 1, 1, 2, 3, 4567, tzinfo=UTC), Timestamp(5), 5, True, "x")
+        )
     if name == "group_sequence":
         return random.choice((None, 0, 1, 255, 256, 2**32 - 1, 2**32, -1, True, UInt(5)))
     if name == "user_id":
