@@ -19,10 +19,13 @@ from eventpump.amqp.connection import (
     LinkAttached,
     LinkDetached,
     Messages,
+    Opened,
     Role,
     SaslRequested,
+    SessionBegun,
     SessionEnded,
 )
+from eventpump.amqp.flow import SessionFlow
 from eventpump.amqp.link import Link, LinkState
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.amqp.types import Int, Short
@@ -32,11 +35,14 @@ from eventpump.emulator.faults import (
     CloseConnection,
     Delay,
     DetachLink,
+    EndSession,
+    Fault,
     FaultTarget,
     Hold,
     LinkRole,
     Performative,
     Refuse,
+    answers_first,
     error_of,
 )
 from eventpump.emulator.ledger import ProducerState, claim_of
@@ -183,12 +189,18 @@ class ServiceConnection:
                 case LinkAttached(link):
                     self._on_attach(link)
                 case LinkDetached(link):
-                    self._on_link_gone(link)
+                    end = self._on_link_gone(link)
+                    if end is not None:
+                        self._strike_answered(Performative.DETACH, link.session, end.target)
+                case SessionBegun(session):
+                    self._strike_answered(Performative.BEGIN, session)
                 case SessionEnded(_, links):
                     for link in links:
                         self._on_link_gone(link)
                 case SaslRequested(mechanism, response):
                     self._on_sasl(mechanism, response)
+                case Opened():
+                    self._strike_answered(Performative.OPEN)
                 case Closed():
                     self._let_go()
         self._give_turns()
@@ -260,6 +272,15 @@ class ServiceConnection:
     def _finish(self) -> None:
         if self._protocol is not None:
             self._protocol.finish()
+
+    def end_session(self, session: SessionFlow, error: AmqpError) -> None:
+        """End a session with an error, and with it its links."""
+        for end in [each for each in self._ends.values() if each.link.session is session]:
+            end.closed()
+            del self._ends[end.link]
+        session.end(error)
+        self._changed()
+        self.flush()
 
     def detach_hub(self, hub: str) -> None:
         """End every link to a hub that was deleted."""
@@ -350,6 +371,20 @@ class ServiceConnection:
             self._let_go()
             self._finish()
 
+    def _strike_answered(
+        self, on: Performative, session: SessionFlow | None = None, target: FaultTarget | None = None
+    ) -> None:
+        """Inject the fault that fires on what the engine has answered, if one does."""
+        if not self._is_open:
+            return
+        fault = self.service.faults.fire(on, target or FaultTarget(None))
+        match None if fault is None else fault.action:
+            case CloseConnection() as action:
+                self.close(error_of(action))
+            case EndSession() as action:
+                assert session is not None
+                self.end_session(session, error_of(action))
+
     def _on_attach(self, link: Link) -> None:
         if not self._is_open:
             return
@@ -372,10 +407,14 @@ class ServiceConnection:
                 self._loop.call_later(seconds, self.guard, self._attach_later, link, address, target)
             case Hold():
                 fault.when_removed(lambda: self.guard(self._attach_later, link, address, target))
+            case DetachLink():
+                self._attach(link, address, target, fault)
+            case action if answers_first(action):
+                self._attach(link, address, target, fault)
             case CloseConnection() as action:
                 self.close(error_of(action))
-            case DetachLink() as action:
-                self._attach(link, address, target, ends_with=error_of(action))
+            case EndSession() as action:
+                self.end_session(link.session, error_of(action))
             case _:
                 self.abort()
 
@@ -395,11 +434,11 @@ class ServiceConnection:
         except ValueError:
             raise _RefusedError(NOT_FOUND, entity_not_found(excerpt(text))) from None
 
-    def _attach(self, link: Link, address: Address, target: FaultTarget, *, ends_with: AmqpError | None = None) -> None:
+    def _attach(self, link: Link, address: Address, target: FaultTarget, ends: Fault | None = None) -> None:
         """Attach a link, or refuse it.
 
         Args:
-            ends_with: A fault's error, with which the link is detached at once.
+            ends: The fault that follows the answer.
         """
         try:
             if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
@@ -407,7 +446,7 @@ class ServiceConnection:
             elif not link.is_receiver:
                 end = self._attach_consumer(link, address, target)
             elif _is_idempotent(link):
-                self._attach_publisher(link, address, target, ends_with)
+                self._attach_publisher(link, address, target, ends)
                 return
             else:
                 end = self._attach_producer(link, address, target)
@@ -415,9 +454,9 @@ class ServiceConnection:
             link.refuse(refused.error)
             self._changed()
         else:
-            self._attached(end, ends_with)
+            self._attached(end, ends)
 
-    def _attached(self, end: LinkEnd, ends_with: AmqpError | None) -> None:
+    def _attached(self, end: LinkEnd, ends: Fault | None) -> None:
         """Register a link that was just accepted."""
         self._ends[end.link] = end
         if end.link.is_receiver:
@@ -425,8 +464,8 @@ class ServiceConnection:
         self._changed()
         if isinstance(end, ProducerEnd) and (idle := self.service.deadlines.idle_producer) is not None:
             self._look_by(end.last_transfer + idle)
-        if ends_with is not None:
-            end.detach(ends_with)
+        if ends is not None:
+            end.strike(ends)
 
     def _attach_node(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
         if address.kind is AddressKind.MANAGEMENT and not self.grants:
@@ -447,7 +486,7 @@ class ServiceConnection:
         self._accept(link)
         return ProducerEnd(self, link, address, target, hub, partition)
 
-    def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends_with: AmqpError | None) -> None:
+    def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends: Fault | None) -> None:
         """Attach an idempotent producer: once its partition's ledger has admitted it (protocol.md 8.2)."""
         hub, partition = self._destination(address)
         if partition is None:
@@ -458,16 +497,16 @@ class ServiceConnection:
             raise _RefusedError(claim.condition, claim.description)
         end = ProducerEnd(self, link, address, target, hub, partition, is_idempotent=True)
         refusal = self.service.attach_publisher(
-            partition, claim, lambda state, number: _AttachTicket(end, state, number, ends_with)
+            partition, claim, lambda state, number: _AttachTicket(end, state, number, ends)
         )
         if refusal is not None:
             raise _RefusedError(refusal.condition, refusal.description)
 
-    def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends_with: AmqpError | None) -> None:
+    def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends: Fault | None) -> None:
         """Accept an idempotent producer's link, if it still waits."""
         if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
             self._accept(end.link, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER])
-            self._attached(end, ends_with)
+            self._attached(end, ends)
         else:
             end.closed()
 
@@ -587,11 +626,12 @@ class ServiceConnection:
 
     # ------------------------------------------------------------------------------------- ends and deadlines
 
-    def _on_link_gone(self, link: Link) -> None:
+    def _on_link_gone(self, link: Link) -> LinkEnd | None:
         end = self._ends.pop(link, None)
         if end is not None:
             end.closed()
         self._changed()
+        return end
 
     def _let_go(self) -> None:
         if not self._is_open:
@@ -703,16 +743,16 @@ class _AttachTicket:
 
     Args:
         number: The sequence number to answer.
-        ends_with: A fault's error, with which the link is detached at once.
+        ends: The fault that follows the answer.
     """
 
-    __slots__ = ("_ends_with", "_number", "_state", "end")
+    __slots__ = ("_ends", "_number", "_state", "end")
 
-    def __init__(self, end: ProducerEnd, state: ProducerState, number: int, ends_with: AmqpError | None) -> None:
+    def __init__(self, end: ProducerEnd, state: ProducerState, number: int, ends: Fault | None) -> None:
         self.end = end
         self._state = state
         self._number = number
-        self._ends_with = ends_with
+        self._ends = ends
 
     def stored(self) -> None:
         """Accept the link, with the producer's id, epoch and number."""
@@ -721,7 +761,7 @@ class _AttachTicket:
             PRODUCER_EPOCH: Short(self._state.epoch),
             PRODUCER_SEQUENCE_NUMBER: Int(self._number),
         }
-        self.end.connection.publisher_taken(self.end, properties, self._ends_with)
+        self.end.connection.publisher_taken(self.end, properties, self._ends)
 
     def failed(self, reason: str) -> None:
         """Refuse the link."""

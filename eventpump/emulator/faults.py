@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from eventpump.amqp.performatives import AmqpError
@@ -27,10 +27,16 @@ class LinkRole(enum.Enum):
 class Performative(enum.Enum):
     """When a fault fires."""
 
+    OPEN = "open"
+    """A connection was opened: with an action that follows the answer."""
+    BEGIN = "begin"
+    """A session was begun: with an action that follows the answer."""
     ATTACH = "attach"
     """A link is being attached."""
     TRANSFER = "transfer"
     """A message arrives from a producer or a request link, or an event is about to go to a consumer."""
+    DETACH = "detach"
+    """A client has detached a link: with an action that follows the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +100,61 @@ class StoreLate:
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """Close the connection with an error."""
+    """Close the connection with an error.
+
+    Args:
+        answered: Answer first, in the same write: a message is processed, an event is sent.
+    """
 
     condition: str = CONNECTION_FORCED
     description: str = "The connection was closed by a fault."
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """End the link's session, or the one that was begun, with an error. Its links are gone.
+
+    Args:
+        answered: As of `CloseConnection`.
+    """
+
+    condition: str = DETACH_FORCED
+    description: str = "The session was ended by a fault."
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DetachLink:
-    """Detach the link with an error; a producer's message is not stored."""
+    """Detach the link with an error; a producer's message is not stored. An attach is answered first, in one write.
+
+    Args:
+        answered: As of `CloseConnection`.
+    """
 
     condition: str = DETACH_FORCED
     description: str = "The link was force detached by a fault."
+    answered: bool = False
 
 
-Action = Refuse | Reject | Delay | Hold | DropConnection | StoreLate | CloseConnection | DetachLink
+Action = Refuse | Reject | Delay | Hold | DropConnection | StoreLate | CloseConnection | EndSession | DetachLink
 
 
-def error_of(action: Refuse | Reject | CloseConnection | DetachLink) -> AmqpError:
+def answers_first(action: Action) -> bool:
+    """Return whether an action follows the answer to the performative on which it fires."""
+    return isinstance(action, CloseConnection | EndSession | DetachLink) and action.answered
+
+
+def error_of(action: Refuse | Reject | CloseConnection | EndSession | DetachLink) -> AmqpError:
     """Return the error with which an action answers."""
     return AmqpError(action.condition, action.description)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultTarget:
-    """The properties of a link that faults match. Hub and group are in lower case."""
+    """The properties of a link that faults match; an open and a begin have none. Hub and group are in lower case."""
 
-    role: LinkRole
+    role: LinkRole | None
     hub: str | None = None
     partition: str | None = None
     group: str | None = None
@@ -187,6 +221,18 @@ class Fault:
             release()
 
 
+_ANSWERED: Mapping[Performative, tuple[type[Action], ...]] = {
+    Performative.OPEN: (CloseConnection,),
+    Performative.BEGIN: (CloseConnection, EndSession),
+    Performative.DETACH: (CloseConnection, EndSession),
+}
+"""The actions at the performatives that are always answered."""
+
+
+def _name(action: type[Action]) -> str:
+    return action.__name__
+
+
 class Faults:
     """The faults of one emulator. Used only from its event loop."""
 
@@ -221,6 +267,8 @@ class Faults:
             raise ValueError("Reject is only possible at a transfer of a producer or a request: set the role")
         if isinstance(action, StoreLate) and (on is not Performative.TRANSFER or role is not LinkRole.PRODUCER):
             raise ValueError("StoreLate is only possible at a producer's transfer: set the role")
+        if on in _ANSWERED and not (answers_first(action) and isinstance(action, _ANSWERED[on])):
+            raise ValueError(f"at {on.value}, possible is with answered=True: {' or '.join(map(_name, _ANSWERED[on]))}")
         fault = Fault(
             action,
             on,

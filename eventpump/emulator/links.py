@@ -19,12 +19,14 @@ from eventpump.emulator.faults import (
     Delay,
     DetachLink,
     DropConnection,
+    EndSession,
     Fault,
     FaultTarget,
     Hold,
     Performative,
     Reject,
     StoreLate,
+    answers_first,
     error_of,
 )
 from eventpump.emulator.ledger import Run, run_of
@@ -101,6 +103,8 @@ class LinkEnd:
                 return True
             case CloseConnection() as action:
                 self.connection.close(error_of(action))
+            case EndSession() as action:
+                self.connection.end_session(self.link.session, error_of(action))
             case DetachLink() as action:
                 self.detach(error_of(action))
             case _:
@@ -177,8 +181,8 @@ class ReceivingEnd(LinkEnd):
                 self.take(item)
             elif isinstance(fault.action, Reject):
                 self.reject(item, error_of(fault.action))
-            elif isinstance(fault.action, DropConnection) and fault.action.stored:
-                self.take(item, drops=True)
+            elif answers_first(fault.action) or (isinstance(fault.action, DropConnection) and fault.action.stored):
+                self.take(item, fault)
             elif isinstance(fault.action, StoreLate):
                 late = item._replace(delivery_id=None)
                 fault.when_removed(partial(self.connection.guard, self.take, late))
@@ -189,11 +193,11 @@ class ReceivingEnd(LinkEnd):
         if self.is_open:
             self.worked()
 
-    def take(self, item: Incoming, *, drops: bool = False) -> None:
+    def take(self, item: Incoming, ends: Fault | None = None) -> None:
         """Process the message.
 
         Args:
-            drops: Drop the connection instead of answering.
+            ends: The fault that follows: in place of the answer, or after it.
         """
         raise NotImplementedError
 
@@ -220,12 +224,12 @@ class Ticket(Protocol):
 class MessageTicket:
     """Answers a producer's message."""
 
-    __slots__ = ("delivery_id", "drops", "end")
+    __slots__ = ("delivery_id", "end", "ends")
 
-    def __init__(self, end: ProducerEnd, delivery_id: int | None, drops: bool) -> None:
+    def __init__(self, end: ProducerEnd, delivery_id: int | None, ends: Fault | None) -> None:
         self.end = end
         self.delivery_id = delivery_id
-        self.drops = drops
+        self.ends = ends
 
     def stored(self) -> None:
         """Accept the message."""
@@ -261,7 +265,7 @@ class ProducerEnd(ReceivingEnd):
         self._accepted: list[int] = []
         self._unstored = 0
 
-    def take(self, item: Incoming, *, drops: bool = False) -> None:
+    def take(self, item: Incoming, ends: Fault | None = None) -> None:
         """Number the message's events and pass them to the store."""
         service = self.connection.service
         payload = item.payload
@@ -271,7 +275,7 @@ class ProducerEnd(ReceivingEnd):
                 f"The received message (delivery-id:{item.delivery_id}, size:{len(payload)} bytes) exceeds the "
                 f"limit ({service.max_message_size} bytes) currently allowed on the link.",
             )
-            self._turn_down(item, error, drops=drops)
+            self._turn_down(item, error, ends)
             return
         try:
             key = partition_key_of(payload, bounds.ANNOTATION_ITEMS)
@@ -280,11 +284,11 @@ class ProducerEnd(ReceivingEnd):
             else:
                 events, batch_key = [payload], None
         except AmqpDecodeError as error:
-            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), drops=drops)
+            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), ends)
             return
         if key is not None and len(key) > MAX_KEY_LENGTH and service.refuses_long_keys:
             text = f"The partition key has {len(key)} characters. It may have {MAX_KEY_LENGTH}."
-            self._turn_down(item, AmqpError(ARGUMENT_ERROR, text), drops=drops)
+            self._turn_down(item, AmqpError(ARGUMENT_ERROR, text), ends)
             return
         partition = self._partition
         if partition is None and key is None:
@@ -293,15 +297,17 @@ class ProducerEnd(ReceivingEnd):
             if len(key) > LONG:
                 # Later messages wait, so that the order of the link's events is kept.
                 self._is_blocked = True
-                done = partial(self._hashed, item=item, events=events, batch_key=batch_key, drops=drops)
+                done = partial(self._hashed, item=item, events=events, batch_key=batch_key, ends=ends)
                 service.long_keys.hash(key, partial(self.connection.guard, done))
                 return
             partitions = self._hub.partitions
             partition = partitions[partition_for_key(key, len(partitions))]
         assert partition is not None
-        self._take(item, events, batch_key, partition, drops)
+        self._take(item, events, batch_key, partition, ends)
 
-    def _hashed(self, value: int, item: Incoming, events: list[bytes], batch_key: str | None, drops: bool) -> None:
+    def _hashed(
+        self, value: int, item: Incoming, events: list[bytes], batch_key: str | None, ends: Fault | None
+    ) -> None:
         """Process a message after its long key was hashed, then those after it."""
         if self.connection.service.hub(self._hub.name) is not self._hub:
             return  # the hub was recreated meanwhile: the link is detached, and messages for the old hub are gone
@@ -309,20 +315,20 @@ class ProducerEnd(ReceivingEnd):
         if not self.is_open:
             item = item._replace(delivery_id=None)  # there is no link left to answer on
         partitions = self._hub.partitions
-        self._take(item, events, batch_key, partitions[partition_for_hash(value, len(partitions))], drops)
+        self._take(item, events, batch_key, partitions[partition_for_hash(value, len(partitions))], ends)
         self._work()
         self.connection.flush()
 
     def _take(
-        self, item: Incoming, events: list[bytes], batch_key: str | None, partition: PartitionLog, drops: bool
+        self, item: Incoming, events: list[bytes], batch_key: str | None, partition: PartitionLog, ends: Fault | None
     ) -> None:
         try:
-            refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, drops))
+            refusal = self._store(partition, events, batch_key, MessageTicket(self, item.delivery_id, ends))
         except AmqpDecodeError as error:
-            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), drops=drops)
+            self._turn_down(item, AmqpError(DECODE_ERROR, error.description), ends)
         else:
             if refusal is not None:
-                self._turn_down(item, AmqpError(refusal.condition, refusal.description), drops=drops)
+                self._turn_down(item, AmqpError(refusal.condition, refusal.description), ends)
 
     def _store(
         self, partition: PartitionLog, events: list[bytes], batch_key: str | None, ticket: MessageTicket
@@ -338,11 +344,11 @@ class ProducerEnd(ReceivingEnd):
             self._unstored += 1
         return refusal
 
-    def _turn_down(self, item: Incoming, error: AmqpError, *, drops: bool) -> None:
-        if drops:
-            self.connection.abort()
-        else:
+    def _turn_down(self, item: Incoming, error: AmqpError, ends: Fault | None) -> None:
+        if ends is None or answers_first(ends.action):
             self.reject(item, error)
+        if ends is not None:
+            self.strike(ends)
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Settle the message as rejected."""
@@ -352,10 +358,12 @@ class ProducerEnd(ReceivingEnd):
     def stored(self, ticket: MessageTicket) -> None:
         """Record that a message is stored; `worked` notifies the producer."""
         self._unstored -= 1
-        if ticket.drops:
-            self.connection.abort()
-        elif ticket.delivery_id is not None:
+        ends = ticket.ends
+        if ticket.delivery_id is not None and (ends is None or answers_first(ends.action)):
             self._accepted.append(ticket.delivery_id)
+        if ends is not None:
+            self.worked()
+            self.strike(ends)
 
     def failed(self, ticket: MessageTicket, reason: str) -> None:
         """Notify the producer that a message could not be stored."""
@@ -480,7 +488,8 @@ class ConsumerEnd(LinkEnd):
         free = 1 if self._may_pass else 0
         self._may_pass = False
         passed, fault = self.connection.service.faults.allowance(Performative.TRANSFER, self.target, available - free)
-        passed += free
+        is_answered = fault is not None and answers_first(fault.action)
+        passed += free + is_answered
         sent = 0
         while sent < passed:
             if self._has_metrics:
@@ -491,6 +500,7 @@ class ConsumerEnd(LinkEnd):
             sent += step
         if fault is None:
             return sent, True
-        self.connection.flush()
+        if not is_answered:
+            self.connection.flush()
         self._is_blocked = self.strike(fault)
         return sent, False

@@ -12,7 +12,7 @@ from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Denial
-from eventpump.emulator.faults import FaultTarget
+from eventpump.emulator.faults import Fault, FaultTarget, answers_first
 from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
 from eventpump.emulator.log import invalid_partition
 from eventpump.errors import EventTooLargeError
@@ -110,7 +110,7 @@ class RequestEnd(ReceivingEnd):
     def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
 
-    def take(self, item: Incoming, *, drops: bool = False) -> None:
+    def take(self, item: Incoming, ends: Fault | None = None) -> None:
         """Settle the request, execute it, and answer."""
         try:
             request = _request_of(item.payload)
@@ -119,10 +119,10 @@ class RequestEnd(ReceivingEnd):
             return
         self._settle(item, None)
         response = self._put_token(request) if self.address.kind is AddressKind.CBS else self._read(request)
-        if drops:
-            self.connection.abort()
-        else:
+        if ends is None or answers_first(ends.action):
             self._answer(request, response)
+        if ends is not None:
+            self.strike(ends)
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
         """Answer with the status of an error."""

@@ -139,10 +139,12 @@ class HubBufferedProducer:
         return self._is_closed
 
     async def open(self) -> None:
-        """Read the ids of the hub's partitions. The first `send` does it too. Opening twice is fine.
+        """Read the ids of the hub's partitions, again under the producer's `retry`. The first `send` does it too.
+
+        Opening twice is fine.
 
         Raises:
-            ServiceError: As of the transport. It may be tried again.
+            ServiceError: The last attempt failed. `open` may be called again.
             ConfigurationError: The buffer is too small for that many partitions.
         """
         self._require_open()
@@ -369,27 +371,15 @@ class HubBufferedProducer:
         return ProducerStats(mine.sent, mine.failed, self._producer.stats.retried)
 
     async def get_properties(self) -> HubProperties:
-        """Read about the hub.
-
-        Raises:
-            ServiceError: As of the transport.
-        """
+        """Read about the hub. Raises as `HubProducer.get_properties`."""
         return await self._producer.get_properties()
 
     async def get_partition_ids(self) -> tuple[str, ...]:
-        """List the hub's partitions.
-
-        Raises:
-            ServiceError: As of the transport.
-        """
+        """List the hub's partitions. Raises as `HubProducer.get_properties`."""
         return await self._producer.get_partition_ids()
 
     async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
-        """Read about a partition.
-
-        Raises:
-            ServiceError: As of the transport.
-        """
+        """Read about a partition. Raises as `HubProducer.get_properties`."""
         return await self._producer.get_partition_properties(partition_id)
 
     async def settle(self, partition_id: str) -> None:

@@ -47,6 +47,8 @@ LAST_SECOND = 1.0
 
 _NO_LIMIT = 2**62
 
+_P = TypeVar("_P", HubProperties, PartitionProperties)
+
 _log = logging.getLogger("eventpump.producer")
 
 
@@ -333,28 +335,34 @@ class HubProducer:
     # ------------------------------------------------------------------------------------------ knowing
 
     async def get_properties(self) -> HubProperties:
-        """Read about the hub.
+        """Read about the hub, again under `retry` where that can help.
 
         Raises:
-            ServiceError: As of the transport.
+            ServiceError: The last attempt failed.
         """
-        return await self._transport.get_hub_properties(self._hub)
+        return await self._read("the hub's properties", lambda: self._transport.get_hub_properties(self._hub))
 
     async def get_partition_ids(self) -> tuple[str, ...]:
-        """List the hub's partitions.
-
-        Raises:
-            ServiceError: As of the transport.
-        """
+        """List the hub's partitions. Raises as `get_properties`."""
         return (await self.get_properties()).partition_ids
 
     async def get_partition_properties(self, partition_id: str) -> PartitionProperties:
-        """Read about a partition.
+        """Read about a partition. Raises as `get_properties`."""
+        return await self._read(
+            f"the properties of partition {partition_id}",
+            lambda: self._transport.get_partition_properties(self._hub, partition_id),
+        )
 
-        Raises:
-            ServiceError: As of the transport.
-        """
-        return await self._transport.get_partition_properties(self._hub, partition_id)
+    async def _read(self, what: str, read: Callable[[], Awaitable[_P]]) -> _P:
+        context = self._context
+        return await retrying(
+            read,
+            context.retry,
+            context.rng,
+            was_attached=lambda: False,
+            stop=context.closed,
+            on_retry=retry_logger(_log, f"reading {what}", hub=self._hub),
+        )
 
     async def get_partition_publishing_properties(self, partition_id: str) -> PartitionPublishingProperties:
         """Return the publishing properties of a partition; attaches first if they are not known yet.
@@ -524,19 +532,12 @@ class HubProducer:
             ConfigurationError: It lacks one.
             ServiceError: The partitions cannot be read.
         """
-        context = self._context
-        found = await retrying(
-            lambda: self._listing.run(self.get_partition_ids),
-            context.retry,
-            context.rng,
-            stop=context.closed,
-            on_retry=retry_logger(_log, "reading the partitions", hub=self._hub),
-        )
+        found = await self._listing.run(self.get_partition_ids)
         unknown = sorted(self._options.keys() - set(found), key=int)
         if unknown:
             problem = f"the hub has no partition {unknown[0]}: its partitions are {', '.join(found[:3])}"
             raise ConfigurationError("partition_options", problem + (f" to {found[-1]}" if len(found) > 3 else ""))
-        context.check_partitions = None
+        self._context.check_partitions = None
 
     def _check_target(self, partition_id: str | None, partition_key: str | None) -> None:
         for field, value in (("partition_id", partition_id), ("partition_key", partition_key)):

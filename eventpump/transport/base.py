@@ -143,6 +143,15 @@ class BaseConnection(ABC):
     def is_alive(self) -> bool:
         """Whether links can be attached."""
 
+    def require_live(self) -> None:
+        """Check that the connection is not over. Called after each wait for it: its end may have come with the answer.
+
+        Raises:
+            ServiceError: It is over.
+        """
+        if self.error is not None:
+            raise self.error
+
     @property
     @abstractmethod
     def is_paused(self) -> bool:

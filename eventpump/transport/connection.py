@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from typing import Protocol
 
+from eventpump.aio.tasks import reject, resolve
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import (
     Closed,
@@ -73,6 +74,7 @@ class ClientConnection(BaseConnection):
         self._protocol: ConnectionProtocol | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._begun: dict[Session, asyncio.Future[None]] = {}
+        self._ended: dict[Session, ServiceError] = {}
         self._sessions: list[Session] = []
         self._spreading = asyncio.Lock()
         self._unwritten = 0
@@ -93,6 +95,7 @@ class ClientConnection(BaseConnection):
                 connection.engine.start()
                 connection._protocol = await dialer(connection.engine, connection, route)
                 await connection._opened
+            connection.require_live()  # the end may have come with the open
         except TimeoutError:
             connection.abort()
             raise ConnectionLostError(f"no answer from {route} within {settings.operation_timeout} s") from None
@@ -115,6 +118,7 @@ class ClientConnection(BaseConnection):
             ServiceError: The connection is over, or full.
         """
         async with self._spreading:
+            self.require_live()
             session = next((each for each in self._sessions if each.free_handles > 0), None)
             if session is None:
                 session = await self._begin()
@@ -138,8 +142,6 @@ class ClientConnection(BaseConnection):
         return link
 
     async def _begin(self) -> Session:
-        if self.error is not None:
-            raise self.error
         try:
             session = self.engine.begin()
         except ProtocolError as error:
@@ -148,8 +150,13 @@ class ClientConnection(BaseConnection):
         self.flush_soon()
         try:
             await begun
+            # Its end, or the connection's, may have come with the answer: whatever awaits looks at both first.
+            self.require_live()
+            if session in self._ended:
+                raise self._ended[session]
         finally:
             self._begun.pop(session, None)
+            self._ended.pop(session, None)
         return session
 
     def flush_soon(self) -> None:
@@ -234,13 +241,11 @@ class ClientConnection(BaseConnection):
                         end_error(error, link.context.entity, Recovery.RELINK, "the link was closed")
                     )
                 case Opened():
-                    if not self._opened.done():
-                        self._opened.set_result(None)
+                    resolve(self._opened, None)
                 case SessionBegun(session) if not session.is_remote_initiated:
                     self._sessions.append(session)
-                    begun = self._begun.get(session)
-                    if begun is not None and not begun.done():
-                        begun.set_result(None)
+                    if session in self._begun:
+                        resolve(self._begun[session], None)
                 case SessionEnded(session, links, error):
                     self._end_session(session, links, error)
                 case Closed(error, is_local):
@@ -262,9 +267,9 @@ class ClientConnection(BaseConnection):
     def _end_session(self, session: Session, links: list[Link], error: AmqpError | None) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
-        begun = self._begun.get(session)
-        if begun is not None and not begun.done():
-            begun.set_exception(end_error(error, None, Recovery.RELINK, "the service ended the session"))
+        if session in self._begun:
+            self._ended[session] = end_error(error, None, Recovery.RELINK, "the service ended the session")
+            reject(self._begun[session], self._ended[session])
         for link in links:
             if link.context is not None:
                 link.context.on_detached(

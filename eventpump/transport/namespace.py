@@ -9,7 +9,7 @@ import ssl
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -117,7 +117,9 @@ class NamespaceTransport(ABC):
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
         """See `Transport`."""
-        live = await self._connected()
+        return await self._use(lambda live: self._open_receive_link(live, spec, sink))
+
+    async def _open_receive_link(self, live: _Live, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:
         resource = self._audience(spec.hub, spec.consumer_group)
         await live.authorizer.authorize(resource)
         address = consumer_address(spec.hub, spec.consumer_group, spec.partition_id)
@@ -140,12 +142,13 @@ class NamespaceTransport(ABC):
                 desired_capabilities=[GEOREPLICATION, *([RUNTIME_METRIC] if spec.track_last_enqueued else [])],
             )
         )
-        self._succeeded(live)
         return link
 
     async def open_send_link(self, spec: SendLinkSpec) -> ClientSendLink:
         """See `Transport`."""
-        live = await self._connected()
+        return await self._use(lambda live: self._open_send_link(live, spec))
+
+    async def _open_send_link(self, live: _Live, spec: SendLinkSpec) -> ClientSendLink:
         resource = self._audience(spec.hub)
         await live.authorizer.authorize(resource)
         address = producer_address(spec.hub, spec.partition_id)
@@ -160,8 +163,26 @@ class NamespaceTransport(ABC):
                 desired_capabilities=[GEOREPLICATION, *spec.desired_capabilities],
             )
         )
-        self._succeeded(live)
         return link
+
+    async def _use(self, operate: Callable[[_Live], Awaitable[_T]]) -> _T:
+        """Do something on the live connection. The way in to it for all that can fail with it.
+
+        Raises:
+            ClosedError: This transport is closed; no other `ClosedError` passes.
+            ServiceError: The connection is over, or what the service answered.
+        """
+        live = await self._connected()
+        try:
+            result = await operate(live)
+        except ClosedError as error:
+            # Of the engine, or of the tokens of a connection that has been replaced meanwhile.
+            if self._is_closed:
+                raise
+            live.connection.require_live()
+            raise ConnectionLostError(f"what was to be used is gone: {error}") from error
+        self._succeeded(live)
+        return result
 
     def _audience(self, hub: str, consumer_group: str | None = None) -> str:
         return audience(self._settings.fully_qualified_namespace, hub, consumer_group=consumer_group)
@@ -170,18 +191,15 @@ class NamespaceTransport(ABC):
 
     async def get_hub_properties(self, hub: str) -> HubProperties:
         """See `HubDirectory`."""
-        facts = await self._read(
-            hub, partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
-        )
+        make, parse = partial(management.hub_request, hub), partial(management.parse_hub_response, hub=hub)
+        facts = await self._use(lambda live: self._read(live, hub, make, parse))
         return HubProperties(facts.name, facts.created_at, facts.partition_ids)
 
     async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
         """See `HubDirectory`."""
-        facts = await self._read(
-            hub,
-            partial(management.partition_request, hub, partition_id),
-            partial(management.parse_partition_response, hub=hub, partition_id=partition_id),
-        )
+        make = partial(management.partition_request, hub, partition_id)
+        parse = partial(management.parse_partition_response, hub=hub, partition_id=partition_id)
+        facts = await self._use(lambda live: self._read(live, hub, make, parse))
         return PartitionProperties(
             facts.hub,
             facts.partition_id,
@@ -192,8 +210,7 @@ class NamespaceTransport(ABC):
             facts.is_empty,
         )
 
-    async def _read(self, hub: str, make: Callable[..., Message], parse: Callable[[Message], _T]) -> _T:
-        live = await self._connected()
+    async def _read(self, live: _Live, hub: str, make: Callable[..., Message], parse: Callable[[Message], _T]) -> _T:
         token = await live.authorizer.authorize(self._audience(hub))
         name = str(uuid.uuid4())
         answer = await live.management.request(
@@ -202,11 +219,9 @@ class NamespaceTransport(ABC):
             timeout=self._settings.operation_timeout,
         )
         try:
-            facts = parse(answer)
+            return parse(answer)
         except ProtocolError as error:
             raise ServiceError(error.description, condition=error.condition, entity=hub) from error
-        self._succeeded(live)
-        return facts
 
     # -------------------------------------------------------------------------------------- connection
 

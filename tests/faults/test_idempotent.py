@@ -24,8 +24,10 @@ from eventpump import (
 )
 from eventpump.emulator.faults import (
     Action,
+    CloseConnection,
     DetachLink,
     DropConnection,
+    EndSession,
     Fault,
     LinkRole,
     Performative,
@@ -112,11 +114,14 @@ async def disturb(emulator: Emulator, rng: random.Random, late: list[Fault], lon
     """
     while True:
         await asyncio.sleep(rng.uniform(0.0, longest))
-        what = rng.randrange(4)
+        what = rng.randrange(5)
         if what == 0:
             emulator.drop_connections()
         elif what == 1:
             emulator.faults.add(DetachLink(), on=Performative.ATTACH, role=LinkRole.PRODUCER)
+        elif what == 2:
+            end = CloseConnection if rng.random() < 0.5 else EndSession
+            emulator.faults.add(end(answered=True), on=rng.choice([Performative.BEGIN, Performative.ATTACH]))
         elif held := [fault for fault in late if fault.holds_something]:
             rng.choice(held).remove()
 
@@ -131,7 +136,15 @@ async def while_disturbed(
     may_be_late: bool = False,
 ) -> None:
     """Do something while about every twelfth message, or its answer, is lost, and others come late."""
-    actions: list[Action] = [DropConnection(), DropConnection(stored=True), DropConnection(stored=True), DetachLink()]
+    actions: list[Action] = [
+        DropConnection(),
+        DropConnection(stored=True),
+        DropConnection(stored=True),
+        DetachLink(),
+        CloseConnection(answered=True),
+        EndSession(answered=True),
+        DetachLink(answered=True),
+    ]
     if may_be_late:
         actions += [StoreLate(), StoreLate()]
     faults = [

@@ -157,6 +157,7 @@ class UamqpConnection(BaseConnection):
                 connection = cls(settings)
                 connection.worker.start()
                 await connection._opened
+            connection.require_live()  # the end may have come with the open
         except BaseException as error:
             if connection is not None:
                 connection.abort()
@@ -184,8 +185,7 @@ class UamqpConnection(BaseConnection):
         Raises:
             ServiceError: The connection is over, or full.
         """
-        if self.error is not None:
-            raise self.error
+        self.require_live()
         session = self._held.index(min(self._held))
         if self._held[session] >= HANDLES:
             if len(self._links) >= SESSIONS * HANDLES:

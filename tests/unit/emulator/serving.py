@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 from eventpump.amqp.config import ConnectionConfig
-from eventpump.amqp.connection import AMQP_HEADER, SASL_HEADER, Opened
+from eventpump.amqp.connection import AMQP_HEADER, SASL_HEADER, Connection, Opened
 from eventpump.amqp.performatives import Open, SaslInit
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.config import HubSpec
@@ -16,10 +17,14 @@ from eventpump.emulator.connection import ServiceConnection
 from eventpump.emulator.log import Retention
 from eventpump.emulator.server import _ServedProtocol
 from eventpump.emulator.service import Deadlines, Service
-from eventpump.net.stream import ConnectionProtocol
+from eventpump.net.route import Route
+from eventpump.net.stream import ConnectionHandler, ConnectionProtocol
+from eventpump.options.credentials import SharedKey
+from eventpump.testing.clock import VirtualClock
+from eventpump.transport.native import NativeTransport
 from tests.support.peer import AmqpPeer
 from tests.unit.amqp.pair import frame
-from tests.unit.transport.service import MemoryStream
+from tests.unit.transport.service import MemoryStream, settings
 
 AUDIENCE = "sb://memory/telemetry"
 OPENING = (
@@ -31,7 +36,7 @@ OPENING = (
 
 
 async def serve(*, verifier: TokenVerifier | None = None, now: Callable[[], float] = time.time) -> Service:
-    """Make a service of one hub, "telemetry", with two partitions."""
+    """Make a service of one hub, "telemetry", with two partitions and the consumer groups `$Default` and `second`."""
     service = Service(
         keys=KeyRing([AccessRule(DEFAULT_KEY_NAME, DEFAULT_KEY)], verifier),
         retention=Retention(),
@@ -39,7 +44,7 @@ async def serve(*, verifier: TokenVerifier | None = None, now: Callable[[], floa
         max_message_size=1 << 20,
         now=now,
     )
-    await service.open([HubSpec("telemetry", 2)], data=None, fsync=False)
+    await service.open([HubSpec("telemetry", 2, ("second",))], data=None, fsync=False)
     service.authority = "memory"
     return service
 
@@ -108,3 +113,18 @@ def by_hand(service: Service) -> tuple[ConnectionProtocol, Sink]:
     sink = Sink()
     served.connection_made(sink)
     return served, sink
+
+
+def transport_to(service: Service, rng: random.Random, **options: Any) -> NativeTransport:
+    """Make a client's transport to a service."""
+
+    async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
+        client, served = ConnectionProtocol(connection, handler), _ServedProtocol(ServiceConnection(service))
+        here, there = MemoryStream(client), MemoryStream(served)
+        here.peer, there.peer = there, here
+        served.connection_made(there)
+        client.connection_made(here)
+        return client
+
+    wanted = settings(SharedKey(DEFAULT_KEY_NAME, DEFAULT_KEY), **options)  # type: ignore[arg-type]  # as `settings`
+    return NativeTransport(wanted, rng=rng, dialer=dial, now=VirtualClock(epoch=time.time()).time)

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.emulator.faults import (
+    Action,
+    CloseConnection,
     DetachLink,
     DropConnection,
+    EndSession,
     Faults,
     FaultTarget,
     Hold,
@@ -84,6 +87,22 @@ def test_fault_added_first_fires_first() -> None:
     faults = Faults()
     first, second = faults.add(DetachLink()), faults.add(DropConnection())
     assert [faults.fire(TRANSFER, READER) for _ in range(3)] == [first, second, None]
+
+
+@pytest.mark.parametrize(
+    ("action", "on"),
+    [
+        (CloseConnection(), Performative.OPEN),
+        (EndSession(answered=True), Performative.OPEN),
+        (DetachLink(answered=True), Performative.BEGIN),
+        (DropConnection(), Performative.BEGIN),
+        (Hold(), Performative.DETACH),
+    ],
+)
+def test_add_where_the_answer_always_goes_first_takes_what_can_follow_it(action: Action, on: Performative) -> None:
+    """At an open, a begin and a detach only ends that follow the answer are taken."""
+    with pytest.raises(ValueError, match=r"answered=True: CloseConnection"):
+        Faults().add(action, on=on)
 
 
 def test_remove_releases_what_is_held() -> None:

@@ -37,6 +37,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces
+from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.intake import DeliveryReceipt, SendResult
@@ -1206,7 +1207,7 @@ async def test_first_send_opens_and_a_failed_opening_is_repeated() -> None:
     hub = FakeHub()
     hub.refuse(ServiceError("not now"), operation="hub")
     hub.latency = 0.1
-    producer = HubBufferedProducer(HubProducer(FakeTransport(hub), "telemetry"))
+    producer = HubBufferedProducer(HubProducer(FakeTransport(hub), "telemetry", retry=RetryOptions(max_retries=0)))
     with pytest.raises(ConfigurationError, match="open"):
         producer.send_nowait(event())
     with pytest.raises(ServiceError, match="not now"):

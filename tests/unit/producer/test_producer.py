@@ -293,6 +293,25 @@ async def test_properties_describe_hub_and_partitions(producer: HubProducer) -> 
         await producer.get_properties()
 
 
+@pytest.mark.parametrize("operation", ["hub", "partition"])
+async def test_read_of_properties_that_fails_is_repeated(hub: FakeHub, operation: str) -> None:
+    """Reads are repeated as sends are: `retry.max_retries` times, and not after an error that is final."""
+
+    async def read() -> object:
+        async with HubProducer(FakeTransport(hub), "telemetry", retry=RetryOptions(max_retries=2)) as producer:
+            return await (producer.get_properties() if operation == "hub" else producer.get_partition_properties("1"))
+
+    failure = ServiceError("not now")
+    hub.refuse(failure, operation=operation, times=2)
+    await read()
+    hub.refuse(failure, operation=operation, times=3)
+    with pytest.raises(ServiceError, match="not now"):
+        await read()
+    hub.refuse(RequestRefusedError("no"), operation=operation)
+    with pytest.raises(RequestRefusedError):
+        await read()
+
+
 async def test_send_with_too_long_a_key_is_refused(producer: HubProducer, transport: CountingTransport) -> None:
     """A key of 129 characters is refused where it is given, before anything is opened; one of 128 is sent."""
     for call in (producer.send(X, partition_key="k" * 129), producer.create_batch(partition_key="k" * 129)):

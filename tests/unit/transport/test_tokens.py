@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from eventpump.amqp.message import Message, Properties
 from eventpump.amqp.types import Symbol
-from eventpump.errors import AuthenticationError, Recovery, ServiceError, ServiceTimeoutError
+from eventpump.errors import AuthenticationError, ConnectionLostError, Recovery, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
 from eventpump.eventhubs.requests import correlation_id, message_id
@@ -274,6 +274,23 @@ async def test_credential_that_fails_gives_up_or_is_retried(
     assert "secret-words" not in str(caught.value)
     credential.error = None
     await open_sender(transport)
+    await transport.aclose()
+
+
+async def test_connection_replaced_during_a_wait_for_its_token_is_to_be_repeated(service: Service) -> None:
+    """A caller that waits for a token while others replace the connection gets the connection's error, not its own."""
+    credential = Credential(time.time(), hangs=True)
+    transport = service.transport(credential=credential)
+    waiting = asyncio.ensure_future(open_sender(transport))
+    await asyncio.sleep(1)
+    service.connection.drop()
+    await asyncio.sleep(1)
+    other = asyncio.ensure_future(open_sender(transport))
+    with pytest.raises(ConnectionLostError) as caught:
+        await waiting
+    assert caught.value.recovery is Recovery.RECONNECT
+    with pytest.raises(ServiceTimeoutError):
+        await other
     await transport.aclose()
 
 
