@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
 import tempfile
 from collections.abc import Generator
@@ -32,6 +33,10 @@ settings.register_profile("long", deadline=None, max_examples=2000, suppress_hea
 # second, and pytest would rewrite the assertions of all test files again in each run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A job that a script started in the background has SIGINT ignored, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PLACES = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
 

@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM for code on an event loop."""
+"""SIGINT and SIGTERM for code on an event loop.
+
+A signal that is ignored stays ignored: a script starts a job in the background with SIGINT ignored, so that Ctrl-C ends
+what is in the foreground only.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,16 @@ from typing import Any, Final
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
+def _not_ignored() -> list[signal.Signals]:
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextmanager
 def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call a function on the running loop for each SIGINT and SIGTERM; afterwards they are handled as before.
 
-    Works on every platform. Outside of the main thread, which alone can handle signals, nothing is changed.
+    One that is ignored stays so. Works on every platform. Outside of the main thread, which alone can handle signals,
+    nothing is changed.
 
     Args:
         arrived: Called with the signal. Must not raise.
@@ -25,8 +34,8 @@ def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None
         yield
         return
     loop = asyncio.get_running_loop()
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _not_ignored()}
+    for number in before:
         try:
             loop.add_signal_handler(number, arrived, number)
         except NotImplementedError:  # on Windows, where the loop wakes up for signals by itself
@@ -45,7 +54,8 @@ def handling_signals(arrived: Callable[[signal.Signals], None]) -> Iterator[None
 def handling_first_signal(arrived: Callable[[], None]) -> Iterator[None]:
     """Call a function on the running loop for the first SIGINT or SIGTERM; from then on both are handled as before.
 
-    Where a loop handles no signals, outside of the main thread and on Windows, nothing is changed.
+    One that is ignored stays so. Where a loop handles no signals, outside of the main thread and on Windows, nothing is
+    changed.
 
     Args:
         arrived: Called once at most. Must not raise.
@@ -64,7 +74,7 @@ def handling_first_signal(arrived: Callable[[], None]) -> Iterator[None]:
         give_back()
         arrived()
 
-    for number in SIGNALS:
+    for number in _not_ignored():
         before = signal.getsignal(number)
         # Raises outside of the main thread, and on some platforms.
         with suppress(NotImplementedError, RuntimeError, ValueError):

@@ -339,6 +339,8 @@ class EventHubsApp:
     def run(self) -> None:
         """Run until SIGTERM, SIGINT or `stop`, on an event loop of its own. Closes in order.
 
+        A signal that is ignored when it begins stays ignored.
+
         Raises:
             ConfigurationError: There is no subscriber, or an option cannot work.
             EventPumpError: As of `EventProcessorHost.run`, of the first host that failed.
@@ -352,7 +354,7 @@ class EventHubsApp:
 
         Args:
             handle_signals: Whether to stop on SIGTERM and SIGINT. A second signal has the effect that it has without
-                it. Default: False.
+                it, and one that is ignored stays so. Default: False.
 
         Raises:
             ConfigurationError: There is no subscriber, it runs already, or an option cannot work.

@@ -72,7 +72,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 @contextmanager
 def _quitting_on_interrupt() -> Iterator[None]:
     """End the process on SIGINT, while modules are imported: no exception, which would be printed, or be taken for an
-    import that failed. Nothing has been begun that would have to be ended in order."""
+    import that failed. Nothing has been begun that would have to be ended in order. An ignored SIGINT stays ignored."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

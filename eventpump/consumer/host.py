@@ -161,7 +161,7 @@ class PartitionHost:
 
         Args:
             handle_signals: Whether to close on SIGTERM and SIGINT. A second signal has the effect that it has without
-                the host. Default: False.
+                the host, and one that is ignored stays so. Default: False.
             until: Close when this is done, such as `done.wait()` with an `asyncio.Event` that the processor sets after
                 the last event that is wanted, or `asyncio.sleep(60)`. It is cancelled if the host is closed before.
                 None for no such end. Default: None.

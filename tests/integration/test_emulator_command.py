@@ -9,11 +9,13 @@ import pty
 import signal
 import socket
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 import trustme
 
+from eventpump.amqp.connection import SASL_HEADER
 from eventpump.emulator.config import HubSpec, load_config
 from tests.support.forks import COMMAND, start_python
 
@@ -46,6 +48,27 @@ async def test_emulator_serves_until_a_signal(number: signal.Signals, tmp_path: 
         out, err = await process.communicate()
         writer.close()
         await writer.wait_closed()
+    assert (process.returncode, out, err) == (0, b"", b"")
+
+
+async def test_emulator_in_the_background_of_a_script_is_not_interrupted() -> None:
+    """A shell starts it with SIGINT ignored: Ctrl-C does not end it, and SIGTERM does, in order."""
+    command = (sys.executable, "-m", "eventpump", "emulator", "--hub", "a:1", "--port", "0")
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, stdout=PIPE, stderr=PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        port = int((await process.stdout.readline()).partition(b";")[0].rpartition(b":")[2])
+        process.send_signal(signal.SIGINT)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(SASL_HEADER)
+            assert await reader.readexactly(8) == SASL_HEADER
+            writer.close()
+            await writer.wait_closed()
+        process.terminate()
+        out, err = await process.communicate()
     assert (process.returncode, out, err) == (0, b"", b"")
 
 

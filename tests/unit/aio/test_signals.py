@@ -75,6 +75,28 @@ async def test_first_signal_is_not_handled_where_loops_do_not(monkeypatch: pytes
 
 
 @pytest.mark.real_time
+@pytest.mark.parametrize("ignored", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("is_first", [False, True], ids=["each", "first"])
+async def test_signal_that_is_ignored_stays_ignored(ignored: signal.Signals, *, is_first: bool) -> None:
+    """A job in the background, started with SIGINT ignored, is not ended by Ctrl-C; the other signal arrives."""
+    arrived = asyncio.Event()
+    installed = signal.signal(ignored, signal.SIG_IGN)
+    try:
+        handling = handling_first_signal(arrived.set) if is_first else handling_signals(lambda _: arrived.set())
+        with handling:
+            assert signal.getsignal(ignored) is signal.SIG_IGN
+            (other,) = set(SIGNALS) - {ignored}
+            os.kill(os.getpid(), ignored)
+            await asyncio.sleep(0)
+            assert not arrived.is_set()
+            os.kill(os.getpid(), other)
+            await arrived.wait()
+        assert signal.getsignal(ignored) is signal.SIG_IGN
+    finally:
+        signal.signal(ignored, installed)
+
+
+@pytest.mark.real_time
 async def test_another_thread_handles_no_signals() -> None:
     """Outside of the main thread nothing is changed, and nothing is raised."""
     before = [signal.getsignal(number) for number in SIGNALS]
