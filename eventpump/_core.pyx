@@ -24,6 +24,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int32_t, int64_t, uin
 from libc.string cimport memcmp, memcpy, memmove
 
 cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident()
     const Py_ssize_t PY_SSIZE_T_MAX
     bint PyUnicode_IS_COMPACT_ASCII(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
@@ -1671,7 +1672,7 @@ cdef class PlainRoom:
 cdef class PlainIntake:
     """The base of `Intake` in the compiled build."""
 
-    cdef public object _add, _encode, _is_idempotent, _is_stamping, _outbox, _queue, _router, _time, refused
+    cdef public object _add, _encode, _is_idempotent, _is_stamping, _outbox, _queue, _router, _runner, _time, refused
     cdef public dict _lanes
     cdef public tuple _partition_ids
     cdef public PlainRoom _room
@@ -1696,6 +1697,8 @@ cdef class PlainIntake:
         cdef PlainPacker batch
         if self.blocked or not isinstance(event, event_data) or self._queue.wanting:
             return None
+        if self._runner._thread_id != PyThread_get_thread_ident():
+            return None  # another thread or loop: the caller will see
         now = self._time()
         if now >= self._outbox.yield_at:
             return None

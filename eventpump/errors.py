@@ -30,7 +30,7 @@
     ├── StoreError                    a store of leases, checkpoints or publishers' states failed
     ├── OwnershipLostError            the partition is no longer owned by this host
     ├── ProcessorFailedError          the user's processor raised, and the policy is to stop
-    └── ClosedError                   used after it was closed
+    └── ClosedError                   used after it was closed, or on another event loop
 
 AMQP conditions are mapped to these in :mod:`eventpump.eventhubs.conditions` only. No error contains a key, a signature
 or a token.
@@ -466,12 +466,17 @@ class ProcessorFailedError(EventPumpError):
 
 
 class ClosedError(EventPumpError):
-    """An object was used after it was closed.
+    """An object was used after it was closed, or on another event loop than the one that it belongs to.
 
     Args:
-        what: What was closed.
+        what: What was used, such as "EventProducer".
+        problem: Why it cannot be used. Default: "is closed".
     """
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"the {what} is closed")
+    def __init__(self, what: str, problem: str = "is closed") -> None:
+        super().__init__(f"the {what} {problem}")
         self.what = what
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[ClosedError], tuple[str, str]]:
+        return ClosedError, (self.what, self.problem)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar, TypeVarTuple, Unpack
 
+from eventpump.aio.home import HomeLoop
+
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
@@ -27,9 +29,15 @@ class SqliteThread:
     Args:
         name: What the thread's name begins with.
         connect: Opens the connection. Called in the thread, when the connection is opened.
+        owner: The class that it is a part of, for `home`.
+        warns: Whether to warn at the end of a loop that leaves it open.
+
+    Attributes:
+        home: The event loop that it belongs to.
     """
 
-    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, name: str, connect: Callable[[], sqlite3.Connection], *, owner: str, warns: bool = True) -> None:
+        self.home = HomeLoop(owner, warns=warns)
         self._connect = connect
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
@@ -63,6 +71,7 @@ class SqliteThread:
         if self._disconnected is None:
             self._disconnected = self._submit(self._disconnect)
             self._executor.shutdown(wait=False)
+            self.home.close()
 
     async def aclose(self) -> None:
         """Close, and wait until the thread has ended. Cancelled, it still ends."""
@@ -72,6 +81,7 @@ class SqliteThread:
         self._executor.shutdown()  # to disconnect was the last work: nothing is waited for but the end of the thread
 
     def _submit(self, work: Callable[[Unpack[_Ts]], _T], *arguments: *_Ts) -> asyncio.Future[_T]:
+        self.home.enter()
         return asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
     # ---- in the thread

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Protocol, Self, TypeVar, Unpack, cast, runtime_checkable
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.signals import handling_first_signal
 from eventpump.aio.tasks import gather
@@ -183,6 +184,7 @@ class EventHubsApp:
         self._publications: dict[Function, list[Publication]] = {}
         self._producer_options: dict[str, dict[str, Any]] = {}
         self._stopping: asyncio.Event | None = None
+        self._home = HomeLoop(type(self).__name__)  # during a run
         self._group: asyncio.TaskGroup | None = None
         self._hosts: dict[tuple[str, str], EventProcessorHost] = {}
         self._producers: dict[str, BufferedProducer] = {}
@@ -365,10 +367,12 @@ class EventHubsApp:
     def stop(self) -> None:
         """Begin to close, without waiting. A function may call this."""
         if self._stopping is not None:
+            self._home.enter()
             self._stopping.set()
 
     async def __aenter__(self) -> Self:
         """Run in the background. If a host fails, the body is cancelled, and the error is raised at its end."""
+        self._home.enter()
         if self._group is not None:
             raise ConfigurationError("app", "runs already")
         self._group = asyncio.TaskGroup()
@@ -382,6 +386,7 @@ class EventHubsApp:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close in order."""
+        self._home.enter()
         group, self._group = self._group, None
         assert group is not None
         self.stop()
@@ -391,11 +396,14 @@ class EventHubsApp:
             if len(errors.exceptions) > 1:
                 raise
             raise errors.exceptions[0] from None
+        finally:
+            self._home.release()
 
     async def _run(self, *, handle_signals: bool = False, overrides: _Overrides | None = None) -> None:
         if not self._subscribers:
             raise ConfigurationError("app", "has no subscriber: decorate a function with @app.subscriber(hub)")
         self._check_publications()
+        self._home.enter()
         if self._stopping is not None:
             raise ConfigurationError("app", "runs already")
         by_host: dict[tuple[str, str], list[_Subscriber]] = {}
@@ -422,6 +430,7 @@ class EventHubsApp:
                 await gather(host.run(until=stopping.wait()) for host in hosts)
         finally:
             self._stopping = None
+            self._home.release()
 
     def _check_publications(self) -> None:
         subscribed = {each.route.handler.function for each in self._subscribers}

@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.signals import handling_first_signal
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
@@ -115,6 +116,7 @@ class PartitionHost:
         self._batches: BatchQueue | None = None
         self._batches_run: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__)
 
     @property
     def hub(self) -> str:
@@ -173,6 +175,7 @@ class PartitionHost:
             ProcessorFailedError: The processor raised, and the failure policy is "stop".
             ClosedError: The host was closed before.
         """
+        self._home.enter()
         if self._is_closed:
             raise ClosedError("processor host")
         if self._main is not None:
@@ -218,6 +221,7 @@ class PartitionHost:
             deadline: Seconds that closing may take; None for the close time-out. If they do not suffice, releasing the
                 leases, cancelling, and closing the connection and the store may each take one second more.
         """
+        self._home.enter()
         self.stop(deadline)
         if self._batches is not None:
             self._batches.give_back(asyncio.current_task())
@@ -276,6 +280,7 @@ class PartitionHost:
 
     def _start_for_batches(self, handle_signals: bool) -> asyncio.Task[None]:
         """Return the task that runs the host, started if there is none."""
+        self._home.enter()
         if self._batches_run is None:
             running = self._main
             if running is None:
@@ -337,6 +342,8 @@ class PartitionHost:
         Args:
             deadline: As of `aclose`.
         """
+        if self._manager is not None:
+            self._home.enter()
         self._stop(self._settings.close_timeout if deadline is None else deadline)
 
     def _stop(self, within: float) -> None:
@@ -460,6 +467,7 @@ class PartitionHost:
 
     def _prepare(self) -> PartitionManager:
         """Return the manager, made when it is first needed."""
+        self._home.enter()
         if self._is_closed:
             raise ClosedError("processor host")
         if self._manager is None:
@@ -511,6 +519,7 @@ class PartitionHost:
 
     async def _disconnect(self) -> None:
         """Close the transport and the store. Does nothing if they were never used, or are closed."""
+        self._home.close()
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return

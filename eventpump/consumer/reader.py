@@ -14,6 +14,7 @@ from itertools import repeat
 from types import TracebackType
 from typing import Self
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
@@ -83,6 +84,7 @@ class PartitionReader:
         self._watch: RangeWatch | None = None
         self._is_end_passed = False
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__)
         self._end = settings.end
         self._is_at_end = False
         self._last: bytes | None = None
@@ -137,6 +139,7 @@ class PartitionReader:
         Raises:
             ServiceError: The partition cannot be read.
         """
+        self._home.enter()
         if self._is_closed or self._feed is not None:
             raise ClosedError("partition reader")
         transport = self._transport = self._transport_factory()
@@ -207,6 +210,7 @@ class PartitionReader:
             max_messages: The most messages to return. Default: 300.
             max_wait_time: Seconds to wait for the first message; None for no limit.
         """
+        self._home.enter()
         if max_messages < 1:
             raise ConfigurationError("max_messages", "must be at least 1")
         if self._keyed is not None:
@@ -242,6 +246,7 @@ class PartitionReader:
             DataLossError: Likewise.
             Exception: What the handler raised.
         """
+        self._home.enter()
         _check_processor(processor)
         if handler_retry is not None and handler_retry.max_retries is None:
             problem = "must have a limit, because an event that is retried forever would hold `position` back: set "
@@ -427,6 +432,7 @@ class PartitionReader:
 
     async def aclose(self) -> None:
         """Detach and disconnect. Closing twice is fine. If cancelled, the link still ends."""
+        self._home.enter()
         self._is_closed = True
         try:
             if self._watch is not None:
@@ -438,6 +444,7 @@ class PartitionReader:
                 if self._silence is not None:
                     await self._silence.aclose()
             finally:
+                self._home.close()
                 if self._transport is not None and self._owns_transport:
                     await self._transport.aclose()
 

@@ -200,7 +200,7 @@ class DurableStore:
         self._inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._rows: dict[PartitionLog, int] = {}
         self._loop = asyncio.get_running_loop()
-        self._thread = SqliteThread("eventpump-emulator-writer", self._connect)
+        self._thread = SqliteThread("eventpump-emulator-writer", self._connect, owner="Emulator", warns=False)
         self._writing: asyncio.Future[tuple[list[_Work], str] | None] | None = None
         self._is_closed = False
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from eventpump.aio.home import HomeLoop
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
@@ -133,6 +134,7 @@ class Emulator:
         self._ws_server: WebSocketServer | None = None
         self._port = 0
         self._ws_port: int | None = None
+        self._home = HomeLoop(type(self).__name__)  # while it runs
 
     # ------------------------------------------------------------------------------------------------- life
 
@@ -195,6 +197,7 @@ class Emulator:
         self._ws_port = None if ws_server is None else ws_server.port
         service.authority = f"{self.host}:{self._port}"
         self._service = service
+        self._home.enter()
 
     @contextlib.contextmanager
     def _listening(self, field: str, port: int) -> Iterator[None]:
@@ -214,6 +217,8 @@ class Emulator:
         service, server, ws_server = self._service, self._server, self._ws_server
         if service is None or server is None:
             return
+        self._home.enter()
+        self._home.release()
         self._service = self._server = self._ws_server = None
         server.close()
         if ws_server is not None:
@@ -384,6 +389,7 @@ class Emulator:
     def _running(self) -> Service:
         if self._service is None:
             raise RuntimeError("the emulator is not started")
+        self._home.enter()
         return self._service
 
 

@@ -40,17 +40,19 @@ class Batch(BatchPacker, Generic[E]):
     Attributes:
         partition_id: Where it goes; None for the gateway.
         events: What was given for each event, in order.
+        home: The event loop that will know the outcome, a `HomeLoop`; None if there is none.
         is_due: Whether it may be taken.
         parts: The outcomes that are known.
         waiters: The futures of those who wait for the outcome of an event, with the event's number.
     """
 
-    __slots__ = ("events", "is_due", "partition_id", "parts", "waiters")
+    __slots__ = ("events", "home", "is_due", "partition_id", "parts", "waiters")
 
     def __init__(self, partition_id: str | None, limit: int, *, idempotent: bool, stamped: bool) -> None:
         super().__init__(limit, idempotent=idempotent, stamped=stamped, oversized=True)
         self.partition_id = partition_id
         self.events: list[E] = []
+        self.home: Any = None
         self.is_due = False
         self.parts: list[Part] = []
         self.waiters: dict[Any, int] = {}

@@ -82,6 +82,8 @@ class HubBufferedProducer:
                 raise ConfigurationError(name, "is a plain function; let it start a task for what takes time")
         check_router(router)
         self._producer = producer
+        self._home = producer.home
+        self._home.represents(type(self).__name__, lost=self._what_is_lost, on_end=self._loop_ended)
         self._on_success = on_success
         self._on_error = on_error
         self._outbox: Outbox[EventData] = Outbox(
@@ -147,6 +149,7 @@ class HubBufferedProducer:
             ServiceError: The last attempt failed. `open` may be called again.
             ConfigurationError: The buffer is too small for that many partitions.
         """
+        self._home.enter()
         self._require_open()
         while not self._is_open:
             if self._opening is not None:
@@ -179,7 +182,7 @@ class HubBufferedProducer:
         self._time = clock_of(asyncio.get_running_loop())
         self._outbox.add_lanes(partition_ids)
         self._queue = RoomQueue(_NAME, self._room, self._outbox.lanes, self._outbox.send_now)
-        self._intake.begin(partition_ids, self._room, self._queue, self._time)
+        self._intake.begin(partition_ids, self._room, self._queue, self._time, self._home.runner)
         self._is_open = True
 
     # ------------------------------------------------------------------------------------------ accepting
@@ -243,6 +246,7 @@ class HubBufferedProducer:
             size = len(head) + len(rest)
             has_room = False
         else:
+            self._home.enter()
             if not self._is_open:
                 await self._in_turn(self.open())
             if self._yielding or self._time() >= self._outbox.yield_at:
@@ -269,6 +273,7 @@ class HubBufferedProducer:
     ) -> list[DeliveryReceipt]:
         """Accept several events; see `send`."""
         each = events_of(events)
+        self._home.enter()
         self._require_open()
         if partition_id is not None and self._is_open:
             self._intake.route(
@@ -291,6 +296,8 @@ class HubBufferedProducer:
             ConfigurationError: It is not open yet, or the key is too long.
         """
         self._require_open()
+        if not self._intake.is_home():
+            self._home.enter()
         if not self._is_open:
             raise ConfigurationError(_NAME, "is not open: enter it with `async with`, or await `open()`")
         head, rest = self._intake.encode(event, partition_key)
@@ -455,6 +462,7 @@ class HubBufferedProducer:
 
         Failures are reported by receipts and `on_error`. Cancelled, everything goes on.
         """
+        self._home.enter()
         await self._outbox.flush()
 
     async def aclose(self, *, flush: bool = True, deadline: float | None = None) -> None:
@@ -474,6 +482,7 @@ class HubBufferedProducer:
         Raises:
             PublishOutcomeUnknownError: Idempotent: something stayed in doubt; everything is closed nevertheless.
         """
+        self._home.enter()
         if self._is_closed:
             await self._has_ended.wait()
             return
@@ -539,6 +548,16 @@ class HubBufferedProducer:
                 await self._outbox.aclose(stream.CLOSE_TIMEOUT if left is None else LAST_SECOND)
             finally:
                 self._has_ended.set()
+
+    def _what_is_lost(self) -> str:
+        events = self.buffered_events
+        return f"{events} event{'s' * (events != 1)} in its buffer" if events else ""
+
+    async def _loop_ended(self) -> None:
+        """Called at the end of the loop, if this is not closed: what it holds fails, as when it is closed."""
+        self._is_closed = True
+        self._intake.blocked += 1
+        await self._outbox.aclose()  # another step of the loop may have begun to send meanwhile
 
     def _require_open(self) -> None:
         if self._is_closed:

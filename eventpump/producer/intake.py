@@ -7,6 +7,7 @@ import time
 from asyncio import base_events
 from collections.abc import Callable, Generator
 from functools import lru_cache
+from threading import get_ident
 from typing import Any, NamedTuple, NoReturn
 
 from eventpump.compiled import based_on_core, core
@@ -54,6 +55,8 @@ class DeliveryReceipt:
         part = batch.part(index)
         if part is None:
             # A future of this wait alone: cancelling a task cancels the future it waits for.
+            if batch.home is not None:
+                batch.home.enter()
             waiter: asyncio.Future[Part] = asyncio.get_running_loop().create_future()
             batch.waiters[waiter] = index
             try:
@@ -134,6 +137,7 @@ class Intake:
         "_queue",
         "_room",
         "_router",
+        "_runner",
         "_time",
         "blocked",
         "refused",
@@ -164,16 +168,27 @@ class Intake:
         self._room: BufferRoom
         self._queue: RoomQueue
         self._time: Callable[[], float]
+        self._runner: Any = None
 
     def begin(
-        self, partition_ids: tuple[str, ...], room: BufferRoom, queue: RoomQueue, clock: Callable[[], float]
+        self,
+        partition_ids: tuple[str, ...],
+        room: BufferRoom,
+        queue: RoomQueue,
+        clock: Callable[[], float],
+        runner: Any,
     ) -> None:
-        """Accept events from now on."""
+        """Accept events from now on, in the thread that `_thread_id` of `runner` is (`HomeLoop.runner`)."""
         self._partition_ids = partition_ids
         self._room = room
         self._queue = queue
         self._time = clock
+        self._runner = runner
         self.blocked -= 1
+
+    def is_home(self) -> bool:
+        """Return whether the loop runs in this thread, as far as that is known without `HomeLoop.enter`."""
+        return self._runner is not None and bool(self._runner._thread_id == get_ident())  # noqa: SLF001 - as begin says
 
     def accept(
         self,
@@ -198,6 +213,8 @@ class Intake:
         is_exact = type(event) is EventData  # another kind may encode itself otherwise
         if self.blocked or self._queue.wanting or not (is_exact or isinstance(event, EventData)):
             return None
+        if self._runner._thread_id != get_ident():  # noqa: SLF001 - as begin says
+            return None  # another thread or loop: the caller will see
         now = self._time()
         if now >= self._outbox.yield_at:
             return None

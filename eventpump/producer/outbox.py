@@ -237,6 +237,7 @@ class Outbox(Generic[E]):
         self.yield_at = inf
         self.on_due: Callable[[str | None], None] | None = None
         self._producer = producer
+        self._home = producer.home
         self._name = name
         self._on_end = on_end
         self._max_in_flight = max_in_flight
@@ -263,6 +264,7 @@ class Outbox(Generic[E]):
     # ------------------------------------------------------------------------------------------ filling
 
     def _begun(self, batch: Batch[E]) -> None:
+        batch.home = self._home
         self._open.add(batch)
         if self._timer is None:
             self._set_timer()

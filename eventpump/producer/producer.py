@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
@@ -162,12 +163,15 @@ class HubProducer:
             self._context.check_partitions = self._check_partitions
         # An unused target is kept only if it has something to keep: its name may be any text.
         self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
+        self.home = HomeLoop(type(self).__name__)
+        """The event loop that it belongs to: that of its first use."""
         self._closing: asyncio.Task[None] | None = None
         self._router = router
         self._partition_ids: tuple[str, ...] = ()
         self._listing: SingleFlight[tuple[str, ...]] = SingleFlight("list a hub's partitions", of="producer")
 
     async def __aenter__(self) -> Self:
+        self.home.enter()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -230,6 +234,7 @@ class HubProducer:
             ConfigurationError: A target that an idempotent producer does not send to, or a key that is too long.
             ServiceError: The link that knows the limit cannot be attached.
         """
+        self.home.enter()
         self._check_target(partition_id, partition_key)
         if partition_id is None and self._router is not None:
             partition_id = await self._routed(self._router, EventData(b""), partition_key)
@@ -256,6 +261,7 @@ class HubProducer:
         Raises:
             ServiceError: It could not be read from a link.
         """
+        self.home.enter()
         limit = await self._target(partition_id).limit()
         return MAX_BATCH_SIZE if limit >= _NO_LIMIT else limit
 
@@ -300,6 +306,7 @@ class HubProducer:
             ProducerDisconnectedError: Another producer with a higher owner level took over the partition. Final.
             InvalidClientStateError: The numbers do not agree with the service's. Final for the partition.
         """
+        self.home.enter()
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
@@ -354,6 +361,7 @@ class HubProducer:
         )
 
     async def _read(self, what: str, read: Callable[[], Awaitable[_P]]) -> _P:
+        self.home.enter()
         context = self._context
         return await retrying(
             read,
@@ -370,6 +378,7 @@ class HubProducer:
         Raises:
             EventPumpError: It cannot be attached, or the partition has failed.
         """
+        self.home.enter()
         return await self._target(partition_id).properties()
 
     async def settle(self, partition_id: str) -> None:
@@ -378,6 +387,7 @@ class HubProducer:
         Raises:
             EventPumpError: The partition has failed.
         """
+        self.home.enter()
         target = self._targets.get(partition_id)
         if target is not None:
             await target.settle()
@@ -394,6 +404,7 @@ class HubProducer:
         Raises:
             PublishOutcomeUnknownError: Something stayed in doubt; everything is closed nevertheless.
         """
+        self.home.enter()
         context = self._context
         context.closed.set()
         if self._closing is not None:
@@ -468,6 +479,7 @@ class HubProducer:
             except asyncio.CancelledError as cancelled:
                 failure, until = cancelled, 0.0
             first = first or failure
+        self.home.close()
         if first is not None:
             raise first
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.tasks import TaskSet
 from eventpump.cancellation import is_failure
 from eventpump.core.starts import retained_from
@@ -164,6 +165,7 @@ class CaptureSource(ClosingSource):
         self.tasks = TaskSet(_task_failed)
         """The tasks of all links."""
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__, warns=False)  # its parts have a warning of their own
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -180,6 +182,7 @@ class CaptureSource(ClosingSource):
 
     async def partitions(self) -> HubProperties:
         """See `EventSource`. Without a live hub, the partitions of which there are files."""
+        self._home.enter()
         self._check_open()
         if self.live is not None:
             return await self.live.partitions()
@@ -188,6 +191,7 @@ class CaptureSource(ClosingSource):
 
     async def partition_properties(self, partition_id: str) -> PartitionProperties:
         """See `EventSource`. It begins with the first event of the files."""
+        self._home.enter()
         names = await self._names(partition_id)
         first = await self._next_mark(names)
         if self.live is not None:
@@ -226,6 +230,7 @@ class CaptureSource(ClosingSource):
         owner_level: int | None = None,
     ) -> _CaptureLink:
         """See `EventSource`."""
+        self._home.enter()
         start = await self._find(partition_id, position)
 
         async def open_live(where: EventPosition, into: ReceiveSink) -> SourceLink:
@@ -241,6 +246,8 @@ class CaptureSource(ClosingSource):
 
     async def aclose(self) -> None:
         """See `EventSource`. Closes `live` too."""
+        self._home.enter()
+        self._home.close()
         self._is_closed = True
         try:
             for link in tuple(self._links):

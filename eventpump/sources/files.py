@@ -132,7 +132,9 @@ class CaptureContainer:
         # The storage SDK takes long to import; only those who use blobs pay for it.
         from eventpump.storage.blob_access import BlobContainer
 
-        self._container = BlobContainer(container, connection_string, account_url, credential, call_timeout)
+        self._container = BlobContainer(
+            container, connection_string, account_url, credential, call_timeout, owner=type(self).__name__
+        )
 
     async def names(self, prefix: str) -> list[str]:
         """See `CaptureFiles`."""

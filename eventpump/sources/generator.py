@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 
+from eventpump.aio.home import HomeLoop
 from eventpump.amqp import codec
 from eventpump.amqp.sections import MARKER, MESSAGE_ANNOTATIONS, encode_data
 from eventpump.errors import ClosedError, ConfigurationError, EntityNotFoundError, SourceEndedError
@@ -132,6 +133,7 @@ class GeneratorSource(ClosingSource):
         self._links: dict[NumberedLink, asyncio.TimerHandle | None] = {}
         self._began: float | None = None
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__, warns=False)  # it holds timers alone
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -145,11 +147,13 @@ class GeneratorSource(ClosingSource):
 
     async def partitions(self) -> HubProperties:
         """See `EventSource`."""
+        self._home.enter()
         self._begin()
         return HubProperties(self._hub, ORIGIN, self._partition_ids)
 
     async def partition_properties(self, partition_id: str) -> PartitionProperties:
         """See `EventSource`."""
+        self._home.enter()
         self._check(partition_id)
         end = self._end()
         newest = end - 1
@@ -173,6 +177,7 @@ class GeneratorSource(ClosingSource):
         owner_level: int | None = None,
     ) -> NumberedLink:
         """See `EventSource`."""
+        self._home.enter()
         self._check(partition_id)
         first = first_to_read(position, 0, self._end(), first_after=self._first_after)
 
@@ -200,6 +205,8 @@ class GeneratorSource(ClosingSource):
 
     async def aclose(self) -> None:
         """See `EventSource`."""
+        self._home.enter()
+        self._home.close()
         self._is_closed = True
         for link in tuple(self._links):
             await link.aclose()

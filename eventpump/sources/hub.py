@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventpump.aio.home import HomeLoop
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import (
     HubProperties,
@@ -28,6 +29,7 @@ class HubSource(ClosingSource):
         """The transport. A host or a reader of this source uses it directly."""
         self._hub = hub
         self._owns_transport = owns_transport
+        self._home = HomeLoop(type(self).__name__)
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -41,10 +43,12 @@ class HubSource(ClosingSource):
 
     async def partitions(self) -> HubProperties:
         """See `EventSource`."""
+        self._home.enter()
         return await self.transport.get_hub_properties(self._hub)
 
     async def partition_properties(self, partition_id: str) -> PartitionProperties:
         """See `EventSource`."""
+        self._home.enter()
         return await self.transport.get_partition_properties(self._hub, partition_id)
 
     async def open(
@@ -57,10 +61,13 @@ class HubSource(ClosingSource):
         owner_level: int | None = None,
     ) -> ReceiveLink:
         """See `EventSource`."""
+        self._home.enter()
         spec = ReceiveLinkSpec(self._hub, consumer_group, partition_id, position, owner_level)
         return await self.transport.open_receive_link(spec, sink)
 
     async def aclose(self) -> None:
         """See `EventSource`. Links of a transport that is not the source's own stay open."""
+        self._home.enter()
+        self._home.close()
         if self._owns_transport:
             await self.transport.aclose()

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from eventpump.aio.home import HomeLoop
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Timestamp
 from eventpump.errors import (
@@ -80,6 +81,7 @@ class MemorySource(ClosingSource):
             for number in range(partitions)
         }
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__, warns=False)  # while it has links
 
     # ------------------------------------------------------------------------------------------- what a test does
 
@@ -229,6 +231,7 @@ class MemorySource(ClosingSource):
         partition = self._found(partition_id)
         if partition.refusals:
             raise partition.refusals.pop(0)
+        self._enter(is_new=True)
 
         def first_after(moment: datetime, inclusive: bool) -> int:
             find = bisect_left if inclusive else bisect_right
@@ -248,12 +251,21 @@ class MemorySource(ClosingSource):
 
     async def aclose(self) -> None:
         """See `EventSource`."""
+        self._enter()
         self._is_closed = True
         for partition in self._partitions.values():
             for link in tuple(partition.links):
                 await link.aclose()
 
+    def _enter(self, *, is_new: bool = False) -> None:
+        if not any(partition.links for partition in self._partitions.values()):
+            self._home.release()
+            if not is_new:
+                return
+        self._home.enter()
+
     def _chosen(self, partition_id: str | None) -> list[_Partition]:
+        self._enter()
         if partition_id is None:
             return list(self._partitions.values())
         if partition_id not in self._partitions:

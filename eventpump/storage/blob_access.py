@@ -17,7 +17,8 @@ from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoun
 from azure.storage.blob import BlobProperties
 from azure.storage.blob.aio import BlobClient, ContainerClient
 
-from eventpump.errors import ConfigurationError, StoreError
+from eventpump.aio.home import HomeLoop
+from eventpump.errors import ClosedError, ConfigurationError, StoreError
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class BlobContainer:
         account_url: Its URL.
         credential: Any that azure.storage.blob takes.
         call_timeout: How long one request may take, in seconds.
+        owner: The class that it is a part of, for errors.
 
     Raises:
         ConfigurationError: The values cannot work.
@@ -98,6 +100,8 @@ class BlobContainer:
         account_url: str | None,
         credential: Any,
         call_timeout: float,
+        *,
+        owner: str,
     ) -> None:
         if call_timeout <= 0:
             raise ConfigurationError("call_timeout", "must be above 0")
@@ -108,6 +112,8 @@ class BlobContainer:
             else container
         )
         self._timeout = float(call_timeout)
+        self.home = HomeLoop(owner)
+        """The event loop that it belongs to."""
         # The stores' callers decide what is tried again: the SDK's retries start at 15 s, half a lease.
         self.options: Final[dict[str, Any]] = {
             "retry_total": 0,
@@ -174,6 +180,12 @@ class BlobContainer:
             RefusedError: The storage account refused it for a reason that the caller may expect.
             StoreError: It failed.
         """
+        try:
+            self.home.enter()
+        except ClosedError:
+            if asyncio.iscoroutine(request):
+                request.close()
+            raise
         try:
             async with asyncio.timeout(self._timeout):
                 return await request
@@ -271,6 +283,8 @@ class BlobContainer:
 
     async def aclose(self) -> None:
         """Close the client, unless it is the caller's."""
+        self.home.enter()
+        self.home.close()
         if self._owns_client:
             await self.client.close()
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+from eventpump.aio.home import HomeLoop
 from eventpump.aio.tasks import SingleFlight
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Source, Target
@@ -107,6 +108,7 @@ class NamespaceTransport(ABC):
         self._connecting = SingleFlight[_Live]("connect", of="transport")
         self._had_usable_files = False
         self._is_closed = False
+        self._home = HomeLoop(type(self).__name__, warns=False)
 
     @property
     def fully_qualified_namespace(self) -> str:
@@ -227,6 +229,7 @@ class NamespaceTransport(ABC):
 
     async def _connected(self) -> _Live:
         """Return the live connection, or connect. Concurrent callers share the attempt and its failure."""
+        self._home.enter()
         if self._is_closed:
             raise ClosedError("transport")
         if self._live is not None and self._live.connection.is_alive:
@@ -301,6 +304,8 @@ class NamespaceTransport(ABC):
 
     async def aclose(self) -> None:
         """See `Transport`. If cancelled, the connection is dropped instead of closed in order."""
+        self._home.enter()
+        self._home.close()
         self._is_closed = True
         try:
             await self._connecting.aclose()

@@ -265,4 +265,9 @@ async def _rest(delay: float) -> None:
 
 
 def _renewal_failed(name: str, error: BaseException) -> None:
-    _log.error("%s: failed", name, exc_info=error)
+    if isinstance(error, asyncio.CancelledError):
+        # As a rule the loop ends, and the client, which was not closed, is named by a warning. Otherwise the service
+        # detaches the links when the token expires, and they are attached again with another one.
+        _log.debug("%s: cancelled", name)
+    else:
+        _log.error("%s: failed", name, exc_info=error)

@@ -11,6 +11,7 @@ import gc
 import pickle
 import re
 import sys
+import threading
 import tracemalloc
 import weakref
 from collections import OrderedDict
@@ -1014,6 +1015,7 @@ def test_batch_whose_parts_are_replaced_reads_nothing_else() -> None:
 # -------------------------------------------------------------------------------------- Intake, BufferRoom, receipts
 
 PARTITIONS = ("0", "1", "2")
+HERE = SimpleNamespace(_thread_id=threading.get_ident())
 SMALL = sum(map(len, pieces_of_in_python(EventData(bytes(1)))))
 """The size of one of the events that are sent, in bytes: some batches are full to the byte."""
 
@@ -1053,7 +1055,7 @@ class Buffer:
             max_partition_bytes=random.choice((None, None, 200, 2**80)),
         )
         self.now = 0.0
-        self.intake.begin(PARTITIONS, self.room, self.queue, lambda: self.now)
+        self.intake.begin(PARTITIONS, self.room, self.queue, lambda: self.now, HERE)
 
     def do(self, random: Random) -> Any:
         """Do one thing, and return what came of it."""
@@ -1202,7 +1204,7 @@ def _room(kind: Any) -> Any:
 def _intake(kind: Any) -> Any:
     outbox = SimpleNamespace(add=max, lanes={}, yield_at=inf)
     intake = kind(HashRouter(), outbox, encode=None, max_events=5, stamping=False, idempotent=False)
-    intake.begin(PARTITIONS, _room(BufferRoom), SimpleNamespace(wanting=0), monotonic)
+    intake.begin(PARTITIONS, _room(BufferRoom), SimpleNamespace(wanting=0), monotonic, HERE)
     return intake
 
 

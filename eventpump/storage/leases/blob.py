@@ -132,7 +132,9 @@ class BlobLeaseStore:
         self._prefix = prefix.strip()
         self._create = create
         self._clock = LoopClock() if clock is None else clock
-        self._blobs = BlobContainer(container, connection_string, account_url, credential, timeout)
+        self._blobs = BlobContainer(
+            container, connection_string, account_url, credential, timeout, owner=type(self).__name__
+        )
         self._container, self._options = self._blobs.client, self._blobs.options
         self._consumer_group: str | None = None
         self._names = HubNames("", "")

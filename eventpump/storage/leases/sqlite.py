@@ -397,6 +397,8 @@ class SqliteLeaseStore:
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Leases stay as they are."""
+        if self._worker is not None:
+            self._worker.home.enter()
         self._is_closed = True
         if self._worker is None:
             return
@@ -420,6 +422,7 @@ class SqliteLeaseStore:
             raise ClosedError("lease store")
         if self._worker is None or not self._scope_id:
             raise StoreError(operation, "the store is not open: call open() first", partition_id=partition_id)
+        self._worker.home.enter()
         return self._worker
 
     @contextlib.contextmanager
@@ -621,7 +624,8 @@ class _Worker:
         self._path = path
         self._busy_timeout = busy_timeout
         self._loop = asyncio.get_running_loop()
-        self._thread = SqliteThread("eventpump sqlite", self._connect)
+        self._thread = SqliteThread("eventpump sqlite", self._connect, owner="SqliteLeaseStore")
+        self.home = self._thread.home
         self._pending: list[_Write] = []
 
     async def open(self) -> None:

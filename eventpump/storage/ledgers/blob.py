@@ -148,7 +148,12 @@ class BlobLedger:
         if self._signature is not None:
             url = f"{url}?{self._signature.get_secret_value()}"
         return BlobContainer(
-            self._container, None if text is None else text.get_secret_value(), url, credential, self._call_timeout
+            self._container,
+            None if text is None else text.get_secret_value(),
+            url,
+            credential,
+            self._call_timeout,
+            owner=type(self).__name__,
         )
 
     def __repr__(self) -> str:

@@ -52,7 +52,9 @@ class BlobPublisherStateStore:
         create: bool = False,
     ) -> None:
         self._create = create
-        self._blobs = BlobContainer(container, connection_string, account_url, credential, call_timeout)
+        self._blobs = BlobContainer(
+            container, connection_string, account_url, credential, call_timeout, owner=type(self).__name__
+        )
         self._prefix = prefix.strip()
         # A lock exists as long as it is held or waited for: partition ids may be any text.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()

@@ -54,7 +54,7 @@ class SqlitePublisherStateStore:
         self._path = os.fspath(path)
         self._busy_timeout = busy_timeout
         # One thread: a write that was given up on is over before the next one begins.
-        self._thread = SqliteThread("eventpump publisher state", self._connect)
+        self._thread = SqliteThread("eventpump publisher state", self._connect, owner=type(self).__name__)
         self._is_closed = False
 
     async def open(self) -> None:
@@ -114,6 +114,8 @@ class SqlitePublisherStateStore:
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Closing twice is fine."""
+        if not self._is_closed:
+            self._thread.home.enter()
         self._is_closed = True
         await self._thread.aclose()
 

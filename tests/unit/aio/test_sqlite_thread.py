@@ -30,7 +30,7 @@ def new_thread(path: Path, busy_timeout: float = 5.0) -> SqliteThread:
     def make() -> sqlite3.Connection:
         return connect(path, synchronous="NORMAL", busy_timeout=busy_timeout, prepare=create)
 
-    return SqliteThread("test of sqlite", make)
+    return SqliteThread("test of sqlite", make, owner="Store", warns=False)
 
 
 @asynccontextmanager

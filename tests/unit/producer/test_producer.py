@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -63,10 +64,10 @@ def transport(hub: FakeHub) -> CountingTransport:
 
 
 @pytest.fixture
-def producer(transport: CountingTransport) -> HubProducer:
-    return HubProducer(
-        transport, "telemetry", retry=RetryOptions(max_retries=3, base_delay=1.0, max_delay=2.0), rng=Highest()
-    )
+async def producer(transport: CountingTransport) -> AsyncIterator[HubProducer]:
+    retry = RetryOptions(max_retries=3, base_delay=1.0, max_delay=2.0)
+    async with HubProducer(transport, "telemetry", retry=retry, rng=Highest()) as made:
+        yield made
 
 
 def now() -> float:
@@ -244,7 +245,8 @@ async def test_send_of_what_is_no_event_data_is_refused(producer: HubProducer, e
 async def test_create_batch_without_a_stated_limit_holds_1_mib() -> None:
     """Where the service states no limit, a batch is filled to 1 MiB."""
     transport = FakeTransport(FakeHub(max_message_size=2**63))
-    assert (await HubProducer(transport, "telemetry").create_batch()).max_size_in_bytes == 1024 * 1024
+    async with HubProducer(transport, "telemetry") as producer:
+        assert (await producer.create_batch()).max_size_in_bytes == 1024 * 1024
 
 
 async def test_send_cancelled_while_opening_leaves_the_link_to_others(hub: FakeHub, producer: HubProducer) -> None:

@@ -145,7 +145,6 @@ async def test_send_with_a_router_that_is_wrong_is_refused() -> None:
             HubProducer(FakeTransport(hub), "telemetry", router=not_one)
     assert _places(hub) == {"0": [], "1": []}
     router: PartitionRouter = RingRouter()
-    with pytest.raises(ConfigurationError, match="along with"):
-        await HubProducer(FakeTransport(hub), "telemetry", router=router).send(
-            EventData(b"x"), partition_id="0", partition_key="k"
-        )
+    async with HubProducer(FakeTransport(hub), "telemetry", router=router) as producer:
+        with pytest.raises(ConfigurationError, match="along with"):
+            await producer.send(EventData(b"x"), partition_id="0", partition_key="k")
