@@ -71,6 +71,7 @@ references = {}
 """The Python classes that those below are a part of, by the name of that part (`eventpump.compiled.based_on_core`)."""
 
 cdef object whole_event = None
+cdef type event_data = None
 
 
 def complete(str name not None, reference not None, whole not None):
@@ -81,10 +82,14 @@ def complete(str name not None, reference not None, whole not None):
         reference: The whole class in Python.
         whole: What is made of both.
     """
-    global whole_event
+    global whole_event, event_data
     references[name] = reference
     if name == "EncodedEvent":
         whole_event = whole
+    elif name == "PlainEventData":
+        if not isinstance(whole, type) or not issubclass(whole, PlainEventData):
+            raise TypeError("the class of events must be based on that of the core")
+        event_data = whole
 
 
 cdef inline int64_t size_at(const unsigned char *at) noexcept nogil:
@@ -1406,24 +1411,22 @@ cdef Py_ssize_t id_place = 0
 cdef int64_t number_count = 1
 cdef object python_number_events = None
 cdef object open_state = None
-cdef type event_data = None
 
 
-def seal_events(event_class, to_pieces, to_message, bytes key not None, Py_ssize_t id_at, int64_t numbers):
+def seal_events(to_pieces, to_message, bytes key not None, Py_ssize_t id_at, int64_t numbers):
     """Set what the functions below share with `eventpump.eventhubs.sealing`.
 
     Args:
-        event_class: `EventData`.
         to_pieces: The reference of `pieces_of`.
         to_message: The reference of `number_events`.
         key: The name of the first annotation in that room.
         id_at: Where the producer id stands, counted from there.
         numbers: How many numbers there are.
     """
-    global event_data, python_pieces_of, python_number_events, first_key, id_place, number_count
-    if not issubclass(event_class, PlainEventData) or id_at < 0:
-        raise TypeError("the class of events must be based on that of the core, and the place lie behind the name")
-    event_data, python_pieces_of, python_number_events = event_class, to_pieces, to_message
+    global python_pieces_of, python_number_events, first_key, id_place, number_count
+    if id_at < 0:
+        raise ValueError("the place must lie behind the name")
+    python_pieces_of, python_number_events = to_pieces, to_message
     first_key, id_place, number_count = key, id_at, numbers
 
 

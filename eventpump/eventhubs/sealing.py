@@ -269,6 +269,6 @@ def _with_room(head: bytes) -> bytes:
 number_events_in_python, pieces_of_in_python = number_events, pieces_of
 """The references, in both builds."""
 if core is not None:
-    core.seal_events(EventData, pieces_of, number_events, _FIRST_KEY, _ID_AT, NUMBERS)
+    core.seal_events(pieces_of, number_events, _FIRST_KEY, _ID_AT, NUMBERS)
     core.begin_events(DATA_HEADS, _NUMBERED_DATA_HEADS, EVENT_HEADS, _NUMBERED_HEADS, envelope_head, _with_room)
     number_events, pieces_of = core.number_events, core.pieces_of

@@ -4,6 +4,8 @@ that is damaged elsewhere too.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -197,3 +199,20 @@ def test_properties_that_were_changed_are_those_of_the_copy() -> None:
     copy = event.to_event_data()
     copy.properties["b"] = 3
     assert (copy.properties, event.properties) == ({"a": 2, "b": 3}, {"a": 2, "b": "#property"})
+
+
+def test_copy_in_a_program_that_does_not_send_is_one_of_the_event() -> None:
+    """What encodes batches need not have been imported."""
+    program = (
+        "import sys; from eventpump.eventhubs.events import ReceivedEvent;"
+        f"assert ReceivedEvent({_PLAIN!r}).to_event_data().properties == {{'a': 1}};"
+        "assert 'eventpump.eventhubs.sealing' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+_PLAIN = Message(
+    message_annotations={SEQUENCE_NUMBER: 5, OFFSET: "7", ENQUEUED_TIME: Timestamp(0)},
+    application_properties={"a": 1},
+    body=Data((b"body",)),
+).encode()
