@@ -21,6 +21,7 @@ from eventpump.texts import excerpt
 _STRUCTURED: Final = "application/cloudevents"
 _JSON_FORMAT: Final = "application/cloudevents+json"
 _PREFIXES: Final = ("cloudEvents_", "cloudEvents:")
+_PREFIX_SIZE: Final = 12
 _PARAMETER: Final = re.compile(
     r';\s*+(?:([^\s=;"]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+)))?(?:[^;"]|"(?:[^"\\]|\\.)*+")*+', re.DOTALL
 )
@@ -37,6 +38,7 @@ _CHARSETS: Final = frozenset(
     )
 )
 """Python's names of the charsets that text can have. Other codecs are no charsets, or slow on bad input (punycode)."""
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _NAME: Final = re.compile(r"[a-z0-9]+")
 _NAMED: Final = ("id", "source", "type", "datacontenttype", "dataschema", "subject", "time", "specversion")
 _INTEGER: Final = range(-(1 << 31), 1 << 31)
@@ -219,17 +221,13 @@ def _from_structured(event: ReceivedEvent) -> CloudEvent:
 
 
 def _from_binary(event: ReceivedEvent) -> CloudEvent:
-    prefixes = {prefix for name in event.properties for prefix in _PREFIXES if name.startswith(prefix)}
-    if not prefixes:
+    properties: Mapping[Any, Any] = event.properties  # a sender's names may be of any type
+    named = [name for name in properties if isinstance(name, str) and name.startswith(_PREFIXES)]
+    if not named:
         raise _InvalidError("it has no application property cloudEvents:specversion, and is not in structured mode")
-    if len(prefixes) > 1:
+    if len({name[:_PREFIX_SIZE] for name in named}) > 1:
         raise _InvalidError("its application properties have both prefixes, cloudEvents: and cloudEvents_")
-    (prefix,) = prefixes
-    attributes = {
-        name.removeprefix(prefix): value
-        for name, value in event.properties.items()
-        if name.startswith(prefix) and value is not None
-    }
+    attributes = {name[_PREFIX_SIZE:]: value for name in named if (value := properties[name]) is not None}
     content_type, body = event.content_type, event.body
     if content_type is not None:
         attributes["datacontenttype"] = content_type
@@ -315,7 +313,7 @@ def _body(data: Any, content_type: str | None) -> tuple[bytes, str | None]:
 
 def _dumped(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = _JSON.encode(value)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _InvalidError(f"data has no form in JSON: {error}") from None
@@ -347,6 +345,8 @@ def _charset(content_type: str) -> str:
 
 
 def _is_json(content_type: str) -> bool:
+    if content_type == "application/json":
+        return True
     media = content_type.lower().partition(";")[0].strip()
     return media.endswith(("/json", "+json"))
 

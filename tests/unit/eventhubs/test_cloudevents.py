@@ -13,6 +13,7 @@ from azure.core.messaging import CloudEvent as AzureCloudEvent
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from eventpump.amqp.message import Data, Message
 from eventpump.amqp.types import Timestamp
 from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.cloudevents import CloudEvent
@@ -353,3 +354,9 @@ def test_the_official_package_reads_what_is_sent_and_the_other_way_round(
         content_type=written.properties["content-type"],
     )
     assert CloudEvent.from_event(back) == made
+
+
+def test_from_event_of_an_event_with_a_name_that_is_no_text_is_a_decode_error() -> None:
+    """Names of properties may be of any AMQP type: such a property is no attribute."""
+    with pytest.raises(DecodeError, match="specversion"):
+        CloudEvent.from_event(ReceivedEvent(Message(application_properties={5: 1}, body=Data((b"x",))).encode()))
