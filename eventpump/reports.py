@@ -49,6 +49,17 @@ class EventRange:
         return f"events {self.first_sequence_number} to {self.last_sequence_number} ({self.count})"
 
 
+def _numbers_of(events: EventRange | None) -> dict[str, object]:
+    """Return the fields of a log record that say which events it is about."""
+    if events is None:
+        return {}
+    return present(
+        first_sequence_number=events.first_sequence_number,
+        last_sequence_number=events.last_sequence_number,
+        event_count=events.count,
+    )
+
+
 def _number_of(event: ReceivedEvent) -> int | None:
     try:
         return event.sequence_number
@@ -256,6 +267,7 @@ class ProcessorFailed(HostReport):
         error: What it raised.
         failures: How many times in a row.
         delay: Seconds until the retry; None if there is no retry.
+        events: The events that it was called for; None if it is called without any.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -263,10 +275,13 @@ class ProcessorFailed(HostReport):
     error: BaseException
     failures: int
     delay: float | None
+    events: EventRange | None = None
 
     def describe(self) -> str:
+        of = "" if self.events is None else f" for {self.events}"
         then = "" if self.delay is None else f", trying again in {self.delay:.1f} s"
-        return f"{self.operation} raised ({self.failures} in a row){then}: {type(self.error).__name__}: {self.error}"
+        what = f"{self.operation} raised{of} ({self.failures} in a row){then}"
+        return f"{what}: {type(self.error).__name__}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,16 +451,23 @@ class HandlerSlow(HostReport):
         operation: The method that runs.
         running_for: Seconds since it was called.
         is_cancelled: Whether it is being cancelled now.
+        events: The events that it was called for; None if it is called without any.
+        waits_at: The line of the user's code at which it waits, as "file:line function", with what it awaits there if
+            that is a function of a library; None if that is not known.
     """
 
     level: ClassVar[int] = logging.WARNING
     operation: str
     running_for: float
     is_cancelled: bool
+    events: EventRange | None = None
+    waits_at: str | None = None
 
     def describe(self) -> str:
+        of = "" if self.events is None else f" for {self.events}"
+        where = "" if self.waits_at is None else f"; it waits at {self.waits_at}"
         then = ", and is cancelled" if self.is_cancelled else ""
-        return f"{self.operation} has not returned for {self.running_for:.1f} s{then}"
+        return f"{self.operation}{of} has not returned for {self.running_for:.1f} s{then}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -772,6 +794,7 @@ class Reporter:
             extra = {
                 **self._fields,
                 **present(owner_id=report.host, partition_id=report.partition_id, subscription=report.subscription),
+                **_numbers_of(getattr(report, "events", None)),
             }
             text = report.describe()
             self._logger.log(report.level, "host %s:%s %s", report.host, where, text, exc_info=trace, extra=extra)

@@ -167,6 +167,10 @@ class BatchQueue:
                 return offer
         return None
 
+    def holder_of(self, offer: Offer) -> asyncio.Task[Any] | None:
+        """Return the task that has a batch in hand, as far as that is known."""
+        return self._holders.get(offer)
+
     def give_back(self, task: asyncio.Task[Any] | None) -> None:
         """Give back what a task has in hand: it waits for the end of the host, and cannot process it meanwhile."""
         for offer in [offer for offer, holder in self._holders.items() if holder is task]:
@@ -300,7 +304,8 @@ class BatchDispatch(SerialDispatch):
             self._not_taken.cancel()
             while offer.is_in_hand:
                 try:
-                    await self._runner.run("process_events", offer.changed)
+                    worker = self._queue.holder_of(offer)
+                    await self._runner.run("process_events", offer.changed, events=events, worker=worker)
                 except Exception:  # noqa: S112 - it was cancelled by other code, but a loop still has the batch
                     continue
             return offer

@@ -259,6 +259,6 @@ async def still_belongs(
             raise error
         found = selection.matches(event)
 
-    await runner.run("filter", ask)
+    await runner.run("filter", ask, events=(event,))
     del doubts[doubt]
     return found

@@ -13,7 +13,7 @@ from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.errors import DecodeError, ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import Park, failure_step
-from eventpump.reports import EventParked, EventSkipped, ProcessorFailed
+from eventpump.reports import EventParked, EventRange, EventSkipped, ProcessorFailed
 
 
 class FailureHandling:
@@ -67,7 +67,8 @@ class FailureHandling:
         delay = None
         if step is FailureStep.RETRY and not self._tenure.life.is_ending:
             delay = failures.delay(self._around.rng)
-        self._tenure.report(ProcessorFailed, operation, error, failures.in_a_row, delay)
+        of = EventRange.of(events) if events else None
+        self._tenure.report(ProcessorFailed, operation, error, failures.in_a_row, delay, of)
         if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
             failure = ProcessorFailedError(self._tenure.partition_id, operation, stops_host=step is FailureStep.STOP)
             failure.__cause__ = error
@@ -115,11 +116,12 @@ class FailureHandling:
         # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.
         while self._tenure.may_deliver():
             try:
-                await self._runner.run("park", self._around.parking.park, *facts)
+                await self._runner.run("park", self._around.parking.park, *facts, events=events)
             except Exception as failure:
                 delay = backoff.next(self._around.rng)
+                retried_in = None if self._tenure.life.is_ending else delay
                 self._tenure.report(
-                    ProcessorFailed, "park", failure, backoff.failures, None if self._tenure.life.is_ending else delay
+                    ProcessorFailed, "park", failure, backoff.failures, retried_in, EventRange.of(events)
                 )
                 await self.call_process_error(failure)
                 if not await wait(delay):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Protocol, Self, TypeVar
 
+from eventpump.aio.frames import waits_at
 from eventpump.aio.watch import Watched
-from eventpump.reports import HandlerSlow, LoopBlocked, ProcessorFailed
+from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.reports import EventRange, HandlerSlow, LoopBlocked, ProcessorFailed
 
 _T = TypeVar("_T")
 
@@ -64,6 +66,9 @@ class Call:
         ended: When it returned last without an error, on the same clock.
         is_late: Whether it was cancelled because the pump ends.
         is_timed_out: Whether it was cancelled because of `handler_timeout`.
+        events: The events that it was called with.
+        work: What the method returned, to be awaited.
+        worker: The task that `work` runs in, if that is not `task`.
     """
 
     operation: str
@@ -73,6 +78,14 @@ class Call:
     ended: float = 0.0
     is_late: bool = False
     is_timed_out: bool = False
+    events: Sequence[ReceivedEvent] = ()
+    work: object = None
+    worker: asyncio.Task[Any] | None = None
+
+    @property
+    def range(self) -> EventRange | None:
+        """The range of its events; None if it has none."""
+        return EventRange.of(self.events) if self.events else None
 
 
 class InHand:
@@ -149,6 +162,12 @@ class HandlerRunner:
         return next((call.operation for call in self._calls), None)
 
     @property
+    def oldest(self) -> tuple[float, EventRange | None] | None:
+        """For how many seconds the call runs that began first, and its events; None if none runs."""
+        call = min(self._calls, key=lambda each: each.began, default=None)
+        return None if call is None else (self._now() - call.began, call.range)
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether the pump waits for the current code, or for code that has started it."""
         hand = _IN_HAND.get()
@@ -190,13 +209,22 @@ class HandlerRunner:
         if self._slow_timer is not None:
             self._slow_timer.cancel()
 
-    async def run(self, operation: str, method: Callable[..., Awaitable[None]], *args: object) -> None:
+    async def run(
+        self,
+        operation: str,
+        method: Callable[..., Awaitable[None]],
+        *args: object,
+        events: Sequence[ReceivedEvent] = (),
+        worker: asyncio.Task[Any] | None = None,
+    ) -> None:
         """Run a method of the processor in the current task.
 
         Args:
             operation: The name of the method.
             method: What to call and await.
             *args: Its arguments.
+            events: The events that it is called for.
+            worker: The task of the user's that it waits for; None if the user's code is the method itself.
 
         Raises:
             PumpEndedError: A deadline cancelled it.
@@ -204,18 +232,24 @@ class HandlerRunner:
                 `RuntimeError`, so that the failure policy applies to it.
             KeyboardInterrupt, SystemExit: As raised.
         """
-        await self._run(self.call(operation), method, args)
+        call = self.call(operation)
+        call.events, call.worker = events, worker
+        await self._run(call, method, args)
 
-    def run_batch(self, call: Call, method: Callable[..., Awaitable[None]], *args: object) -> Coroutine[Any, Any, None]:
+    def run_batch(
+        self, call: Call, method: Callable[..., Awaitable[None]], context: object, events: Sequence[ReceivedEvent]
+    ) -> Coroutine[Any, Any, None]:
         """Run `process_events`, as `run` does, so that `is_in_batch` is true in it.
 
         Args:
             call: A call of the current task that does not run. One is enough for all batches that follow each other.
             method: As of `run`.
-            *args: As of `run`.
+            context: What it is called with,
+            events: and the batch.
         """
         # No coroutine of its own around that of `_run`: this is called for each batch.
-        return self._run(call, method, args, is_batch=True)
+        call.events = events
+        return self._run(call, method, (context, events), is_batch=True)
 
     async def _run(
         self, call: Call, method: Callable[..., Awaitable[None]], args: tuple[object, ...], *, is_batch: bool = False
@@ -234,6 +268,7 @@ class HandlerRunner:
                     f"{call.operation} gave a {type(work).__name__} to await: it must be a coroutine function"
                 )
             watched = self._watched
+            call.work = work
             await watched.again(work)
             call.ended = watched.ended
         except GeneratorExit:
@@ -243,16 +278,19 @@ class HandlerRunner:
             raised = error
         finally:
             hand.ended()
+            call.work = None
             if is_batch:
                 self._batch = None
         del self._calls[call]
         if call.is_late or call.task.cancelling():
             await self.take_cancellation_back()
         if raised is None:
+            call.events = ()
             return
         try:
             raise self.error_of(call, raised)
         finally:
+            call.events = ()
             # The traceback refers to this frame: a reference back to the error would be a cycle.
             raised = None
 
@@ -326,7 +364,7 @@ class HandlerRunner:
         if isinstance(raised, asyncio.CancelledError):
             if call.is_late:
                 late = TimeoutError(f"{operation} had not returned in time, and was cancelled")
-                self._report(ProcessorFailed, operation, late, 1, None)
+                self._report(ProcessorFailed, operation, late, 1, None, call.range)
                 return PumpEndedError()
             if call.is_timed_out:
                 return TimeoutError(f"{operation} had not returned after {self._timeout:g} s, and was cancelled")
@@ -366,7 +404,9 @@ class HandlerRunner:
                 took = now - call.began
                 # The same call is reported again when it has taken twice as long.
                 call.slow_at = now + took
-                self._report(HandlerSlow, call.operation, took, self._cancels_slow)
+                worker = call.worker
+                where = waits_at(call.work, call.task) if worker is None else waits_at(worker.get_coro(), worker)
+                self._report(HandlerSlow, call.operation, took, self._cancels_slow, call.range, where)
                 if self._cancels_slow:
                     call.is_timed_out = True
                     call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")

@@ -317,7 +317,9 @@ class KeyedDispatch:
                     return None
             if batch[0] is self._queue.unkeyed:
                 return self._workers.key_again(self._queue, event)
-            await self._runner.run("process_events", self._processor.process_events, self._context, events)
+            await self._runner.run(
+                "process_events", self._processor.process_events, self._context, events, events=events
+            )
         except Exception as raised:
             return raised
         return None

@@ -229,7 +229,9 @@ class KeyedReading:
                 continue
             error = None
             try:
-                await self._runner.run("process_events", self._processor.process_events, self._context, events)
+                await self._runner.run(
+                    "process_events", self._processor.process_events, self._context, events, events=events
+                )
             except Exception as raised:
                 error = raised
         if not is_unkeyed:

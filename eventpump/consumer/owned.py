@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.feeds import FeedMaker
@@ -21,7 +22,7 @@ from eventpump.core.sharing import LinkState, PressureState
 from eventpump.errors import ConsumerDisconnectedError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.reports import HostReport, LinkStateChanged, UnexpectedFailure
+from eventpump.reports import EventRange, HostReport, LinkStateChanged, UnexpectedFailure
 
 _KEPT = frozenset({LinkState.PAUSED, LinkState.SUSPENDED})
 """States that outlast the pump."""
@@ -48,6 +49,9 @@ class PartitionStatus:
             none yet, or it has not been read.
         buffered_bytes: Bytes of the partition that were received and are not processed yet, over all its subscriptions
             and links; the same in each row of a partition.
+        busy_since: When the processor was called with what it has in hand, of several calls the oldest, or when a loop
+            took its batch; None if it is not called now. Of a decorated function: with the event that it has in hand.
+        events_in_hand: The events of that call; None for none.
     """
 
     partition_id: str
@@ -62,6 +66,8 @@ class PartitionStatus:
     link_state: LinkState
     checkpoint: Checkpoint | None
     buffered_bytes: int
+    busy_since: datetime | None
+    events_in_hand: EventRange | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +165,7 @@ class OwnedPartition:
         return [self._status(pump) for pump in self.pumps.values()] + suspended
 
     def _status(self, pump: PartitionPump) -> PartitionStatus:
+        busy_since, in_hand = pump.busy or (None, None)
         return PartitionStatus(
             self.partition_id,
             pump.subscription,
@@ -172,6 +179,8 @@ class OwnedPartition:
             LinkState.SUSPENDED if pump.subscription in self._suspended else pump.link_state,
             pump.checkpoint,
             self._buffered_bytes,
+            busy_since,
+            in_hand,
         )
 
     @property

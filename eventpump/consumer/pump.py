@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.delivery import Delivery
@@ -26,7 +26,7 @@ from eventpump.core.sharing import LinkState, PressureState
 from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties
-from eventpump.reports import ProcessorFailed, PumpClosed, PumpOverdue
+from eventpump.reports import EventRange, ProcessorFailed, PumpClosed, PumpOverdue
 
 
 class PartitionPump:
@@ -170,6 +170,15 @@ class PartitionPump:
                 return position
         last = self.context.last_delivered
         return None if last is None else last.sequence_number
+
+    @property
+    def busy(self) -> tuple[datetime, EventRange | None] | None:
+        """When the running call of the processor began, of several the oldest, and its events; None if none runs."""
+        oldest = self._runner.oldest
+        if oldest is None:
+            return None
+        took, events = oldest
+        return datetime.fromtimestamp(self._around.clock.time() - took, UTC), events
 
     @property
     def held_events(self) -> int:

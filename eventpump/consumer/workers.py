@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from typing import Any
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
@@ -273,10 +274,10 @@ class KeyedWorkers:
                     call.slow_at = began + timeout
                     hand = InHand(runner, call).begin()
                     try:
-                        if len(batch) == 1:
-                            await handle((batch[0].position,))  # type: ignore[arg-type]  # not finished: it is the event
-                        else:
-                            await handle(tuple([entry.event for entry in batch]))
+                        events: Any = (batch[0].position,) if len(batch) == 1 else tuple([each.event for each in batch])
+                        call.events = events
+                        work = call.work = handle(events)
+                        await work
                     except GeneratorExit as error:
                         if worker.steps is None or worker.steps.is_closing:
                             raise
@@ -342,7 +343,9 @@ class KeyedWorkers:
             call.began = began
             hand = InHand(runner, call).begin()
             try:
-                await handle((event,))
+                events = call.events = (event,)
+                work = call.work = handle(events)
+                await work
             except GeneratorExit as error:
                 if worker.steps is None or worker.steps.is_closing:
                     raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.undone.runner import HERE, Undone, copied, lived, tested
+from tests.faults.undone.runner import HERE, Undone, copied, examined, lived
 
 PATCHES = sorted(HERE.glob("*.patch"))
 WITH_TEST = [path for path in PATCHES if Undone.read(path).test]
@@ -22,7 +22,7 @@ def test_named_test_with_a_patch_fails(path: Path) -> None:
     undone = Undone.read(path)
     for patch, code in ((undone.path, 1), (None, 0)):
         with copied(patch) as directory:
-            assert tested(directory, undone.test)[0] == code, f"{undone.what}: {undone.test}, with {patch}"
+            assert examined(directory, undone.test)[0] == code, f"{undone.what}: {undone.test}, with {patch}"
 
 
 @pytest.mark.long

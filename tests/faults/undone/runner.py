@@ -101,7 +101,7 @@ def lived(directory: Path, history: str, seed: int, size: int, count: int = 1) -
     return run.returncode, run.stdout
 
 
-def tested(directory: Path, test: str) -> tuple[int, str]:
+def examined(directory: Path, test: str) -> tuple[int, str]:
     """Run a test with the package of a directory. Return the exit code of pytest and what it said."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],

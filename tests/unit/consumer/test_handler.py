@@ -70,7 +70,8 @@ async def test_run_at_a_deadline_raises_pump_ended(deadlines: tuple[float, float
     with pytest.raises(PumpEndedError):
         await scene.run(_forever)
     assert asyncio.get_running_loop().time() - began == pytest.approx(deadlines[0])
-    ((kind, operation, error, failures, delay),) = scene.reports
+    ((kind, operation, error, failures, delay, events),) = scene.reports
+    assert events is None
     assert (kind, operation, failures, delay) == (ProcessorFailed, "process_events", 1, None)
     assert isinstance(error, TimeoutError)
     task = asyncio.current_task()
@@ -108,7 +109,15 @@ async def test_run_that_times_out_raises_timeout_error() -> None:
     scene = _Scene("cancel", 2)
     with pytest.raises(TimeoutError, match="had not returned after 2 s"):
         await scene.run(_forever)
-    assert scene.reports == [(HandlerSlow, "process_events", pytest.approx(2), True)]
+    ((kind, operation, took, is_cancelled, events, where),) = scene.reports
+    assert (kind, operation, took, is_cancelled, events) == (
+        HandlerSlow,
+        "process_events",
+        pytest.approx(2),
+        True,
+        None,
+    )
+    assert str(where).endswith(" _forever, for asyncio.locks.Event.wait")
 
 
 async def test_run_that_is_slow_is_reported_each_time_it_took_twice_as_long() -> None:
@@ -184,13 +193,13 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
         await returned.wait()
         seen.append(scene.runner.is_in_batch)
 
-    async def batch() -> None:
+    async def batch(*_: object) -> None:
         seen.append(scene.runner.is_in_batch)
         left.append(asyncio.ensure_future(later()))
         await asyncio.sleep(1)
 
     seen.append(scene.runner.is_in_batch)
-    await scene.runner.run_batch(scene.runner.call("process_events"), batch)
+    await scene.runner.run_batch(scene.runner.call("process_events"), batch, None, ())
     scene.runner.stop()
     seen.append(scene.runner.is_in_batch)
     returned.set()
@@ -204,7 +213,7 @@ async def test_what_a_batch_has_started_keeps_nothing_of_the_pump() -> None:
     runner = weakref.ref(scene.runner)
     started: list[asyncio.TimerHandle] = []
 
-    async def batch() -> None:
+    async def batch(*_: object) -> None:
         started.append(asyncio.get_running_loop().call_later(1e6, print))
 
     # In a task of its own, as that of a pump: its context ends with it.
@@ -217,4 +226,4 @@ async def test_what_a_batch_has_started_keeps_nothing_of_the_pump() -> None:
 
 
 async def _batch_of(scene: _Scene, batch: Callable[[], Awaitable[None]]) -> None:
-    await scene.runner.run_batch(scene.runner.call("process_events"), batch)
+    await scene.runner.run_batch(scene.runner.call("process_events"), batch, None, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.base import RetryOptions
-from eventpump.reports import HandlerSlow, ProcessorFailed
+from eventpump.reports import EventRange, HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import NO_PROCESSOR, Fleet, RecordingProcessor
 
 Events = Sequence[ReceivedEvent]
 
@@ -52,6 +53,69 @@ async def test_handler_that_never_returns_is_reported(clock: VirtualClock) -> No
         assert len(fleet.record.deliveries) == 1
         await host.aclose()
         await running
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed", "loop"])
+async def test_handler_that_hangs_is_found_by_its_line_and_its_events(kind: str, caplog: Any) -> None:
+    """In the report, in the fields of its line of the log, and in the status of the partition, as long as it hangs."""
+    gate = asyncio.Event()
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        await gate.wait()
+
+    async def loop() -> None:
+        async for batch in host.batches():
+            await handle(batch.context, batch.events)
+
+    processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
+    line = handle.__code__.co_firstlineno + 1
+    count = 1 if kind == "keyed" else 3
+    async with _fleet() as fleet:
+        host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=3), handler_timeout=5.0)
+        run = asyncio.create_task(loop() if kind == "loop" else host.run())
+        await asyncio.sleep(3)
+        earliest = datetime.now(UTC) - timedelta(seconds=3)
+        (status,) = host.partitions
+        assert status.busy_since is not None
+        assert earliest <= status.busy_since <= datetime.now(UTC) - timedelta(seconds=2)
+        assert status.events_in_hand == EventRange(0, count - 1, count)
+        await asyncio.sleep(4)
+        (report,) = fleet.told("a", HandlerSlow)
+        assert report.events == status.events_in_hand
+        assert report.waits_at == f"{__file__}:{line} {handle.__qualname__}, for asyncio.locks.Event.wait"
+        assert report.waits_at in report.describe()
+        (record,) = [each for each in caplog.records if "has not returned" in each.message]
+        fields = (record.first_sequence_number, record.last_sequence_number, record.event_count)
+        assert fields == (0, count - 1, count)
+        gate.set()
+        await asyncio.sleep(1)
+        (status,) = host.partitions
+        assert (status.busy_since, status.events_in_hand) == (None, None)
+        await host.aclose()
+        await run
+
+
+@pytest.mark.parametrize("kind", ["plain", "keyed"])
+async def test_handler_that_raises_is_found_by_its_events(kind: str, caplog: Any) -> None:
+    """The report and the line of the log have the first and last number and the count of what it was called with."""
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if any(each.sequence_number == 2 for each in events):
+            raise ValueError("poison")
+
+    async with _fleet(5) as fleet:
+        processor = KeyedProcessor(handle) if kind == "keyed" else handle
+        retry = RetryOptions(max_retries=1)
+        await fleet.start("a", processor, handler_retry=retry, on_retries_exhausted="skip", max_batch_size=3)
+        await asyncio.sleep(60)
+        ranges = [report.events for report in fleet.told("a", ProcessorFailed)]
+        alone = EventRange(2, 2, 1)
+        assert ranges == (
+            [alone, alone] if kind == "keyed" else [EventRange(0, 2, 3), EventRange(0, 2, 3), alone, alone]
+        )
+        text = "process_events raised for event 2" if kind == "keyed" else "process_events raised for events 0 to 2 (3)"
+        (record, *_) = [each for each in caplog.records if text in each.message]
+        assert (record.last_sequence_number, record.event_count) == (2, 1 if kind == "keyed" else 3)
 
 
 async def test_handler_cancelled_at_its_time_out_is_tried_again() -> None:
