@@ -82,6 +82,7 @@ _COVERED_BY = {
     "consumer/reading.py": "unit/consumer/test_starts.py unit/consumer/test_begun_anew.py",
     "consumer/requests.py": "unit/consumer/test_rewind.py",
     "consumer/startup.py": "unit/consumer/test_refusals.py unit/consumer/test_host.py",
+    "consumer/steps.py": "unit/app/test_handlers.py",
     "consumer/tenure.py": "unit/consumer/test_escapes.py unit/consumer/test_manager.py",
     "consumer/workers.py": "unit/consumer/test_keyed.py unit/consumer/test_host.py",
     "consumer/turns.py": "unit/consumer/test_limits.py",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, get_type_hints
 
 from eventpump.consumer.handler import next_event
-from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.steps import StepwiseProcessor
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.decoding import Decode, Decoder, encoded, guarded
 from eventpump.eventhubs.events import EventData, ReceivedEvent
@@ -24,12 +25,21 @@ returns."""
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+class Receipt(Protocol):
+    """The outcome of an accepted event; a `DeliveryReceipt`. A wait for it that was cancelled may be repeated."""
+
+    def __await__(self) -> Generator[Any, Any, object]:
+        """Wait until the event is stored. Raises what it failed with."""
+
+    def done(self) -> bool:
+        """Return whether the outcome is known."""
+
+
 class EventPublisher(Protocol):
     """Sends single events; a `BufferedProducer`."""
 
-    async def send(self, event: EventData, *, partition_key: str | None = None) -> Awaitable[object]:
-        """Accept an event. What is returned completes when the event is stored; a wait that was cancelled may be
-        repeated."""
+    async def send(self, event: EventData, *, partition_key: str | None = None) -> Receipt:
+        """Accept an event."""
 
 
 @dataclass(slots=True)
@@ -48,8 +58,8 @@ class Publication:
     mode: str = "binary"
     producer: EventPublisher | None = None
 
-    async def send(self, event: ReceivedEvent, value: Any) -> Awaitable[object]:
-        """Accept a return value. What is returned completes when it is stored."""
+    async def send(self, event: ReceivedEvent, value: Any) -> Receipt:
+        """Accept a return value."""
         assert self.producer is not None
         key = event.partition_key if self.partition_key is None else self.partition_key(value)
         return await self.producer.send(encoded(value, mode=self.mode), partition_key=key)
@@ -140,7 +150,7 @@ class Route:
     publications: list[Publication] = field(default_factory=list)
     middleware: Middleware | None = None
 
-    async def handle(self, context: PartitionContext, event: ReceivedEvent) -> list[Awaitable[object]]:
+    async def handle(self, context: PartitionContext, event: ReceivedEvent) -> list[Receipt]:
         """Handle an event. Return what is to be awaited until all that it has published is stored."""
         if self.middleware is None:
             value = await self.handler(context, event)
@@ -161,7 +171,7 @@ class Route:
                 await receipt
 
 
-class RouteProcessor(EventProcessor):
+class RouteProcessor(StepwiseProcessor):
     """Handles the events of a batch one after the other; of one ownership.
 
     Of a batch that is delivered again because an event of it failed, or because the call was cancelled after its time,
@@ -174,8 +184,8 @@ class RouteProcessor(EventProcessor):
 
     def __init__(self, route: Route) -> None:
         self._route = route
-        self._handled: dict[ReceivedEvent, list[Awaitable[object]]] = {}
-        """The events that are handled, of a batch that is not processed, with what is to be awaited for them."""
+        self._handled: dict[ReceivedEvent, list[Receipt]] = {}
+        """The events that are handled and not finished, with the receipts of what they have published."""
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch: it is processed when all that was published for it is stored."""
@@ -196,6 +206,15 @@ class RouteProcessor(EventProcessor):
         else:
             handled.clear()
 
+    def take_finished(self, events: Sequence[ReceivedEvent]) -> int:
+        """Return how many events, from the first one on, are handled, with all that they have published stored."""
+        for count, event in enumerate(events):
+            receipts = self._handled.get(event)
+            if receipts is None or not all(map(_is_stored, receipts)):
+                return count
+            del self._handled[event]
+        return len(events)
+
     async def _stored(self, events: Sequence[ReceivedEvent]) -> Exception | None:
         """Wait until what was published for events is stored. Return the first failure."""
         first: Exception | None = None
@@ -211,5 +230,20 @@ class RouteProcessor(EventProcessor):
                 first = first or error
                 del self._handled[event]
             else:
-                self._handled[event] = []
+                if event in self._handled:  # a checkpoint may have passed it meanwhile
+                    self._handled[event] = []
         return first
+
+
+def _is_stored(receipt: Receipt) -> bool:
+    """Return whether an event is known to be stored."""
+    if not receipt.done():
+        return False
+    try:
+        # Its outcome is known, and so this ends at once.
+        next(receipt.__await__())
+    except StopIteration:
+        return True
+    except Exception:  # noqa: S110 - raised to what awaits it
+        pass
+    return False

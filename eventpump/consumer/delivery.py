@@ -18,6 +18,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.requests import Requests
 from eventpump.consumer.rewind import Rewinding
+from eventpump.consumer.steps import Steps, StepwiseProcessor
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.pump_state import PumpState
 from eventpump.core.starts import retained_from
@@ -125,7 +126,9 @@ class Delivery:
         parts = self._tenure, self._runner, self._context, self._requests, self._failing
         if isinstance(processor, BatchSource):
             return BatchDispatch(*parts, processor)
-        return KeyedDispatch(*parts, processor) if isinstance(processor, KeyedProcessor) else SerialDispatch(*parts)
+        if isinstance(processor, KeyedProcessor):
+            return KeyedDispatch(*parts, processor)
+        return SerialDispatch(*parts, Steps(processor) if isinstance(processor, StepwiseProcessor) else None)
 
     def wake(self) -> None:
         """Look again at what is asked of the pump."""

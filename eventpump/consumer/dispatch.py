@@ -11,6 +11,7 @@ from eventpump.consumer.handler import Call, HandlerRunner
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.requests import Requests
+from eventpump.consumer.steps import Steps
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
@@ -74,6 +75,7 @@ class SerialDispatch:
         context: What the processor is called with.
         requests: What is asked of the pump.
         failing: Handles the failures of the processor.
+        steps: Records which events of a running batch are finished; None if a batch is processed as a whole.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class SerialDispatch:
         context: PartitionContext,
         requests: Requests,
         failing: FailureHandling,
+        steps: Steps | None = None,
     ) -> None:
         self._tenure = tenure
+        self._steps = steps
         self._life = tenure.life
         self._turns = tenure.around.turns
         self._runner = runner
@@ -119,6 +123,8 @@ class SerialDispatch:
         # An event whose place cannot be read is covered by the checkpoint of a later one.
         last = events[-1] if events and has_place(events[-1]) else next(filter(has_place, reversed(events)), None)
         is_replay = partition.replayed.is_running
+        # No checkpoint is stored for what a replay delivers.
+        steps = None if is_replay else self._steps
         call = self._call
         if call is None:
             call = self._call = self._runner.call("process_events")
@@ -136,10 +142,16 @@ class SerialDispatch:
                         context.last_delivered = last
                         if not is_replay:
                             tracker.events_delivered(last, is_again=is_narrowed)
+                    if steps is not None:
+                        steps.begin(partition, events)
                     await self._runner.run_batch(call, processor.process_events, context, events)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()
+                if steps is not None and operation == "process_events":
+                    steps.record()
+                    # What is finished is not delivered again.
+                    events = steps.end()
                 step, delay = await self._failing.failed(self._failures, operation, error, events)
                 if delay is not None:
                     # Not `retrying`: the policy decides whether an attempt follows. A seek away from a batch that fails
@@ -161,6 +173,8 @@ class SerialDispatch:
             if not is_replay:
                 # A batch that did not fail was processed just now.
                 ended = call.ended if step is None and belongs else None
+                if steps is not None and ended is not None:
+                    events = steps.end()
                 partition.processed(last, len(events), now=ended)
                 if last is not None and self._requests.drains:
                     self._requests.processed(last.sequence_number + 1)
@@ -209,10 +223,15 @@ class SerialDispatch:
         """Do nothing: the pump itself begins all calls."""
 
     async def drop(self) -> None:
-        """Do nothing: nothing is in hand."""
+        """Record what is finished of a batch whose call the end of the pump has cancelled. Nothing else is in hand."""
+        if self._steps is not None:
+            self._steps.record()
+            self._steps.end()
 
     def record(self) -> None:
-        """Do nothing: `deliver` has done so."""
+        """Let the tracker know what is finished of the running batch; `deliver` has done so for all before it."""
+        if self._steps is not None:
+            self._steps.record()
 
     def wake(self) -> None:
         """Do nothing: requests are looked at between two batches."""

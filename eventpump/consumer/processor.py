@@ -213,6 +213,9 @@ class PartitionContext:
           left behind, a handler that has returned or raised): the last batch whose `process_events` returned, or event
           that was skipped or parked. If there is none, nothing is stored.
 
+        Of a `KeyedProcessor` and of a decorated function it always covers the events before which every event is
+        processed, skipped or parked, without the one in hand; an event above these is refused.
+
         Of a subscription that takes a part of the events, the checkpoint of the second kind also covers what came after
         that and does not match, if no event that does is waiting or being processed.
 
@@ -227,7 +230,8 @@ class PartitionContext:
             OwnershipLostError: This host no longer owns the partition; the next owner receives the events again.
             ConfigurationError: The event was not delivered by this partition: it came from another partition, hub or
                 consumer group, was not received by a host, lies beyond what was delivered since `open`, or was
-                delivered before a seek to an earlier position.
+                delivered before a seek to an earlier position. Or not every event up to it is processed, for a
+                `KeyedProcessor` or a decorated function.
             StoreError: The store failed several times; the write is retried in the background.
         """
         stored = self._checkpoint(event)

@@ -27,6 +27,7 @@ from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.requests import Seek
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
+from eventpump.consumer.steps import StepwiseProcessor
 from eventpump.consumer.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import UNLIMITED
@@ -142,7 +143,7 @@ class PartitionReading:
             partition_id,
             self._settings.checkpoint_policy,
             beginning.checkpoint,
-            is_in_order=not isinstance(processor, KeyedProcessor),
+            is_in_order=not isinstance(processor, KeyedProcessor | StepwiseProcessor),
         )
         writer = CheckpointWriter(
             around.store,

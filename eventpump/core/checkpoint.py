@@ -65,8 +65,9 @@ class CheckpointTracker:
 
     Args:
         stored: The stored checkpoint at the start.
-        is_in_order: Whether batches are processed one after the other, so that a request for an event that was
-            delivered states that all before it are processed. Otherwise only what is handled may be requested.
+        is_in_order: Whether batches are processed one after the other, and each as a whole, so that a request for an
+            event that was delivered states that all before it are processed. Otherwise only what is handled may be
+            requested.
     """
 
     __slots__ = (
@@ -198,7 +199,7 @@ class CheckpointTracker:
 
     def requested(self, event: Positioned | None, *, is_in_batch: bool = False) -> Checkpoint | None:
         """Request a checkpoint at an event. None means the last event of the current batch if the request comes from
-        its handler, and otherwise the last handled event.
+        its handler and batches are processed in order, and otherwise the last handled event.
 
         Args:
             is_in_batch: Whether the request comes from the call that processes the current batch.
@@ -210,7 +211,8 @@ class CheckpointTracker:
             ConfigurationError: The event was not delivered yet, or not everything up to it is known to be handled.
         """
         if event is None:
-            event = self._running if is_in_batch and self._running is not None else self._handled
+            is_all = is_in_batch and self._is_in_order and self._running is not None
+            event = self._running if is_all else self._handled
             if event is None:
                 return None
         checkpoint = Checkpoint(self._partition_id, event.offset, event.sequence_number)
@@ -221,8 +223,8 @@ class CheckpointTracker:
         if not self._is_in_order and (self._handled is None or event.sequence_number > self._handled.sequence_number):
             raise ConfigurationError(
                 "event",
-                f"not every event up to sequence number {event.sequence_number} is processed: with a KeyedProcessor, "
-                "call checkpoint() without an event, which stores the end of what is processed",
+                f"not every event up to sequence number {event.sequence_number} is processed: with a KeyedProcessor or "
+                "a decorated function, call checkpoint() without an event, which stores the end of what is processed",
             )
         self._want(checkpoint)
         return checkpoint

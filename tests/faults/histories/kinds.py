@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tests.faults.histories.app import PROFILES as APP_PROFILES
+from tests.faults.histories.app import app_history
 from tests.faults.histories.consumer import PROFILES as CONSUMER_PROFILES
 from tests.faults.histories.consumer import consumer_history
 from tests.faults.histories.keyed import PROFILES as KEYED_PROFILES
@@ -23,6 +25,7 @@ SIZE = 40
 """Steps of trouble in a history, unless it is asked for more."""
 
 KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
+    **{f"app:{name}": app_history for name in APP_PROFILES},
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"keyed:{name}": keyed_history for name in KEYED_PROFILES},
     **{f"keyed:{name}": keyed_streams_history for name in STREAMS},

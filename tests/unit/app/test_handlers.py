@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,14 @@ import pytest
 from pydantic import BaseModel
 
 from eventpump.app.handlers import Handler, Publication, Route, RouteProcessor
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ConfigurationError, DecodeError
 from eventpump.eventhubs.decoding import PAYLOADS
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.options.base import RetryOptions
+from eventpump.options.consumer import Park
 from eventpump.reports import EventSkipped, HandlerSlow, ProcessorFailed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import Fleet
@@ -117,7 +119,7 @@ class _Producer:
         self.stored: list[bytes] = []
         self._refuses = refuses
 
-    async def send(self, event: EventData, *, partition_key: str | None = None) -> Awaitable[object]:
+    async def send(self, event: EventData, *, partition_key: str | None = None) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._store(event.body))
 
     async def _store(self, body: bytes) -> None:
@@ -150,6 +152,136 @@ async def test_an_event_is_processed_when_what_it_led_to_is_stored() -> None:
         assert (producer.stored, fleet.checkpoint("0")) == ([], None)
         await asyncio.sleep(1)
         assert (producer.stored, fleet.checkpoint("0")) == ([b"0", b"2", b"4"], 2)
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+async def test_an_event_is_not_processed_before_its_result_is_stored(is_keyed: bool) -> None:
+    """A policy, a checkpoint in the function, and one of its event move nothing while its result is open."""
+    producer, asked = _Producer(lambda body: body == b"2", seconds=1.0), 0
+
+    async def ask(event: ReceivedEvent, context: PartitionContext) -> bytes:
+        nonlocal asked
+        await context.checkpoint()
+        with pytest.raises(ConfigurationError, match="not every event up to"):
+            await context.checkpoint(event)
+        asked += 1
+        return event.body
+
+    route = _route(ask, producer)
+    async with _fleet(4) as fleet:
+        await fleet.start(
+            "a",
+            KeyedProcessor(route.handle_keyed, key=lambda event: None) if is_keyed else partial(RouteProcessor, route),
+            checkpoint_policy=EACH,
+            handler_retry=RetryOptions(max_retries=100, base_delay=0.1, max_delay=0.1),
+        )
+        await fleet.until(lambda: asked == 4, 1)
+        assert (producer.stored, fleet.checkpoint("0")) == ([], None)
+        # The result of event 2 is refused: no checkpoint passes it.
+        await asyncio.sleep(5)
+        assert (sorted(producer.stored), fleet.checkpoint("0")) == ([b"0", b"1", b"3"], 1)
+
+
+async def test_checkpoint_in_a_function_covers_results_that_are_stored() -> None:
+    """Of the events before it in its batch, also when asked for by a task; what fails then is not handled again."""
+    producer, calls = _Producer(seconds=0.5), list[int]()
+    covered: dict[int, int | None] = {}
+
+    async def handle(number: int, context: PartitionContext) -> str:
+        calls.append(number)
+        await asyncio.sleep(1.0)
+        await asyncio.create_task(context.checkpoint())
+        covered[number] = fleet.checkpoint("0")
+        if number == 3 and calls.count(3) == 1:
+            raise ValueError("once")
+        return str(number)
+
+    async with _fleet(6) as fleet:
+        await fleet.start(
+            "a",
+            partial(RouteProcessor, _route(handle, producer)),
+            checkpoint_policy=CheckpointPolicy.manual(),
+            handler_retry=RetryOptions(max_retries=None, base_delay=0.1, max_delay=0.1),
+        )
+        await fleet.until(lambda: len(covered) == 6 and len(producer.stored) == 6, 20)
+    assert calls == [0, 1, 2, 3, 3, 4, 5]
+    assert covered == {0: None, 1: 0, 2: 1, 3: 2, 4: 3, 5: 4}
+
+
+@pytest.mark.parametrize("reason", ["a time-out", "a park", "a close"])
+async def test_what_is_stored_of_a_batch_counts_though_the_batch_ends_otherwise(reason: str) -> None:
+    """After a time-out, in the function that parks, and after a close that cancels: never what is not stored."""
+    producer, parked = _Producer(seconds=0.1), list[tuple[int, int | None]]()
+
+    async def handle(number: int) -> str:
+        await asyncio.sleep(0.2 if number < 3 or parked else 1000)
+        return str(number)
+
+    async def park(context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+        await context.checkpoint()
+        with pytest.raises(ConfigurationError):
+            await context.checkpoint(event)
+        parked.append((event.sequence_number, fleet.checkpoint("0")))
+
+    async with _fleet(6) as fleet:
+        host = await fleet.start(
+            "a",
+            partial(RouteProcessor, _route(handle, producer)),
+            checkpoint_policy=CheckpointPolicy(on_close=True),
+            handler_timeout=1000.0 if reason == "a close" else 5.0,
+            on_handler_timeout="cancel",
+            failure_policy=Park(park) if reason == "a park" else "retry",
+            close_timeout=2.0,
+        )
+        await asyncio.sleep(20)
+        assert len(producer.stored) == (5 if reason == "a park" else 3)
+        assert parked == ([(3, 2)] if reason == "a park" else [])
+        await host.aclose()
+    assert fleet.checkpoint("0") == (5 if reason == "a park" else 2)
+
+
+async def test_a_result_that_fails_meanwhile_holds_the_checkpoint() -> None:
+    """Its outcome is known, and it is not stored: nothing passes its event until it is handled again."""
+    refusals = [b"1"]
+    producer = _Producer(lambda body: body in refusals, seconds=0.5)
+    covered: dict[int, int | None] = {}
+
+    async def handle(number: int, context: PartitionContext) -> str:
+        await asyncio.sleep(1.0)
+        await context.checkpoint()
+        covered[number] = fleet.checkpoint("0")
+        if number == 4:
+            refusals.clear()
+        return str(number)
+
+    async with _fleet(5) as fleet:
+        await fleet.start("a", partial(RouteProcessor, _route(handle, producer)), checkpoint_policy=EACH)
+        await fleet.until(lambda: covered.get(4) is not None, 10)
+        assert covered == {0: None, 1: 0, 2: 0, 3: 0, 4: 0}
+        await fleet.until(lambda: fleet.checkpoint("0") == 4, 10)
+    assert sorted(producer.stored) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
+    """Though a part of its batch is finished, and asked for."""
+    handled, covered, replaying = list[int](), list[int | None](), list[asyncio.Task[object]]()
+
+    async def handle(number: int, context: PartitionContext) -> None:
+        if not handled:
+            replaying.append(asyncio.create_task(host.replay("default", from_=6, to=9)))
+            await asyncio.sleep(1)
+        await context.checkpoint()
+        handled.append(number)
+        covered.append(fleet.checkpoint("0"))
+
+    async with _fleet(10) as fleet:
+        policy = CheckpointPolicy.manual()
+        host = await fleet.start(
+            "a", partial(RouteProcessor, _route(handle)), checkpoint_policy=policy, max_batch_size=5
+        )
+        await fleet.until(lambda: len(handled) == 14, 20)
+        assert handled == [0, 1, 2, 3, 4, 6, 7, 8, 9, 5, 6, 7, 8, 9]
+        assert covered == [None, 0, 1, 2, 3, 3, 3, 3, 3, 4, 5, 6, 7, 8]
 
 
 async def test_a_decode_error_is_not_retried() -> None:
