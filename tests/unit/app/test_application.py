@@ -8,7 +8,7 @@ import pytest
 
 from eventpump.app.application import EventHubsApp
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.errors import ConfigurationError, ServiceError
+from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.decoding import PayloadDecoder
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import Park
@@ -150,11 +150,14 @@ async def test_two_hubs_with_leases_in_one_place_are_refused_before_anything_run
         made.append(BlobLeaseStore("leases", account_url="http://127.0.0.1:9/account", prefix=prefix))
         return made[-1]
 
+    def reached() -> BlobLeaseStore:
+        raise LookupError("the stores before are not refused")
+
     def app_of(store: Any, **other: Any) -> EventHubsApp:
-        closed = "Endpoint=sb://127.0.0.1:9/;SharedAccessKeyName=n;SharedAccessKey=a2V5;UseDevelopmentEmulator=true"
-        app = EventHubsApp(closed, lease_store=store, startup_timeout=1.0)
+        app = EventHubsApp(CONNECTION, lease_store=store)
         app.publisher("out")(app.subscriber("one")(_take))
         app.subscriber("two", **other)(_take)
+        app.subscriber("three", lease_store=reached)(_take)
         return app
 
     with pytest.raises(ConfigurationError) as caught:
@@ -166,8 +169,7 @@ async def test_two_hubs_with_leases_in_one_place_are_refused_before_anything_run
     )
     assert len(made) == 2
     for other in (blobs(prefix="two/"), MemoryLeaseStore(), SqliteLeaseStore("never opened.db")):
-        # They get as far as the connection.
-        with pytest.raises(ServiceError):
+        with pytest.raises(LookupError, match="not refused"):
             await app_of(lambda: blobs(), lease_store=other).run_async()
-    with pytest.raises(ServiceError):
+    with pytest.raises(LookupError, match="not refused"):
         await app_of(lambda: SqliteLeaseStore("never opened.db")).run_async()

@@ -127,8 +127,8 @@ async def test_static_hosts_release_what_is_not_theirs_with_a_checkpoint() -> No
         sets = [StaticAssignment(ordinal=0, of=1)]
         slow = RecordingProcessor(fleet.record, on_events=slowly)
         await fleet.start("a", slow, balancer=_Balancer(lambda view: sets[-1].plan(view)))
-        await fleet.start("b", balancer=StaticAssignment(["1", "2", "3"]))
         await fleet.until(_all_owned(fleet, 4), 30)
+        await fleet.start("b", balancer=StaticAssignment(["1", "2", "3"]))
         fleet.hub.publish("1", *(b"x" for _ in range(5)))
         await fleet.until(lambda: bool(fleet.record.deliveries), 30)
         sets.append(StaticAssignment(["0"]))

@@ -297,7 +297,7 @@ async def test_management_that_fails_is_no_evidence_of_silence(is_answered: bool
     async with _fleet() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
-        assert fleet.hub.looks == []
+        fleet.hub.looks.clear()  # the start has looked whether there are events
         if is_answered:
             fleet.hub.refuse(ServiceTimeoutError("no answer"), operation="partition", times=float("inf"))
         else:
@@ -321,7 +321,7 @@ async def test_close_of_a_host_during_a_silence_check_leaves_no_task(step: str) 
         hub = fleet.hub
         await fleet.start("a")
         await asyncio.sleep(2)
-        assert hub.looks == []
+        hub.looks.clear()  # the start has looked whether there are events
         if step == "management":
             hub.hang("partition")
             hub.stall(answers_echo=True)
