@@ -156,17 +156,14 @@ class PublisherStates:
             StoreError: It cannot be opened.
         """
         if not self.is_open:
+            # Also while it cannot be opened: what an attempt has connected is closed with the producer.
             _STORES.enter(self.store, self)
-            try:
-                with self.waits.call():
-                    await self.store.open()
-            except BaseException:
-                _STORES.leave(self.store, self)
-                raise
+            with self.waits.call():
+                await self.store.open()
             self.is_open = True
 
     async def aclose(self) -> None:
-        """Close the store, unless it was not opened, or another producer uses it."""
+        """Close the store, unless this producer never asked for it, or another one uses it."""
         if _STORES.leave(self.store, self):
             await self.store.aclose()
 

@@ -15,6 +15,7 @@ import pytest
 from eventpump.core.claim import PublisherIntent, PublisherState, Started, StoredPublisherState
 from eventpump.errors import (
     ClosedError,
+    ConfigurationError,
     EventPumpError,
     LinkDetachedError,
     ProducerDisconnectedError,
@@ -696,6 +697,39 @@ async def test_producers_with_one_store_close_it_with_the_last_of_them(scene: Sc
     assert scene.states[(NAME, "1")].state.is_clean
     with pytest.raises(ClosedError):
         await store.open()
+
+
+async def test_store_that_cannot_be_opened_is_closed_with_the_producer(scene: Scene) -> None:
+    """A blob store has a connection by then. Another producer that uses it keeps it."""
+
+    class Missing(MemoryPublisherStateStore):
+        is_missing, closed = True, 0
+
+        async def open(self) -> None:
+            if self.is_missing:
+                raise ConfigurationError("container", "there is no container")
+            await super().open()
+
+        async def aclose(self) -> None:
+            self.closed += 1
+            await super().aclose()
+
+    lonely, store = Missing(scene.states), Missing(scene.states)
+    only = scene.process(store=lonely)
+    with pytest.raises(ConfigurationError, match="container"):
+        await send(only, "a")
+    await only.aclose()
+    assert lonely.closed == 1
+    first, second = scene.process(store=store), scene.process(store=store)
+    for each in (first, second):
+        with pytest.raises(ConfigurationError, match="container"):
+            await send(each, "a")
+    await first.aclose()
+    assert store.closed == 0
+    store.is_missing = False
+    await send(second, "a")
+    await second.aclose()
+    assert store.closed == 1
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "replayable"])
