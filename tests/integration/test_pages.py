@@ -64,7 +64,9 @@ async def test_a_program_of_the_pages_does_what_it_says(
     finally:
         if process.returncode is None:
             process.kill()
-    assert (process.returncode, errors) == (0, b""), errors.decode()
+    # A consumer's store is empty here, and the hub is not, which it reports.
+    noted = [line for line in errors.splitlines() if b"no checkpoint anywhere: reading from the beginning" not in line]
+    assert (process.returncode, noted) == (0, []), errors.decode()
     assert not is_consumer or first
 
 
