@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The compiled core: what is done once per event. Each part does what Python code of the same name does.
 
 That code is the reference. What is unusual is left to it: then a function here takes no more, or a class calls a method
@@ -1237,8 +1237,11 @@ cdef bint add_field(Output *to, char kind, value) except -1:
         return type(value) is datetime_class and add_moment(to, value)
     if kind == b"u":
         return (PyLong_CheckExact(value) or type(value) is uint_class) and add_unsigned(to, value, False)
-    if kind == b"i" and PyLong_CheckExact(value):
-        return add_unsigned(to, value, True)
+    if kind == b"i":
+        if PyLong_CheckExact(value):
+            return add_unsigned(to, value, True)
+        if not (PyUnicode_CheckExact(value) or PyBytes_CheckExact(value) or type(value) in (uuid_class, ulong_class)):
+            return False
     return add_value(to, value)
 
 

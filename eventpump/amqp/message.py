@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
+from uuid import UUID
 
 from eventpump.amqp.codec import AmqpDecodeError, EncodeError, decode_described, items_at
 from eventpump.amqp.sections import (
@@ -70,7 +71,10 @@ class Header:
 
 
 def _message_id(value: Any) -> Any:
-    return ULong(value) if type(value) is int else value  # 3.2.11 to 3.2.14: not a long
+    # 3.2.11 to 3.2.14
+    if isinstance(value, bool) or not isinstance(value, int | str | bytes | bytearray | memoryview | UUID):
+        raise TypeError("an id is text, a number that is not negative, a UUID or bytes")
+    return ULong(value) if type(value) is int else value
 
 
 def _user_id(value: Any) -> bytes:

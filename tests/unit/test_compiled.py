@@ -73,3 +73,9 @@ def test_build_info_is_what_the_seams_use() -> None:
     assert info.is_compiled is (compiled.core is not None)
     assert str(info) == ("compiled core" if info.is_compiled else "pure Python")
     assert bool(info.reason) is not info.is_compiled
+
+
+def test_compiled_modules_are_not_declared_for_free_threading() -> None:
+    """They never ran on such a Python: importing one there turns the global lock on, which protects what they share."""
+    sources = [ROOT / "eventpump" / "_core.pyx", ROOT / "eventpump" / "spark" / "source" / "_columns.pyx"]
+    assert not [source for source in sources if "freethreading_compatible" in source.read_text(encoding="utf-8")]

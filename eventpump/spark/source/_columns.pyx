@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The columns of the Spark source, filled straight into Arrow's buffers: the compiled form of `columnar.py`.
 
 That code, with `rows.py`, is the reference, and reads every message that is *odd* here: what is odd there, and a body

@@ -621,3 +621,11 @@ def test_message_without_body_keeps_its_place() -> None:
     assert len(short) < len(raw) - 90
     assert (ReceivedEvent(short).offset, ReceivedEvent(short).body) == ("100", b"")
     assert without_body(b"junk") == b"junk"
+
+
+@pytest.mark.parametrize("name", ["message_id", "correlation_id"])
+@pytest.mark.parametrize("value", [1.5, True, [1], {"a": 1}, -1, NOW])
+def test_id_of_a_type_that_amqp_does_not_have_is_refused(name: str, value: Any) -> None:
+    """An id is text, a number that is not negative, a UUID or bytes; receivers of another could not read the event."""
+    with pytest.raises(EventError, match=name):
+        EventData("x", **{name: value}).encode()
