@@ -167,7 +167,7 @@ class LineSource:
             self._fd = 0
         else:
             try:
-                self._fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = os.open(name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
             except (OSError, ValueError) as error:
                 raise ConfigurationError("FILE", f"{name}: {_reason(error)}") from None
         status = os.fstat(self._fd)

@@ -277,6 +277,26 @@ async def test_create_without_hard_links_says_so(tmp_path: Path, monkeypatch: py
     assert list(temporaries(tmp_path)) == []
 
 
+async def test_ledger_where_no_directory_can_be_opened_keeps_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows, which opens files only and names no flag for directories."""
+    real = os.open
+
+    def refuse(path: Any, *flags: Any) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        return real(path, *flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    store = DirectoryLedger(tmp_path / "ledger")
+    await store.open()
+    assert await store.create(NAME, FIRST)
+    assert await store.read(NAME) == FIRST
+    await DirectoryLedger(tmp_path / "ledger").open()
+
+
 async def test_open_of_a_path_that_is_a_file_raises_store_error(tmp_path: Path) -> None:
     """What cannot be a directory is a StoreError that names the ledger."""
     (tmp_path / "file").write_text("")

@@ -153,6 +153,8 @@ def _list(path: Path) -> list[str]:
 
 
 def _synchronise(directory: Path) -> None:
+    if not hasattr(os, "O_DIRECTORY"):
+        return  # Windows opens no directories
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

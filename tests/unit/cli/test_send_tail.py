@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,6 +141,23 @@ async def test_lines_cut_anywhere_come_whole(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(streams, "_CHUNK", size)
     (tmp_path / "lines").write_bytes(b"one line\r\ntwo\n\n\r\nthree")
     assert await read_all(LineSource(str(tmp_path / "lines"))) == [b"one line", b"two", b"", b"", b"three"]
+
+
+@pytest.mark.real_time
+async def test_lines_are_read_where_files_have_other_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no O_CLOEXEC, and there a file is opened as binary, or its line ends would be changed."""
+    real, flags = os.open, []
+
+    def noted(path: str, given: int, *more: Any) -> int:
+        flags.append(given)
+        return real(path, given & ~(1 << 30), *more)
+
+    monkeypatch.delattr(os, "O_CLOEXEC")
+    monkeypatch.setattr(os, "O_BINARY", 1 << 30, raising=False)
+    monkeypatch.setattr(os, "open", noted)
+    (tmp_path / "lines").write_bytes(b"a\r\nb")
+    assert await read_all(LineSource(str(tmp_path / "lines"))) == [b"a", b"b"]
+    assert flags[0] & 1 << 30
 
 
 @pytest.mark.real_time
