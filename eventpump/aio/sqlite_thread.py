@@ -111,7 +111,7 @@ def connect(
     """Open a database in WAL mode, with one transaction per statement except within `transaction`.
 
     Args:
-        path: The file; created where it does not exist.
+        path: The file; created where it does not exist, for its owner alone.
         synchronous: NORMAL can lose the last commits with the power, but not the file's consistency.
         busy_timeout: How long to wait for another process's lock, in seconds.
         prepare: Called with the connection: creates or upgrades the tables.
@@ -121,8 +121,13 @@ def connect(
         ForeignFileError: The file is not a database.
         Error: The file cannot be opened now; see `sqlite3`.
     """
+    is_new = not os.path.exists(path)
     connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None)
     try:
+        if is_new:
+            # Nothing is in it yet, and the files beside it get its permissions.
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o600)
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")
         _use_wal(connection, busy_timeout)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _SAMPLE = "telemetry:4:dashboard,archive"
+KEY_VARIABLE = "EVENTPUMP_EMULATOR_KEY"
+"""Has the key where `--key` is not given: arguments of a process can be seen by every user of the machine."""
 BAD_INPUT = 2
 """The exit code for invalid input."""
 
@@ -71,7 +73,12 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--capture-bytes", default="314572800", metavar="N", help="or after this many bytes (default: %(default)s)")
     add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
     add("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
-    add("--key", default=DEFAULT_KEY, help="the key of the connection string (default: %(default)s)")
+    add(
+        "--key",
+        metavar="KEY",
+        help=f"the key of the connection string, which other users of the machine see (default: ${KEY_VARIABLE}, or "
+        f"{DEFAULT_KEY})",
+    )
     add("--retention-bytes", metavar="N", help="keep at most this many bytes of events, over all partitions")
     add("--retention-seconds", metavar="S", help="keep events for at most this long")
     add(
@@ -121,7 +128,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         host=args.host,
         port=_number("--port", args.port, 65_535),
         ws_port=None if args.ws_port is None else _number("--ws-port", args.ws_port, 65_535),
-        key=args.key,
+        key=args.key or os.environ.get(KEY_VARIABLE) or DEFAULT_KEY,
         data=args.data,
         fsync=args.fsync,
         tls=_tls(args.tls_cert, args.tls_key),

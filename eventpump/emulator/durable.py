@@ -318,7 +318,7 @@ class DurableStore:
             group.finish()
 
     def _connect(self) -> sqlite3.Connection:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(0o700, parents=True, exist_ok=True)
         return connect(
             self._directory / "hubs.sqlite",
             synchronous="FULL" if self._fsync else "NORMAL",

@@ -173,7 +173,12 @@ class Emulator:
         try:
             with self._listening("port", port):
                 server = await asyncio.get_running_loop().create_server(
-                    make if self._tls is None else make_tls, self._host, port, ssl=self._tls, backlog=1024
+                    make if self._tls is None else make_tls,
+                    self._host,
+                    port,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else self._deadlines.no_token,
+                    backlog=1024,
                 )
             if ws_port is not None:
                 from eventpump.net.websocket import WebSocketServer  # aiohttp takes long to import

@@ -9,6 +9,7 @@ import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -712,6 +713,18 @@ async def test_idle_connections_are_closed(deadlines: Deadlines, says: str | Non
         assert peer.closed.error.condition == "amqp:connection:forced"
         assert peer.closed.is_local is (says is None)  # cut, the client's own engine says why
         assert says is None or says in (peer.closed.error.description or "")
+
+
+async def test_client_that_does_not_finish_its_tls_handshake_is_dropped() -> None:
+    """It has the time of one without a token, not the minute that asyncio gives it; as on the port for WebSockets."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(server)
+    async with Emulator({"telemetry": 1}, tls=server, deadlines=Deadlines(no_token=0.05)) as emulator:
+        reader, writer = await asyncio.open_connection(emulator.host, emulator.port)
+        async with asyncio.timeout(30):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
 
 
 async def test_idle_producers_are_detached() -> None:

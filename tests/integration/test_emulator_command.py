@@ -34,7 +34,7 @@ async def launch(*arguments: str) -> asyncio.subprocess.Process:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_emulator_serves_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     """The first line is the connection string, the port is open by then, and a signal ends it with exit code 0."""
-    process = await launch("--hub", "telemetry:4", "--hub", "other:2", "--port", "0", "--data", str(tmp_path))
+    process = await launch("--hub", "telemetry:4", "--hub", "other:2", "--port", "0", "--data", str(tmp_path / "hubs"))
     assert process.stdout is not None
     async with asyncio.timeout(30):
         line = (await process.stdout.readline()).decode().strip()
@@ -44,6 +44,7 @@ async def test_emulator_serves_until_a_signal(number: signal.Signals, tmp_path: 
             "SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
         )
         _, writer = await asyncio.open_connection("127.0.0.1", int(start.rpartition(":")[2]))
+        assert (tmp_path / "hubs").stat().st_mode & 0o777 == 0o700  # events are in it
         process.send_signal(number)
         out, err = await process.communicate()
         writer.close()
@@ -91,6 +92,23 @@ async def test_emulator_serves_tls_and_the_official_config_file(tmp_path: Path) 
         process.terminate()
         await process.communicate()
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "key"),
+    [("secret", [], "secret"), ("secret", ["--key", "other"], "other"), ("", [], "SAS_KEY_VALUE")],
+)
+async def test_emulator_has_its_key_from_a_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, arguments: list[str], key: str
+) -> None:
+    """A key in the environment is not seen in the list of processes; one in the arguments goes first."""
+    monkeypatch.setenv("EVENTPUMP_EMULATOR_KEY", variable)
+    process = await launch("--hub", "a:1", "--port", "0", *arguments)
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        assert f";SharedAccessKey={key};".encode() in await process.stdout.readline()
+        process.terminate()
+        await process.communicate()
 
 
 async def test_emulator_on_a_terminal_says_what_to_do_next() -> None:

@@ -43,6 +43,24 @@ async def opened(path: Path, busy_timeout: float = 5.0) -> AsyncIterator[SqliteT
         await thread.aclose()
 
 
+def _modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+async def test_file_that_is_created_is_its_owners_alone(tmp_path: Path) -> None:
+    """So are those that SQLite puts beside it; a file that exists keeps its permissions."""
+    (tmp_path / "shared.db").touch(0o660)
+    (tmp_path / "shared.db").chmod(0o660)
+    async with opened(tmp_path / "own.db") as own, opened(tmp_path / "shared.db") as shared:
+        for thread in (own, shared):
+            await thread.run(lambda connection: connection.execute("INSERT INTO number VALUES (1)"))
+        modes = _modes(tmp_path)
+    assert {name: mode for name, mode in modes.items() if name.startswith("own")} == {
+        "own.db": 0o600, "own.db-wal": 0o600, "own.db-shm": 0o600
+    }  # fmt: skip
+    assert modes["shared.db"] == 0o660
+
+
 async def test_work_is_done_in_order_in_one_thread(tmp_path: Path) -> None:
     """Work is done in the order in which it was submitted, in a thread that is not the caller's."""
     async with opened(tmp_path / "file.db") as thread:
