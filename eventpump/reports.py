@@ -357,6 +357,10 @@ class CheckpointDropped(HostReport):
         return f"the checkpoint at sequence number {self.checkpoint.sequence_number} could not be stored any more"
 
 
+def _trying(left: float | None) -> str:
+    return "" if left is None else f", trying again for {left:.0f} s"
+
+
 @dataclass(frozen=True, slots=True)
 class StoreFailed(HostReport):
     """The lease store failed or did not answer in time.
@@ -364,14 +368,16 @@ class StoreFailed(HostReport):
     Args:
         operation: The operation that failed.
         error: Its error.
+        left: Seconds for which a starting host tries again before it ends; None for no end.
     """
 
     level: ClassVar[int] = logging.WARNING
     operation: str
     error: Exception
+    left: float | None = None
 
     def describe(self) -> str:
-        return f"the lease store failed at {self.operation}: {self.error}"
+        return f"the lease store failed at {self.operation}{_trying(self.left)}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,14 +404,16 @@ class ServiceFailed(HostReport):
     Args:
         operation: What was requested.
         error: Its error.
+        left: Seconds for which a starting host tries again before it ends; None for no end.
     """
 
     level: ClassVar[int] = logging.WARNING
     operation: str
     error: Exception
+    left: float | None = None
 
     def describe(self) -> str:
-        return f"{self.operation} failed: {self.error}"
+        return f"{self.operation} failed{_trying(self.left)}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import asyncio
 import json
 import math
 import os
+import sys
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -28,6 +29,7 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    EventPumpError,
     PartitionContext,
     PartitionReader,
     PublishOutcomeUnknownError,
@@ -243,6 +245,10 @@ if __name__ == "__main__":
     )
     parser.add_argument("--count", type=int, help="stop after this many bars")
     args = parser.parse_args()
-    asyncio.run(
-        aggregate(args.connection_string, args.source, args.target, args.state, args.window, args.quiet, args.count)
-    )
+    try:
+        asyncio.run(
+            aggregate(args.connection_string, args.source, args.target, args.state, args.window, args.quiet, args.count)
+        )
+    except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        sys.exit(f"{type(first).__name__}: {first}")

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import random
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ from eventpump import (
     Emulator,
     EventData,
     EventHubsApp,
+    EventPumpError,
     Park,
     PartitionContext,
     ReceivedEvent,
@@ -120,4 +122,7 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, help="for the leases (default: one that is removed)")
     parser.add_argument("--count", type=int, default=500, help="publish and handle so many readings")
     args = parser.parse_args()
-    asyncio.run(main(args.connection_string, args.folder, args.count))
+    try:
+        asyncio.run(main(args.connection_string, args.folder, args.count))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,7 @@ from eventpump import (
     Emulator,
     EventProcessor,
     EventProcessorHost,
+    EventPumpError,
     FairBalancer,
     FleetView,
     GreedyBalancer,
@@ -135,4 +137,7 @@ async def main() -> None:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

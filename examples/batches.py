@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import sqlite3
+import sys
 import tempfile
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -23,6 +24,7 @@ from eventpump import (
     Emulator,
     EventData,
     EventProcessorHost,
+    EventPumpError,
     SqliteLeaseStore,
 )
 
@@ -105,4 +107,8 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, help="for the leases and the table (default: one that is removed)")
     parser.add_argument("--count", type=int, default=2000, help="publish and insert so many events")
     args = parser.parse_args()
-    asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))
+    try:
+        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))
+    except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        sys.exit(f"{type(first).__name__}: {first}")

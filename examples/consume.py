@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 
 from eventpump import (
@@ -17,6 +18,7 @@ from eventpump import (
     CloseReason,
     EventProcessor,
     EventProcessorHost,
+    EventPumpError,
     PartitionContext,
     ReceivedEvent,
     SqliteLeaseStore,
@@ -83,4 +85,8 @@ if __name__ == "__main__":
     parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
     parser.add_argument("--count", type=int, help="stop after this many events")
     args = parser.parse_args()
-    asyncio.run(consume(args.connection_string, args.hub, args.leases, args.count))
+    try:
+        asyncio.run(consume(args.connection_string, args.hub, args.leases, args.count))
+    except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        sys.exit(f"{type(first).__name__}: {first}")

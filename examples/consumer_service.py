@@ -23,6 +23,7 @@ import logging
 import os
 import random
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -37,6 +38,7 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    EventPumpError,
     HostReport,
     PartitionContext,
     PartitionsFound,
@@ -224,4 +226,7 @@ if __name__ == "__main__":
         "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

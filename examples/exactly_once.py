@@ -19,6 +19,7 @@ import json
 import os
 import random
 import sqlite3
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
@@ -31,6 +32,7 @@ from eventpump import (
     EventData,
     EventProcessor,
     EventProcessorHost,
+    EventPumpError,
     PartitionContext,
     ReceivedEvent,
     SqliteLeaseStore,
@@ -142,4 +144,7 @@ if __name__ == "__main__":
         "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
     )
     args = parser.parse_args()
-    asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.lease_duration))
+    try:
+        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.lease_duration))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

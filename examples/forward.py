@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -31,6 +32,7 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    EventPumpError,
     LeaseStore,
     MemoryLeaseStore,
     PartitionContext,
@@ -127,4 +129,7 @@ if __name__ == "__main__":
         "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
     )
     parser.add_argument("--count", type=int, help="stop after this many events")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

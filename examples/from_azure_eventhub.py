@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 
 from azure.storage.blob.aio import ContainerClient
@@ -22,6 +23,7 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    EventPumpError,
     PartitionContext,
     ReceivedEvent,
 )
@@ -71,6 +73,9 @@ if __name__ == "__main__":
     parser.add_argument("--checkpoints", required=True, help="the container that azure-eventhub used")
     parser.add_argument("--leases", default="leases", help="the container for eventpump's leases, which exists")
     args = parser.parse_args()
-    asyncio.run(
-        main(args.connection_string, args.hub, args.consumer_group, args.storage, args.checkpoints, args.leases)
-    )
+    try:
+        asyncio.run(
+            main(args.connection_string, args.hub, args.consumer_group, args.storage, args.checkpoints, args.leases)
+        )
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from itertools import islice
 from pathlib import Path
 
-from eventpump import EventData, EventProducer, PublishOutcomeUnknownError, SqlitePublisherStateStore
+from eventpump import EventData, EventProducer, EventPumpError, PublishOutcomeUnknownError, SqlitePublisherStateStore
 
 
 async def publish(
@@ -67,6 +68,11 @@ if __name__ == "__main__":
     parser.add_argument("--batch-lines", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between batches")
     args = parser.parse_args()
-    asyncio.run(
-        publish(args.connection_string, args.hub, args.partition, args.source, args.state, args.batch_lines, args.pause)
-    )
+    try:
+        asyncio.run(
+            publish(
+                args.connection_string, args.hub, args.partition, args.source, args.state, args.batch_lines, args.pause
+            )
+        )
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -28,6 +29,7 @@ from eventpump import (
     Emulator,
     EventData,
     EventProcessorHost,
+    EventPumpError,
     KeyedProcessor,
     Park,
     PartitionContext,
@@ -126,4 +128,8 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=2000, help="publish and apply so many orders")
     parser.add_argument("--concurrency", type=int, default=32, help="orders at a time, per partition")
     args = parser.parse_args()
-    asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.concurrency))
+    try:
+        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.concurrency))
+    except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        sys.exit(f"{type(first).__name__}: {first}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from eventpump import (
     EventData,
     EventProcessor,
     EventProcessorHost,
+    EventPumpError,
     HostReport,
     MemoryLeaseStore,
     PartitionContext,
@@ -157,4 +159,7 @@ if __name__ == "__main__":
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
     parser.add_argument("--port", type=int, default=9108, help="0 for a free one")
-    asyncio.run(main(parser.parse_args()))
+    try:
+        asyncio.run(main(parser.parse_args()))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

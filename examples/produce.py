@@ -10,8 +10,9 @@ import asyncio
 import json
 import os
 import random
+import sys
 
-from eventpump import EventData, EventProducer
+from eventpump import EventData, EventProducer, EventPumpError
 
 SENSORS = [f"sensor-{number}" for number in range(10)]
 
@@ -43,4 +44,7 @@ if __name__ == "__main__":
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--events", type=int, default=1000)
     args = parser.parse_args()
-    asyncio.run(publish(args.connection_string, args.hub, args.events))
+    try:
+        asyncio.run(publish(args.connection_string, args.hub, args.events))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from eventpump import (
     BufferedProducer,
     Emulator,
     EventData,
+    EventPumpError,
     HashRouter,
     PartitionRouter,
     RingRouter,
@@ -81,4 +83,7 @@ async def main(count: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=2000, help="readings per router (default: 2000)")
-    asyncio.run(main(parser.parse_args().count))
+    try:
+        asyncio.run(main(parser.parse_args().count))
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

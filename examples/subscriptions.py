@@ -16,6 +16,7 @@ import json
 import os
 import random
 import sqlite3
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
@@ -28,6 +29,7 @@ from eventpump import (
     EventData,
     EventProcessor,
     EventProcessorHost,
+    EventPumpError,
     PartitionContext,
     ReceivedEvent,
     SqliteLeaseStore,
@@ -155,4 +157,8 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, help="for the leases and the archive (default: one that is removed)")
     parser.add_argument("--count", type=int, help="publish so many readings, and stop when both have them")
     args = parser.parse_args()
-    asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))
+    try:
+        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))
+    except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
+        first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        sys.exit(f"{type(first).__name__}: {first}")

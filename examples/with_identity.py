@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,6 +35,7 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
+    EventPumpError,
     HostReport,
     MemoryLeaseStore,
     PartitionContext,
@@ -141,4 +143,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except (EventPumpError, KeyboardInterrupt) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -88,7 +88,7 @@ class PatientTransport:
         # Not `retrying`: the transport below spaces the attempts, and the limit counts from the start of the outage,
         # which another call may have noticed.
         while True:
-            limit = FIRST_CONTACT if self._limit is None and not self._was_reached else self._limit
+            limit = self._patience
             since = loop.time() if self._down_since is None else self._down_since
             within = asyncio.timeout_at(None if limit is None else since + limit)
             try:
@@ -114,9 +114,16 @@ class PatientTransport:
             self._down_since = since
             self._timer = asyncio.get_running_loop().call_later(_UNREMARKABLE, self._announce)
 
+    @property
+    def _patience(self) -> float | None:
+        """Seconds for which the service is waited for; None for no limit."""
+        return FIRST_CONTACT if self._limit is None and not self._was_reached else self._limit
+
     def _announce(self) -> None:
         self._is_announced = True
-        self._say(f"the service cannot be reached, trying again: {self._reason}")
+        limit = self._patience
+        until = "until it can" if limit is None else f"for {limit:g} s in all"
+        self._say(f"the service cannot be reached, trying again {until}: {self._reason}")
 
     def _succeeded(self, now: float) -> None:
         self._was_reached = True

@@ -155,12 +155,19 @@ class HostOpening:
                 raise self._own_error(operation, error, is_read) from error
 
         failed_at: float | None = None
+        said, again_at = "", 0.0
 
         def report(failure: Exception, _: float) -> None:
-            nonlocal failed_at
-            failed_at = self._clock.monotonic() if failed_at is None else failed_at
+            nonlocal failed_at, said, again_at
+            now = self._clock.monotonic()
+            failed_at = now if failed_at is None else failed_at
+            if str(failure) == said and now < again_at:
+                return
+            # The same failure is reported again when it has lasted twice as long.
+            said, again_at = str(failure), now + max(1.0, now - failed_at)
             kind = ServiceFailed if is_read else StoreFailed
-            self._around.reporter.report(kind(self._around.owner_id, None, operation, failure))
+            left = max(0.0, until - now)
+            self._around.reporter.report(kind(self._around.owner_id, None, operation, failure, left))
 
         attempts = retrying(
             attempt,

@@ -437,7 +437,9 @@ async def test_send_and_tail_live_through_an_outage(tmp_path: Path) -> None:
                 assert await tailing.stderr.read() == b""
                 assert (await sending.wait(), await tailing.wait()) == (0, 0)
     assert {int(line) for line in seen} == set(range(200))
-    assert all(line.startswith("eventpump: the service cannot be reached, trying again: ") for line in down)
+    assert all(
+        line.startswith("eventpump: the service cannot be reached, trying again until it can: ") for line in down
+    )
     assert all(line.startswith("eventpump: the service is back after ") for line in back)
 
 
@@ -462,7 +464,7 @@ async def test_commands_give_up_on_an_outage_after_the_given_time(command: str) 
             _, err = await process.communicate()
     lines = err.decode().splitlines()
     assert process.returncode == 1
-    assert lines[0].startswith("eventpump: the service cannot be reached, trying again: ")
+    assert lines[0].startswith("eventpump: the service cannot be reached, trying again for 2 s in all: ")
     assert lines[-1].endswith(("(tried for 2 s)", "(up to 1 of them may be stored)"))
     assert len(lines) == 2
 

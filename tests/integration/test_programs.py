@@ -47,6 +47,17 @@ async def test_examples_publish_and_consume(eventpump_emulator: Emulator, tmp_pa
     assert sum(map(int, re.findall(r"over (\d+) readings", consumed.stdout))) == 500
 
 
+@pytest.mark.parametrize("example", ["produce", "consume", "subscriptions", "forward"])
+async def test_examples_end_in_one_line_for_a_mistake_of_the_user(example: str, eventpump_emulator: Emulator) -> None:
+    """A wrong hub, as any error that the library raises, is one line on stderr and no traceback."""
+    text = f"{eventpump_emulator.connection_string};EntityPath=telemetri"
+    more = ["--source", "telemetry", "--target", "telemetry"] if example == "forward" else []
+    ended = await asyncio.to_thread(_run, f"examples/{example}.py", "--connection-string", text, *more)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "hub: is not the hub that EntityPath of the connection string names" in line
+
+
 async def test_the_example_of_subscriptions_continues_where_each_was(
     eventpump_emulator: Emulator, tmp_path: Path
 ) -> None:

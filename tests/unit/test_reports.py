@@ -51,6 +51,7 @@ _VALUES: dict[str, Any] = {
     "attempts": 3,
     "hub": "parked",
     "sequence_number": 7,
+    "left": 57.0,
     "share": 0.9,
     "lags": {"0": 7, "1": None},
     "before": LinkState.SHARED,

@@ -858,6 +858,30 @@ async def test_run_with_a_wrong_hub_key_or_group_raises_one_error(
         assert ("close", None) in fleet.stores["a"].calls
 
 
+@pytest.mark.parametrize("what", ["service", "store"])
+async def test_start_that_keeps_failing_is_reported_ever_less_often(what: str) -> None:
+    """Each line says for how long it is tried again, and none comes twice; another failure is reported at once."""
+    async with _fleet() as fleet:
+        host = fleet.host("a", startup_timeout=60)
+        if what == "service":
+            fleet.hub.refuse(ConnectionLostError("connection refused"), operation="hub", times=1e9)
+        else:
+            fleet.stores["a"].fail("open", times=1e9)
+        run = asyncio.create_task(host.run())
+        kind = ServiceFailed if what == "service" else StoreFailed
+        await asyncio.sleep(40)
+        lines = [each.describe() for each in fleet.told("a", kind)]
+        assert 4 <= len(lines) <= 7
+        assert len(set(lines)) == len(lines)
+        assert all("trying again for " in line for line in lines)
+        if what == "service":
+            fleet.hub.accept()
+            fleet.hub.refuse(ConnectionLostError("no route"), operation="hub", times=1e9)
+            await fleet.until(lambda: "no route" in fleet.told("a", kind)[-1].describe(), within=15)
+        with pytest.raises(EventPumpError):
+            await run
+
+
 async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
     """A service or store that is away for a moment delays the start, is told, and does not end it."""
     async with _fleet() as fleet:
@@ -869,8 +893,8 @@ async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
         running = asyncio.create_task(host.run())
         await asyncio.sleep(50)
         assert fleet.record.numbers("0") == [0]
-        assert len(fleet.told("a", ServiceFailed)) == 3
-        assert len(fleet.told("a", StoreFailed)) == 4
+        assert len(fleet.told("a", ServiceFailed)) in {1, 2, 3}
+        assert len(fleet.told("a", StoreFailed)) in {2, 3, 4}
         await host.aclose()
         await running
 
