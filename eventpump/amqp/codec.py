@@ -456,8 +456,18 @@ def _frame(data: bytes, pos: int, end: int, width: int) -> tuple[int, int, int]:
 def _decode_items(data: bytes, pos: int, end: int, depth: int, count: int) -> list[Any]:
     if count > end - pos:
         raise AmqpDecodeError("a list or map counts more items than it has bytes")
+    if count and depth <= 0:
+        raise AmqpDecodeError(f"values nest more than {MAX_DEPTH} deep")
     items: list[Any] = []
     for _ in range(count):
+        if pos + 1 < end and data[pos] == 0xA1:
+            # Most are short texts.
+            start = pos + 2
+            pos = start + data[pos + 1]
+            if pos > end:
+                raise _short_of_bytes()
+            items.append(_text(data[start:pos]))
+            continue
         item, pos = _decode(data, pos, end, depth)
         items.append(item)
     if pos != end:

@@ -259,8 +259,12 @@ def test_quick_run_prints_the_table_and_writes_a_row_per_stage(
     shown = capsys.readouterr().out
     builds = ["pure Python", "compiled core"] if build_info().is_compiled else ["pure Python"]
     floor, stages = rows[0], rows[1:]
-    assert [row["limit"] for row in stages if row["build"] == "pure Python"] == [1.0, 2.5, None, 1.5]
-    assert [row["build"] for row in stages] == 4 * builds
+    assert [row["limit"] for row in stages if row["build"] == "pure Python"] == [
+        *(1.0, 2.5, None, 1.5, None, None, None, None),
+        *(14.0, None, None, None),
+    ]
+    assert [row["build"] for row in stages] == 12 * builds
+    assert ["above the four fields" in row["note"] for row in stages[:: len(builds)]].count(True) == 4
     for row in rows:
         assert row.keys() >= ASKED
         assert row["benchmark"] == "stages"
