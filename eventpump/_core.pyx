@@ -268,6 +268,9 @@ cdef bint find(const unsigned char *raw, Py_ssize_t end, Found *found) noexcept:
             return False
         code = raw[pos + 2]
         constructor = raw[pos + 3]
+        if constructor == 0x45 and code == 0x73:
+            pos += 4  # no properties, in the form of an empty list
+            continue
         if constructor < 0xA0:
             return False
         if constructor & 0x10:

@@ -243,6 +243,23 @@ def calls_of(work: Callable[[], object]) -> list[str]:
     return [each for each in found if "<lambda>" not in each]
 
 
+@pytest.mark.parametrize("empty", [b"", b"\x00\x53\x73\x45", b"\x00\x53\x73\xc0\x01\x00"])
+def test_event_without_standard_properties_is_read_without_the_reference(empty: bytes) -> None:
+    """Whether their section is missing, or is an empty list in either form, as some clients send it."""
+    place: dict[str, Any] = {"offset": "7", "sequence_number": 7, "enqueued_time": datetime(2026, 1, 1, tzinfo=UTC)}
+    raw = ReceivedEvent.build(b"body", **place, properties={"unit": "C"}).raw
+    at = raw.index(b"\x00\x53\x74")
+    event = ReceivedEvent(raw[:at] + empty + raw[at:])
+    names = ("sequence_number", "offset", "enqueued_time", "body", "partition_key", "properties", "content_type")
+    assert calls_of(lambda: [getattr(event, name) for name in names]) == []
+    assert (event.sequence_number, event.body, event.properties, event.content_type) == (
+        7,
+        b"body",
+        {"unit": "C"},
+        None,
+    )
+
+
 def test_usual_event_is_read_and_forwarded_without_the_reference(cases: Cases) -> None:
     """Values of every simple type and the standard properties are decoded, and encoded again, by the core alone."""
     for seed, random in cases.seeded(per_seed=30):
