@@ -140,7 +140,7 @@ async def test_subscription_names_the_hub_first(container: Container) -> None:
         await late.write_subscription(replace(subscription, name="other"), None)
 
 
-@seeds(12, of=200)
+@seeds(6, of=200)
 async def test_hubs_that_race_for_a_group_in_random_histories(container: Container, seed: int) -> None:
     """Of several hosts of two hubs and two namespaces one hub has the group; only its hosts ever wrote anything."""
     rng = random.Random(seed)
