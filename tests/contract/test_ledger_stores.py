@@ -288,13 +288,14 @@ async def test_ledger_where_no_directory_can_be_opened_keeps_its_records(
             raise PermissionError(13, "Permission denied")
         return real(path, *flags)
 
-    monkeypatch.setattr(os, "open", refuse)
-    monkeypatch.delattr(os, "O_DIRECTORY")
-    store = DirectoryLedger(tmp_path / "ledger")
-    await store.open()
-    assert await store.create(NAME, FIRST)
-    assert await store.read(NAME) == FIRST
-    await DirectoryLedger(tmp_path / "ledger").open()
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "open", refuse)
+        windows.delattr(os, "O_DIRECTORY")
+        store = DirectoryLedger(tmp_path / "ledger")
+        await store.open()
+        assert await store.create(NAME, FIRST)
+        assert await store.read(NAME) == FIRST
+        await DirectoryLedger(tmp_path / "ledger").open()
 
 
 async def test_open_of_a_path_that_is_a_file_raises_store_error(tmp_path: Path) -> None:

@@ -152,11 +152,13 @@ async def test_lines_are_read_where_files_have_other_flags(tmp_path: Path, monke
         flags.append(given)
         return real(path, given & ~(1 << 30), *more)
 
-    monkeypatch.delattr(os, "O_CLOEXEC")
-    monkeypatch.setattr(os, "O_BINARY", 1 << 30, raising=False)
-    monkeypatch.setattr(os, "open", noted)
     (tmp_path / "lines").write_bytes(b"a\r\nb")
-    assert await read_all(LineSource(str(tmp_path / "lines"))) == [b"a", b"b"]
+    with monkeypatch.context() as windows:
+        windows.delattr(os, "O_CLOEXEC")
+        windows.setattr(os, "O_BINARY", 1 << 30, raising=False)
+        windows.setattr(os, "open", noted)
+        source = LineSource(str(tmp_path / "lines"))
+    assert await read_all(source) == [b"a", b"b"]
     assert flags[0] & 1 << 30
 
 
