@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final, TypeVar, cast
 from zlib import crc32
 
@@ -84,6 +84,27 @@ def _copied_alike(reference: type) -> None:
             setattr(reference, name, method)
 
 
+class _Signature:
+    """`__signature__` of a class whose constructor is compiled: that of the reference, for `inspect` and `help`.
+
+    Not of an object, nor of a subclass with a constructor of its own.
+    """
+
+    __slots__ = ("_reference", "_whole")
+
+    def __init__(self, reference: type) -> None:
+        self._reference = reference
+        self._whole: type | None = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._whole = owner
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is not None or owner.__init__ is not self._whole.__init__:  # type: ignore[misc]  # only compared
+            raise AttributeError("__signature__")
+        return import_module("inspect").signature(self._reference)
+
+
 def based_on_core(name: str) -> Callable[[_T], _T]:
     """Return a decorator for a class in Python, the reference, of which the core has a part.
 
@@ -106,6 +127,11 @@ def based_on_core(name: str) -> Callable[[_T], _T]:
         kept: dict[str, Any] = {
             each: value for each, value in vars(reference).items() if each not in parts and each not in slots
         }
+        if "__init__" in parts:
+            kept["__signature__"] = _Signature(reference)
+        for each in parts & vars(reference).keys():
+            if isinstance(method := vars(reference)[each], FunctionType) and each != "__init__":
+                vars(base)[each].__annotations__ = method.__annotations__
         kept["__slots__"] = tuple(each for each in slots if each not in parts)
         whole = type(reference.__name__, (base,), kept)
         core.complete(name, reference, whole)

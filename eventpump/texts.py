@@ -19,3 +19,8 @@ def excerpt(text: str, limit: int = MAX_EXCERPT) -> str:
     if len(text) > limit or len(cut) > limit:
         cut = cut[: limit - 1] + "…"
     return cut
+
+
+def not_the_class(given: object) -> str:
+    """Return what to add to "must be ..." where a class was given for an object; "" for anything else."""
+    return f"; give an object, not the class {given.__name__}" if isinstance(given, type) else ""

@@ -42,6 +42,7 @@ from eventpump.options.consumer import (
 )
 from eventpump.reports import Hook
 from eventpump.storage.leases.memory import MemoryLeaseStore
+from eventpump.texts import not_the_class
 
 _log = logging.getLogger("eventpump.app")
 
@@ -403,8 +404,8 @@ class EventHubsApp:
         if not self._subscribers:
             raise ConfigurationError("app", "has no subscriber: decorate a function with @app.subscriber(hub)")
         self._check_publications()
-        self._home.enter()
         if self._stopping is not None:
+            self._home.enter()
             raise ConfigurationError("app", "runs already")
         by_host: dict[tuple[str, str], list[_Subscriber]] = {}
         for each in self._subscribers:
@@ -412,6 +413,7 @@ class EventHubsApp:
         stores: Mapping[tuple[str, str], LeaseStore] = (
             self._stores_of(by_host) if overrides is None else {host: MemoryLeaseStore() for host in by_host}
         )
+        self._home.enter()
         stopping = self._stopping = asyncio.Event()
         self._hosts.clear()
         self._producers.clear()
@@ -617,7 +619,10 @@ def _check_known(options: Mapping[str, object], known: Collection[str]) -> None:
 
 def _checked_decoder(decoder: object) -> Decoder:
     if isinstance(decoder, type) or not isinstance(decoder, Decoder):
-        raise ConfigurationError("decoder", "must be an object with the method decoder_for, such as PayloadDecoder()")
+        raise ConfigurationError(
+            "decoder",
+            "must be an object with the method decoder_for, such as PayloadDecoder()" + not_the_class(decoder),
+        )
     return decoder
 
 

@@ -56,8 +56,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "Exit code 1 if not all could be sent: each was sent at least once up to the place that is then named.",
     )
     for each in (listing, replay):
-        each.add_argument("hub", metavar="HUB", help="the hub with the parked events")
-        add_connection_options(each, has_hub=False)
+        each.add_argument("place", nargs="?", metavar="HUB", help="the hub with the parked events, in place of --hub")
+        add_connection_options(each)
         each.add_argument("--partition", metavar="ID", help="only this partition of HUB (default: all)")
         each.add_argument(
             "--from",
@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         EventPumpError: It could not be begun, or was refused.
     """
     start = position(args.start)
-    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    if args.place is not None and args.hub is not None:
+        raise ConfigurationError("--hub", "gives the hub that was given as HUB already")
+    settings = connection_settings(connection_text(args), args.place or args.hub, **connection_options(args))
     if args.to is not None and args.to.lower() == settings.hub.lower():
         raise ConfigurationError("--to", "must be another hub than the one with the parked events")
     keep_quiet()

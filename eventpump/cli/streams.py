@@ -31,19 +31,17 @@ FAILURE: Final = 1
 _CHUNK: Final = 1 << 18
 
 
-def add_connection_options(parser: argparse.ArgumentParser, *, has_hub: bool = True) -> None:
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every subcommand that connects.
 
     Args:
         parser: The parser of the subcommand.
-        has_hub: Whether to add `--hub`. Default: True.
     """
     parser.add_argument(
         "--connection-string", metavar="TEXT", help=f"the connection string (default: ${CONNECTION_VARIABLE})"
     )
-    if has_hub:
-        help_text = "the hub's name (default: the connection string's EntityPath)"
-        parser.add_argument("--hub", metavar="NAME", help=help_text)
+    help_text = "the hub's name (default: the connection string's EntityPath)"
+    parser.add_argument("--hub", metavar="NAME", help=help_text)
     parser.add_argument(
         "--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP (default: tcp)"
     )

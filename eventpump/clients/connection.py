@@ -20,6 +20,7 @@ from eventpump.options.connection import (
     connection_settings,
 )
 from eventpump.options.credentials import Credential
+from eventpump.texts import not_the_class
 from eventpump.transport.native import NativeTransport
 
 
@@ -144,7 +145,8 @@ def split_options(
         namespace = settings.fully_qualified_namespace
         return HubConnection(settings.hub, namespace, settings.retry, lambda: make_transport(settings), True), rest
     if not callable(getattr(transport, "open_send_link", None)) or isinstance(transport, type):
-        raise ConfigurationError("transport", 'must be "native", "uamqp", or a transport object')
+        problem = 'must be "native", "uamqp", or a transport object'
+        raise ConfigurationError("transport", problem + not_the_class(transport))
     retry = connection.pop("retry", None)
     if retry is None:
         retry = RetryOptions()

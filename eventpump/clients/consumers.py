@@ -31,6 +31,7 @@ from eventpump.reports import Hook
 from eventpump.sources.checks import is_source
 from eventpump.sources.hub import HubSource
 from eventpump.sources.transport import SourceTransport
+from eventpump.texts import not_the_class
 
 
 class FeedOptions(ClientOptions, total=False):
@@ -186,7 +187,7 @@ def _of_source(
         ConfigurationError: It is not a source, or an option of a connection was given with it.
     """
     if not is_source(source):
-        raise ConfigurationError("source", "must be an event source, such as a GeneratorSource")
+        raise ConfigurationError("source", "must be an event source, such as a GeneratorSource" + not_the_class(source))
     for name in options:
         if name not in known.__annotations__:
             raise unknown_option(name, inspect.signature(client).parameters)

@@ -39,7 +39,9 @@ from eventpump.options.consumer import (
     SubscriptionSettings,
     sought_position,
 )
+from eventpump.options.predecessor import CONSUMER, answers
 from eventpump.reports import Hook, Reporter
+from eventpump.texts import not_the_class
 
 _log = logging.getLogger("eventpump.consumer")
 
@@ -53,6 +55,7 @@ LAST_SECOND = 1.0
 """Seconds that transport and store may take each to close if the host's time to close has run out."""
 
 
+@answers(CONSUMER)
 class PartitionHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
@@ -103,7 +106,8 @@ class PartitionHost:
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
-            raise ConfigurationError("lease_store", "must be a lease store, such as SqliteLeaseStore")
+            problem = "must be a lease store, such as SqliteLeaseStore(path)"
+            raise ConfigurationError("lease_store", problem + not_the_class(leases))
         duration = leases.lease_duration
         self._renew_interval = duration / 3 if settings.renew_interval is None else settings.renew_interval
         if self._renew_interval >= duration:

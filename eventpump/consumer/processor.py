@@ -15,6 +15,7 @@ from eventpump.core.pump_state import CloseReason as CloseReason
 from eventpump.errors import ConfigurationError, EventError
 from eventpump.eventhubs.events import EventPosition, LastEnqueued, ReceivedEvent
 from eventpump.options.consumer import HostSettings, SubscriptionPosition, sought_position
+from eventpump.options.predecessor import CONTEXT, answers
 
 if TYPE_CHECKING:
     from eventpump.interfaces import ConsumerScope
@@ -87,6 +88,7 @@ class EventProcessor(ABC):
         """
 
 
+@answers(CONTEXT)
 class PartitionContext:
     """One partition during one ownership, for its processor.
 

@@ -32,6 +32,7 @@ from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, PartitionProperti
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import ReaderSettings
+from eventpump.options.predecessor import READER, answers
 
 SILENCE = 30.0
 """Seconds that a link may be silent while a read waits, before it is checked."""
@@ -42,6 +43,7 @@ ASK_TIME = 1.0
 _log = logging.getLogger("eventpump.consumer")
 
 
+@answers(READER)
 class PartitionReader:
     """Reads one partition from a position, to the end of a range or without end.
 

@@ -13,6 +13,7 @@ from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.ring import HashRing, check_virtual_nodes
 from eventpump.core.weights import UNIT, weight_of
 from eventpump.errors import ConfigurationError
+from eventpump.texts import not_the_class
 
 
 def _seconds(option: str, value: object, least: float, most: float) -> float:
@@ -281,4 +282,5 @@ def check_balancer(balancer: object) -> None:
         ValueError: It has no method `plan`, or is a class.
     """
     if isinstance(balancer, type) or not callable(getattr(balancer, "plan", None)):
-        raise ValueError("must be a balancer, such as FairBalancer(): an object with a method plan(view)")
+        problem = "must be a balancer, such as FairBalancer(): an object with a method plan(view)"
+        raise ValueError(problem + not_the_class(balancer))

@@ -9,6 +9,7 @@ from eventpump.core.ring import HashRing, check_virtual_nodes
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
+from eventpump.texts import not_the_class
 
 
 class PartitionRouter(Protocol):
@@ -44,7 +45,7 @@ def check_router(router: PartitionRouter | None) -> None:
     """
     if router is not None and (isinstance(router, type) or not callable(getattr(router, "route", None))):
         problem = "must be a router, such as HashRouter(): an object with a method route(event, key, partition_ids)"
-        raise ConfigurationError("router", problem)
+        raise ConfigurationError("router", problem + not_the_class(router))
 
 
 class RoundRobinRouter:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from eventpump.errors import ConfigurationError
 from eventpump.options.credentials import is_unicode
+from eventpump.options.predecessor import option_hint
 
 # None of these checks may show the value: people paste connection strings into the wrong field.
 _HUB: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_./-]{0,254}[A-Za-z0-9])?")
@@ -111,6 +112,8 @@ def unknown_option(name: str, known: Iterable[str], *, spelled: str | None = Non
         known: The options that exist.
         spelled: What to compare with their names, if not `name`.
     """
+    if (hint := option_hint(name)) is not None and name not in known:
+        return ConfigurationError(name, f"there is no such option; {hint}")
     by_lower = {each.lower(): each for each in known}
     nearest = get_close_matches((name if spelled is None else spelled).lower(), by_lower, n=1)
     hint = f"; did you mean {by_lower[nearest[0]]}?" if nearest else ""

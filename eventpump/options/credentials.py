@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs import sas
+from eventpump.texts import not_the_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ def check_credential(value: object) -> object:
     if get_token is None or isinstance(value, type):
         raise ValueError(
             "must be a SharedKey, a SharedSignature, a credential of azure.core.credentials with a named key or a "
-            "signature, or an object with an async get_token, as of azure.identity.aio"
+            "signature, or an object with an async get_token, as of azure.identity.aio" + not_the_class(value)
         )
     if not inspect.iscoroutinefunction(get_token):
         raise ValueError("its get_token must be a coroutine function: use a credential of azure.identity.aio")

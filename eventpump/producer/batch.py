@@ -11,6 +11,7 @@ from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
+from eventpump.options.predecessor import BATCH, answers
 from eventpump.producer.packing import BatchPacker
 
 
@@ -36,6 +37,7 @@ if core is not None:
 
 
 @based_on_core("PlainBatch")
+@answers(BATCH)
 class EventBatch:
     """Events for one message to one target. Made by a producer's `create_batch`.
 

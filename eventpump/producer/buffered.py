@@ -21,6 +21,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.net import stream
+from eventpump.options.predecessor import PRODUCER, answers
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.accumulator import BufferRoom, Lane
 from eventpump.producer.intake import DeliveryReceipt, Intake, SendResult, clock_of
@@ -37,6 +38,7 @@ _NAME = "buffered producer"
 _log = logging.getLogger("eventpump.producer")
 
 
+@answers(PRODUCER)
 class HubBufferedProducer:
     """Sends single events in batches. Belongs to one event loop.
 

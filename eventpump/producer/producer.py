@@ -24,6 +24,7 @@ from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
+from eventpump.options.predecessor import PRODUCER, answers
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
 from eventpump.producer.stats import ProducerStats
@@ -36,6 +37,7 @@ from eventpump.producer.targets import (
     Target,
     TargetContext,
 )
+from eventpump.texts import not_the_class
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
@@ -53,6 +55,7 @@ _P = TypeVar("_P", HubProperties, PartitionProperties)
 _log = logging.getLogger("eventpump.producer")
 
 
+@answers(PRODUCER)
 class HubProducer:
     """Sends events to one hub over a transport. One send link per target, attached on first use.
 
@@ -143,6 +146,11 @@ class HubProducer:
         )
         if (name is None) is not (state_store is None):
             raise ConfigurationError("name", "goes together with state_store")
+        if state_store is not None and (
+            isinstance(state_store, type) or not callable(getattr(state_store, "write_state", None))
+        ):
+            problem = "must be a store of publishers' states, such as SqlitePublisherStateStore(path)"
+            raise ConfigurationError("state_store", problem + not_the_class(state_store))
         policy = _policy(mode, on_doubt, on_state_lost, scan_consumer_group, is_stateful=state_store is not None)
         self._transport = transport
         self._hub = hub

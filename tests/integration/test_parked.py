@@ -149,7 +149,7 @@ async def test_list_shows_where_each_event_came_from(service: Emulator) -> None:
     )
     assert [each for each in lines if not line.fullmatch(each)] == []
     assert len(lines) == 3
-    code, out, _ = await run("parked", "list", "again", emulator=service)
+    code, out, _ = await run("parked", "list", "--hub", "again", emulator=service)
     assert (code, out) == (0, b"0 parked events\n")
 
 
@@ -197,7 +197,8 @@ async def test_a_replay_that_fails_says_where(service: Emulator) -> None:
     ("arguments", "problem"),
     [
         (("parked",), "ACTION"),
-        (("parked", "list"), "HUB"),
+        (("parked", "list"), "hub: is required"),
+        (("parked", "list", "parked", "--hub", "parked"), "--hub: gives the hub that was given as HUB already"),
         (("parked", "replay", "parked"), "--to"),
         (("parked", "replay", "parked", "--to", "Parked"), "--to: must be another hub"),
         (("parked", "list", "a hub"), "hub"),

@@ -217,8 +217,12 @@ def _public_callables() -> Iterator[tuple[str, Any, type | None]]:
             yield name, made, None
         elif isinstance(made, type) and not issubclass(made, enum.Enum) and not typing.is_typeddict(made):
             yield name, made, None
-            for method, each in inspect.getmembers(made, inspect.isroutine):
-                if method[0] != "_" and str(getattr(each, "__module__", "")).startswith("eventpump."):
+            for method, each in inspect.getmembers(made, lambda each: inspect.isroutine(each) and callable(each)):
+                if (
+                    method[0] != "_"
+                    and callable(each)
+                    and str(getattr(each, "__module__", "")).startswith("eventpump.")
+                ):
                     yield f"{name}.{method}", each, made
 
 
@@ -237,10 +241,7 @@ def _states_default(text: str, default: object) -> bool:
 
 
 def test_docstrings_state_every_default() -> None:
-    """A parameter with a default states it in its line of `Args`, or is a field of the model that the docstring cites.
-
-    A class whose constructor is compiled has no signature; the other build checks it.
-    """
+    """A parameter with a default states it in its line of `Args`, or is a field of the model that is named there."""
     found, checked = [], 0
     for name, made, owner in _public_callables():
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import re
 import sys
@@ -22,7 +23,7 @@ from io import BytesIO
 from math import inf, nan
 from random import Random
 from time import monotonic
-from types import MappingProxyType, MethodType, SimpleNamespace
+from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -1441,3 +1442,24 @@ def test_memory_is_flat() -> None:
     assert rss - first_rss < 4 * 2**20
     assert blocks - first_blocks < 1_000
     assert all(abs(now - then) < 50 for now, then in zip(counts, first_counts, strict=True)), measured
+
+
+@pytest.mark.parametrize("kind", [EventData, ReceivedEvent, EventBatch, DeliveryReceipt])
+def test_signatures_are_those_of_the_reference(kind: type) -> None:
+    """`inspect.signature` of the class and of its public methods, for `help` and editors; a subclass has its own."""
+    references = {} if compiled.core is None else compiled.core.references
+    reference = next((each for each in references.values() if each.__name__ == kind.__name__), kind)
+    assert inspect.signature(kind) == inspect.signature(reference)
+    for name, method in vars(reference).items():
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            assert inspect.signature(getattr(kind, name)) == inspect.signature(method), name
+
+    class Plain(kind):  # type: ignore[misc]  # a parameter
+        __slots__ = ()
+
+    class Other(Plain):
+        def __init__(self, other: int) -> None:
+            raise AssertionError
+
+    assert inspect.signature(Plain) == inspect.signature(reference)
+    assert list(inspect.signature(Other).parameters) == ["other"]
