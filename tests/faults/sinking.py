@@ -27,6 +27,7 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.options.connection import connection_settings
+from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.exactly_once import (
     PartitionPublishing,
     PublishOptions,
@@ -37,8 +38,8 @@ from eventpump.spark.sink.exactly_once import (
 )
 from eventpump.spark.sink.patience import retried
 from eventpump.spark.sink.protocol import Batch, DriverRun, OnProducerStateLost, Unplanned
-from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan
-from eventpump.spark.sink.small import KeptPublishers, publish_shares
+from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan, Sink
+from eventpump.spark.sink.small import KeptPublishers, compare_shares, publish_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 
@@ -82,7 +83,9 @@ class Query:
     Args:
         shares: What a batch holds for a partition.
         paths: Return whether the driver publishes the next batch itself, as a small one.
-        compares: Whether rows that are stored are compared, as where Spark does not name the query.
+        compares: Whether rows that are stored are compared where a plan is not new. Rows of a plan that an earlier run
+            has made are compared in any case.
+        may_repeat: Whether an earlier run may have begun the batch.
     """
 
     transport: Transport
@@ -98,14 +101,24 @@ class Query:
     kept: KeptPublishers = field(default_factory=KeptPublishers)
     is_first: bool = False
     compares: bool = False
+    sink_id: str = "sink"
+    may_repeat: bool = True
+    calls: BatchCalls = field(default_factory=BatchCalls)
+
+    @property
+    def sink(self) -> Sink:
+        """The sink."""
+        return sink_of(self.transport, HUB, self.sink_id)
+
+    def _compares(self, plan: Plan) -> bool:
+        return self.compares or plan.run_id != self.driver.run_id
 
     def batch(self, batch_id: int) -> Batch:
         """Announce a batch."""
-        values: dict[str, Any] = {"first_batch": self.first_batch}
+        values: dict[str, Any] = {"first_batch": self.first_batch, "may_repeat": self.may_repeat}
         if self.renew_at is not None:
             values["renew_at"] = self.renew_at
-        sink = sink_of(self.transport, HUB, "sink")
-        return Batch(sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
+        return Batch(self.sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
 
     async def begin(self, batch_id: int, *, is_collected: bool = False) -> Plan | Done:
         """Begin a batch.
@@ -147,7 +160,7 @@ class Query:
         """
         rows = encoded(self.shares(plan.batch_id, partition_id))
         async with PartitionPublishing(
-            self.transport, plan, partition_id, options=OPTIONS, compares=self.compares
+            self.transport, plan, partition_id, options=OPTIONS, compares=self._compares(plan)
         ) as publishing:
             for number, start in enumerate(range(0, len(rows), portion)):
                 if number == killed_at:
@@ -160,8 +173,9 @@ class Query:
         """Publish every share that has rows, as the driver does with a small batch."""
         shares = {each: encoded(rows) for each in plan.partition_ids if (rows := self.shares(plan.batch_id, each))}
         is_first, self.is_first = self.is_first, False
+        compares = self._compares(plan) and not is_first
         return await publish_shares(
-            self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first, compares=self.compares and not is_first
+            self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first, compares=compares
         )
 
     async def tasks(self, plan: Plan) -> list[PartitionOutcome]:
@@ -169,6 +183,9 @@ class Query:
         if self.paths():
             return await self.directly(plan)
         await self.kept.aclose()
+        if self._compares(plan):
+            every = {each: encoded(self.shares(plan.batch_id, each)) for each in plan.partition_ids}
+            await compare_shares(self.transport, plan, every, OPTIONS)
         return list(
             await asyncio.gather(
                 *(self.attempt(plan, each) for each in plan.partition_ids if self.shares(plan.batch_id, each))
@@ -177,10 +194,11 @@ class Query:
 
     async def run(self, batch_id: int) -> Done:
         """Publish a batch from beginning to end."""
-        step = await self.begin(batch_id)
-        while isinstance(step, Plan):
-            step = await self.finish(step, await self.tasks(step))
-        return step
+        with self.calls.call(self.sink, self.driver.run_id, batch_id):
+            step = await self.begin(batch_id)
+            while isinstance(step, Plan):
+                step = await self.finish(step, await self.tasks(step))
+            return step
 
 
 @asynccontextmanager

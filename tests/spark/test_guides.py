@@ -79,7 +79,8 @@ def test_guide_from_kafka_reads_and_publishes(spark: SparkSession, hubs: Emulato
     known = _run("from-kafka-in-spark.md", spark, hubs, tmp_path)
     assert (b"ORDER 1", "k", {}) in _read(hubs, "totals")
     assert known["query"].exception() is None
-    known["divide"](spark.createDataFrame([("a", "order 9"), ("b", "refund 9")], "partitionKey string, body string"), 0)
+    rows = [("a", "order 9", 1), ("b", "refund 9", 2)]
+    known["divide"](spark.createDataFrame(rows, "partitionKey string, body string, sequenceNumber long"), 0)
     assert (b"order 9", "a", {}) in _read(hubs, "totals")
     assert _read(hubs, "refunds") == [(b"refund 9", "b", {})]
     assert len(_read(hubs, "totals")) == before + 3

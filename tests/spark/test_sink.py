@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import math
+import os
 import pickle
 import random
 import shutil
@@ -416,6 +417,128 @@ def test_sink_publishes_frames_of_spark_connect_in_every_way(connect: ConnectSes
         sink.writer(**options)(rows, batch_id)
     sink.require_exactly(range(120))
     assert not list((sink.ledger / "staging~" / "sink").iterdir())
+
+
+def test_sink_called_twice_for_a_batch_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """*No loss*: the second call of a batch fails the query, in each of its runs, and says what to do."""
+    writer = sink.writer()
+
+    def both(frame: DataFrame, batch_id: int) -> None:
+        writer(frame.where("n % 2 = 0"), batch_id)
+        writer(frame.where("n % 2 = 1"), batch_id)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"'sink' is called for batch 0 a second time in this run.*unionByName"):
+            run_query(numbered_stream(spark), both, checkpoint)
+        sink.require_exactly(range(0, 40, 2))
+    # By hand, without a query, the rows are compared.
+    with pytest.raises(ConfigurationError, match=r"batch 0 .* is done with other rows than this query's"):
+        writer(numbered(spark, 1, 40), 0)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"staging": True}, marks=pytest.mark.long)])
+def test_sink_of_a_query_that_is_changed_within_a_batch_is_refused(
+    spark: SparkSession, sink: SinkHub, checkpoint: str, options: dict[str, Any]
+) -> None:
+    """*No loss, no duplicate*: a batch that was interrupted goes on only with the rows that it had."""
+    rows = numbered_stream(spark)
+    with pytest.raises(Exception, match="StumbleError"):
+        run_query(rows, sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before")), checkpoint)
+    changed = rows.selectExpr("n", "CAST(n + 1000 AS STRING) AS body", "partitionKey")
+    # Staged now, they would be those of now, which are not those that are stored.
+    with pytest.raises(Exception, match="are other rows than this query's"):
+        run_query(changed, sink.writer(**options), checkpoint)
+    sink.require_exactly(range(40))
+    run_query(rows, sink.writer(), checkpoint)
+    sink.require_exactly(range(80))
+
+
+def files_stream(spark: SparkSession, place: Path, batches: int) -> DataFrame:
+    """Make a stream with a batch of 20 rows for each of some files."""
+    for number in range(batches):
+        file = place / f"{number}.json"
+        file.write_text("".join(f'{{"id": {row}}}\n' for row in range(number * 20, number * 20 + 20)))
+        os.utime(file, (1_700_000_000 + number,) * 2)
+    return spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(place)).selectExpr(*COLUMNS)
+
+
+def test_sink_that_is_not_called_for_empty_batches_goes_on(
+    spark: SparkSession, sink: SinkHub, checkpoint: str, tmp_path: Path
+) -> None:
+    """The first call may be for a later batch than 0, also into a hub with events; later ones keep the producers."""
+    sink.service.publish(sink.name, ["-1"], partition_id="0")
+    (place := tmp_path / "files").mkdir()
+    rows = files_stream(spark, place, 5).where("n BETWEEN 20 AND 39 OR n >= 80")
+    writer = sink.writer()
+
+    def with_rows(frame: DataFrame, batch_id: int) -> None:
+        if not frame.isEmpty():
+            writer(frame, batch_id)
+
+    run_query(rows, with_rows, checkpoint)
+    sink.require_exactly([*range(-1, 0), *range(20, 40), *range(80, 100)])
+    assert [each.batch_id for each in sink.receipts] == [1, 4]
+    ends = {each.partition_id: each.last or 0 for each in sink.receipts[0].partitions}
+    assert all(each.first == ends[each.partition_id] + 1 for each in sink.receipts[1].partitions)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"staging": True}, marks=pytest.mark.long)])
+def test_sink_evaluates_a_repeated_batch_of_a_stateful_query(
+    spark: SparkSession, sink: SinkHub, checkpoint: str, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """A batch that is done runs its rows into nothing, because Spark demands that every batch stores its state."""
+    (place := tmp_path / "files").mkdir()
+    rows = files_stream(spark, place, 2).groupBy("n").agg({"body": "max", "partitionKey": "max"})
+    rows = rows.selectExpr("n", "`max(body)` AS body", "`max(partitionKey)` AS partitionKey")
+    last = [sink.writer(**options)]
+
+    def crashing(frame: DataFrame, batch_id: int) -> None:
+        last[0](frame, batch_id)
+        raise StumbleError
+
+    def run(writer: Any) -> None:
+        writing = rows.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint).outputMode("update")
+        writing.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="StumbleError"):
+        run(crashing)
+    run(sink.writer(**options))
+    sink.require_exactly(range(40))
+
+
+def test_sink_with_keys_and_without_an_order_is_warned_of_once(
+    spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of a key are then in an order that is not the source's."""
+    ordered, unordered = sink.writer(), sink.writer(sink_id="unordered", order_by=())
+    for batch_id in range(2):
+        frame = numbered(spark, 0, 5, *COLUMNS, "id AS SequenceNumber")
+        ordered(frame, batch_id)
+        unordered(frame, batch_id)
+    unordered(numbered(spark, 0, 5, "'' AS body"), 2)
+    warnings = [each.getMessage() for each in caplog.records if "no order_by" in each.getMessage()]
+    assert len(warnings) == 1
+    assert "sink 'unordered'" in warnings[0]
+    assert "such as 'SequenceNumber'" in warnings[0]
+
+
+@pytest.mark.long
+def test_sink_with_an_older_ledger_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """*No duplicate*: a restored copy that lacks batches, or the one that is repeated, is behind the hub."""
+    rows, copy = numbered_stream(spark), sink.ledger.with_name("copy")
+    run_query(rows, sink.writer(), checkpoint)
+    shutil.copytree(sink.ledger, copy)
+    with pytest.raises(Exception, match="StumbleError"):
+        run_query(rows, sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before")), checkpoint)
+    newest = sink.ledger.rename(sink.ledger.with_name("newest"))
+    shutil.copytree(copy, sink.ledger)
+    with pytest.raises(Exception, match=r"ledger: is behind the hub: the newest batch of the sink 'sink' in it is 0"):
+        run_query(rows, sink.writer(), checkpoint)
+    sink.require_exactly(range(80))
+    shutil.rmtree(sink.ledger)
+    newest.rename(sink.ledger)
+    run_query(rows, sink.writer(), checkpoint)
+    sink.require_exactly(range(120))
 
 
 def test_sink_with_a_lost_ledger_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:

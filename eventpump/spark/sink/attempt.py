@@ -61,8 +61,7 @@ class PartitionWork:
 
     Args:
         max_tries: How many failures in a row that count, without any row being stored, are retried; None for no limit.
-        compares: Whether rows that others have stored are compared with those of this attempt, as they may be another
-            query's.
+        compares: Whether rows that others have stored are compared with those of this attempt, as they may differ.
         sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Attributes:

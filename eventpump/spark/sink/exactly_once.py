@@ -187,14 +187,6 @@ async def plan_batch(
     """
     batch = unplanned.batch
     plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
-    if unplanned.gap_after is not None:
-        _log.warning(
-            "sink %r: the newest batch in the ledger is %d, and the query is at %d: if the sink was called for a batch "
-            "between them, the ledger is an older copy or another one, and rows may be stored twice",
-            batch.sink.sink_id,
-            unplanned.gap_after,
-            batch.batch_id,
-        )
     _warn_of_missing(batch, plan)
     return plan
 
@@ -461,8 +453,8 @@ class PartitionPublishing:
         plan: Of the batch.
         partition_id: One of the plan's.
         publisher: One that was kept from an earlier batch, to begin with instead of looking; see `may_continue`.
-        compares: Whether rows that are stored already are compared with those of this attempt: where Spark does not
-            name the query, they may be another query's.
+        compares: Whether rows that are stored already are compared with those of this attempt: those of an earlier
+            run may be others, where the query was changed, is not deterministic, or is another one.
         sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Raises:
@@ -847,8 +839,10 @@ class PartitionPublishing:
             raise ServiceTimeoutError("its end does not have its rows yet", entity=f"partition {partition_id}")
         raise ConfigurationError(
             "sink_id",
-            f"{self._stored_rows()}, and are other rows than this query's: they are another query's, or this query "
-            "returns other rows when a batch is repeated. Use another sink_id for a query with a new checkpoint",
+            f"{self._stored_rows()}, and are other rows than this query's. If the query was changed, restart it as it "
+            "was until this batch is done. If it returns other rows when a batch is repeated, use a new sink_id, under "
+            "which the batch is published again, with staging=True. For another query, with a new checkpoint, use "
+            "another sink_id",
         )
 
     async def _has_row_to_compare(self) -> bool:

@@ -36,6 +36,7 @@ from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
 from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
 from eventpump.spark.sink.blocks import BLOCKS_TYPE, merged_rows
+from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import SinkRouter, StableRouter
 from eventpump.spark.sink.exactly_once import (
@@ -93,6 +94,7 @@ _log = logging.getLogger("eventpump.spark")
 
 T = TypeVar("T")
 
+_CALLS: Final = BatchCalls()
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_FORMS: Final = 12
@@ -177,8 +179,8 @@ class SinkSettings(SettingsModel):
         staging: A directory, as path or URI, that driver and executors can write to: each batch's rows are written
             there, and published from there, so that a query may return other rows when a batch is repeated. None for no
             staging.
-        order_by: Columns that order the rows of a hub partition; rows that are equal in them, and all rows without it,
-            are ordered by their content. Default: `()`.
+        order_by: Columns that order the rows of a hub partition, such as "sequenceNumber"; rows that are equal in them,
+            and all rows without it, are ordered by their content, also those of a key. Default: `()`.
         stamp: Whether to add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
             Default: False.
         on_producer_state_lost: What happens if the service has forgotten which rows of a batch it has stored: "fail",
@@ -198,8 +200,8 @@ class SinkSettings(SettingsModel):
             time for that. With `staging`, or an `order_by` that only Spark can order by (structs, arrays, intervals,
             collations), tasks publish every batch. Default: "auto".
         first_batch: The number of the query's batch that is the first for this sink, where that is not 0, as for a sink
-            that was added to a running query or is not called for every batch. At any other batch a ledger without
-            records is an error. Default: 0.
+            that was added to a query, or is not called for every batch. At another batch that may be repeated, into a
+            hub that has had events, a ledger without records is an error. Default: 0.
         retry_timeout: Seconds for which an outage of the service or of the ledger is waited for without any progress,
             before the query fails with the last error. Default: 120.0.
         max_batch_events: The most events in a message. Default: 5000.
@@ -339,6 +341,7 @@ class ForeachBatchWriter:
         self._states: dict[str, _Running] = {}
         self._opened_by: int | None = None
         self._max_message_size = 0
+        self._has_warned_of_order = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere it is another run, with a ledger to open.
@@ -354,10 +357,12 @@ class ForeachBatchWriter:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish a micro-batch, and return when all of it is stored.
 
-        A batch that is already done is not published again, but `on_receipt` is called again.
+        Called once for a batch in each run of a query. A batch that an earlier run has published is not published
+        again, but `on_receipt` is called again.
 
         Raises:
-            ConfigurationError: A column is missing or has a wrong type, or the ledger does not match the query.
+            ConfigurationError: A column is missing or has a wrong type; the ledger does not match the query, or the
+                rows those that an earlier run has stored; or it is called twice for a batch.
             ProducerStateLostError: The service has forgotten which rows of the batch it has stored.
             EventPumpError: The service or the ledger failed; when the batch is repeated, nothing is lost or stored
                 twice.
@@ -399,14 +404,17 @@ class ForeachBatchWriter:
 
     def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
         settings = self.settings
-        query_id = _query_id(frame)
+        query = _RunningQuery.of(frame)
+        query_id = query.query_id
         sink_id = settings.sink_id or query_id
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
         running = self._running(sink_id)
+        sink = sink_of(transport, settings.connection.hub, sink_id)
+        self._warn_of_order(sink_id, columns)
         batch = Batch(
-            sink_of(transport, settings.connection.hub, sink_id),
+            sink,
             query_id,
             running.driver,
             batch_id,
@@ -419,12 +427,28 @@ class ForeachBatchWriter:
                 encode=tuple(each.content_encoding for each in loaded_codecs("encode", settings.encode)),
                 is_staged=settings.staging is not None,
             ),
+            may_repeat=query.newest_batch is None or query.newest_batch >= batch_id,
         )
-        publication = _Publication(self, frame, columns, batch, self._store())
-        done = publication.publish()
-        if settings.staging is not None:
-            self._unstage(frame.sparkSession, sink_id, batch_id)
+        # Without the run's id, a batch that is done is compared, which staged rows cannot be.
+        is_certain = query.run_id is not None or settings.staging is not None
+        with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id, is_certain=is_certain):
+            publication = _Publication(self, frame, columns, batch, self._store(), query)
+            done = publication.publish()
+            if settings.staging is not None:
+                self._unstage(frame.sparkSession, sink_id, batch_id)
         return _receipt(done)
+
+    def _warn_of_order(self, sink_id: str, columns: EventColumns) -> None:
+        """Log, once, that rows of a key are not in the order of the source."""
+        if columns.partition_key is None or columns.order_by or self._has_warned_of_order:
+            return
+        self._has_warned_of_order = True
+        _log.warning(
+            "sink %r: the rows have keys, and no order_by: those of a key are published in an order made of their "
+            "content, not in that of the source. Set order_by to the columns that order them, such as %r",
+            sink_id,
+            columns.sequence_number or "sequenceNumber",
+        )
 
     def _message_limit(self) -> int:
         """Return the service's limit for one message, in bytes."""
@@ -450,18 +474,24 @@ class ForeachBatchWriter:
         base_delay = settings.publishing.retry.base_delay
         return worker.run(patiently(ask, settings.retry_timeout, base_delay=base_delay, on_retry=on_retry))
 
-    def _staged(self, rows: DataFrame, plan: Plan) -> DataFrame:
-        """Write the rows, unless an earlier attempt has, and return the rows that were written first."""
+    def _staged(self, rows: DataFrame, plan: Plan) -> tuple[DataFrame, bool]:
+        """Write the rows, unless an earlier attempt has.
+
+        Returns:
+            The rows that were written first, and whether these were evaluated.
+        """
         store, sink = self._store(), directory_name(plan.sink.sink_id)
         name = f"{sink}/{staged.record_name(plan.batch_id)}"
         raw = self._ask_store(lambda: store.read(name))
+        is_evaluated = False
         if raw is None:
             assert self.settings.staging is not None
             body = staged.write(rows, staged.batch_directory(self.settings.staging, sink, plan.batch_id)).encode()
             is_first = self._ask_store(lambda: store.create(name, body))
             raw = body if is_first else self._ask_store(lambda: store.read(name))
             assert raw is not None, "an existing record is gone"
-        return staged.read(rows.sparkSession, staged.Staged.decode(raw))
+            is_evaluated = True
+        return staged.read(rows.sparkSession, staged.Staged.decode(raw)), is_evaluated
 
     def _unstage(self, spark: SparkSession, sink_id: str, batch_id: int) -> None:
         """Delete the rows of a batch that is done. If that fails, it is logged."""
@@ -484,7 +514,13 @@ class _Publication:
     """One batch on its way, in one of the two ways."""
 
     def __init__(
-        self, writer: ForeachBatchWriter, frame: DataFrame, columns: EventColumns, batch: Batch, store: LedgerStore
+        self,
+        writer: ForeachBatchWriter,
+        frame: DataFrame,
+        columns: EventColumns,
+        batch: Batch,
+        store: LedgerStore,
+        query: _RunningQuery,
     ) -> None:
         self._writer = writer
         self._settings = writer.settings
@@ -494,9 +530,12 @@ class _Publication:
         self._columns = columns
         self._batch = batch
         self._store = store
+        self._query = query
         self._transport = worker.transport(writer.settings.connection)
         self._collected: _Collected | None = None
         self._has_overflowed = False
+        self._is_evaluated = False
+        """Whether all rows were evaluated, or will be by the job that is prepared."""
 
     def publish(self) -> Done:
         """Publish the batch, or find that it is done."""
@@ -507,8 +546,9 @@ class _Publication:
                 self._collect(replace(running.encoding, columns=self._columns))
             step = preparing.result()
         if isinstance(step, Done):
-            if None in (step.query_id, self._batch.query_id):
+            if None in (step.query_id, self._query.query_id, self._query.run_id):
                 self._require_same_rows(step)
+            self._evaluate()
             running.sizes.last_rows = _count(step)
             return step
         if isinstance(step, Unplanned) and running.sizes.last_rows is None and step.prior is not None:
@@ -520,11 +560,10 @@ class _Publication:
                 used = [step.partition_ids[each] for each in self._shares]
             step = worker.run(self._patient(partial(plan_batch, *ledger, step, used, self._options)))
             is_first = step.run_id == self._batch.run_id
-        compares = not is_first and None in (step.query_id, self._batch.query_id)
-        is_unknown = compares
+        compares = is_repeated = not is_first
         while isinstance(step, Plan):
             plan = step
-            if is_unknown and any(each.offset for each in plan.partitions):
+            if is_repeated and any(each.offset for each in plan.partitions):
                 _log.warning(
                     "batch %d of the sink %r was begun before: rows that were counted by their stamps, because the "
                     "service had lost a producer, are not compared with this query's",
@@ -544,13 +583,15 @@ class _Publication:
         return retried(attempt, self._settings.retry_timeout)
 
     def _outcomes(self, plan: Plan, *, is_first: bool, compares: bool) -> list[PartitionOutcome]:
-        if compares and self._settings.staging is not None:
-            _log.warning(
-                "batch %d of the sink %r was begun, and goes on with the rows that were staged then; it is not known "
-                "whether it is this query's: Spark does not provide the query's id",
-                plan.batch_id,
-                plan.sink.sink_id,
-            )
+        if compares and self._settings.staging is not None and plan.form is not None and plan.form.is_staged:
+            # What is stored is of the rows that were staged, and so is what follows.
+            if None in (plan.query_id, self._batch.query_id):
+                _log.warning(
+                    "batch %d of the sink %r was begun, and goes on with the rows that were staged then; it is not "
+                    "known whether it is this query's: Spark does not provide the query's id",
+                    plan.batch_id,
+                    plan.sink.sink_id,
+                )
             compares = False
         encoding = self._encoding(len(plan.partitions), plan.router, plan.is_stamped)
         kept = self._running.kept
@@ -605,7 +646,10 @@ class _Publication:
         rows = self._encoded(encoding)
         ordering = [name for name in rows.columns if name.startswith("order_")]
         if self._settings.staging is not None and plan is not None:
-            rows = self._writer._staged(rows, plan)  # noqa: SLF001 - it is of this module
+            rows, is_evaluated = self._writer._staged(rows, plan)  # noqa: SLF001 - it is of this module
+            if is_evaluated:
+                self._is_evaluated = True
+            self._evaluate()
         placed = self._gathered(rows.selectExpr("*", "crc32(event) AS hash"), encoding.partition_count)
         return placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
 
@@ -650,6 +694,15 @@ class _Publication:
             and all(is_orderable(self._frame.schema[name].dataType) for name in self._columns.order_by)
         )
 
+    def _evaluate(self) -> None:
+        """Evaluate the rows, unless that was done, where they are not published.
+
+        Spark requires it of each batch of a stateful query: the state of a repeated batch is stored by its evaluation.
+        """
+        if not self._is_evaluated:
+            self._frame.write.format("noop").mode("overwrite").save()
+            self._is_evaluated = True
+
     def _is_collected(self, encoding: EncodeTask) -> bool:
         """Collect the rows if they are expected to be few. Return whether the driver has them, encoded like this."""
         if self._collected is not None and self._collected.encoding != encoding:
@@ -670,6 +723,7 @@ class _Publication:
             self._has_overflowed = True
             sizes.overflowed(len(found))
             return
+        self._is_evaluated = True
         shares = shares_of(unpacked(found))
         sizes.collected(len(found), sum(map(len, shares.values())), sum(map(len, found)))
         self._collected = _Collected(encoding, shares)
@@ -677,7 +731,7 @@ class _Publication:
     # ------------------------------------------------------------------------------------------ repeated batches
 
     def _require_same_rows(self, done: Done) -> None:
-        """Check that a batch which is done has the rows that it had, where it may be another query's.
+        """Check that a batch which is done has the rows that it had, where it may be another query's, or a second call.
 
         Raises:
             ConfigurationError: It has others.
@@ -702,13 +756,15 @@ class _Publication:
             }
         else:
             rows = self._placed(encoding, None).mapInArrow(DigestTask(self._rows_of), DIGEST_DDL).collect()
+            self._is_evaluated = True
             found = {done.partitions[each["partition"]].partition_id: (each["count"], each["digest"]) for each in rows}
         if found != {each.partition_id: (each.count, each.digest) for each in done.partitions if each.count}:
             raise ConfigurationError(
                 "sink_id",
                 f"batch {done.batch_id} of the sink {done.sink.sink_id!r} is done with other rows than this query's: "
-                "it is another query's, or this query returns other rows when a batch is repeated. Nothing was sent; "
-                "use another sink_id for a query with a new checkpoint",
+                "it is another query's, this query returns other rows when a batch is repeated, or the producer is "
+                "called twice for a batch. Nothing was sent; use another sink_id for a query with a new checkpoint, or "
+                "for each call",
             )
 
 
@@ -742,14 +798,40 @@ def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:
     return frame.selectExpr(*(f"{name} AS column_{number}" for number, name in enumerate(quoted)))
 
 
-def _query_id(frame: DataFrame) -> str | None:
-    """Return the id of the batch's query; None if Spark does not provide it."""
-    try:
-        context = frame.sparkSession.sparkContext
-    except AttributeError:  # a Connect client has none
-        return None
-    found = context.getLocalProperty(_QUERY_ID)
-    return found or None
+@dataclass(frozen=True, slots=True)
+class _RunningQuery:
+    """The query that a batch is of, as far as Spark provides it: not for a call by hand, nor under Connect.
+
+    Args:
+        query_id: The same over restarts.
+        run_id: Another one for each of them.
+        newest_batch: The newest batch that this run has ended; None before the first.
+    """
+
+    query_id: str | None = None
+    run_id: str | None = None
+    newest_batch: int | None = None
+
+    @classmethod
+    def of(cls, frame: DataFrame) -> Self:
+        """Find the query of a batch's DataFrame."""
+        try:
+            context = frame.sparkSession.sparkContext
+        except AttributeError:  # a Connect client has none
+            return cls()
+        query_id = context.getLocalProperty(_QUERY_ID)
+        if not query_id:
+            return cls()
+        session: Any = frame.sparkSession
+        jvm: Any = context._jvm  # noqa: SLF001 - PySpark has no public access to the JVM
+        try:
+            # The batch's own session, a clone, has no queries.
+            queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001 - likewise
+            found = queries.get(jvm.java.util.UUID.fromString(query_id))
+            progress = found.lastProgress()
+            return cls(query_id, found.runId().toString(), None if progress is None else progress.batchId())
+        except Exception:  # what is not public may be missing in another Spark
+            return cls(query_id)
 
 
 def _receipt(done: Done) -> BatchReceipt:
@@ -776,11 +858,14 @@ def foreach_batch_producer(
     on_receipt: Callable[[BatchReceipt], None] | None = None,
     **options: Unpack[SinkOptions],
 ) -> ForeachBatchWriter:
-    """Return a function for `foreachBatch` that publishes every row exactly once, in order per hub partition.
+    """Return a function for `foreachBatch` that publishes every row exactly once, per hub partition in the order of
+    `order_by`; without it, in an order made of the rows' content.
 
     ::
 
-        producer = foreach_batch_producer(connection_string, "alerts", sink_id="alerts", ledger="/srv/ledgers")
+        producer = foreach_batch_producer(
+            connection_string, "alerts", sink_id="alerts", ledger="/srv/ledgers", order_by="sequenceNumber"
+        )
         frame.writeStream.foreachBatch(producer).option("checkpointLocation", "/srv/checkpoint").start()
 
     The DataFrame has a column `body`, string or binary; and optionally `partition` (or `partitionId`) or
@@ -789,7 +874,8 @@ def foreach_batch_producer(
     chosen by a hash of the row.
 
     Exactly once holds as long as the query returns the same rows when a batch is repeated (otherwise use `staging`),
-    and Spark's checkpoint and the ledger are both kept.
+    and Spark's checkpoint and the ledger are both kept; otherwise the query fails. The function is called at most once
+    for a batch in a run of the query.
 
     Args:
         connection_string: As shown in the Azure portal; None to give `fully_qualified_namespace` and `credential`,

@@ -14,7 +14,7 @@ from eventpump.errors import (
     ProducerStateLostError,
     StoreError,
 )
-from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance
+from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, distance
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.spark.sink.records import (
     LIMITS,
@@ -166,13 +166,15 @@ class DriverRun:
 
     Attributes:
         claim: The number of its claim in the ledger; None before its first batch.
+        concluded: The newest batch that it has concluded; None before the first.
     """
 
-    __slots__ = ("claim", "run_id")
+    __slots__ = ("claim", "concluded", "run_id")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.claim: int | None = None
+        self.concluded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ class Batch:
         is_stamped: For a new plan, likewise.
         router: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
-        first_batch: The only batch that may be the first in an empty ledger.
+        first_batch: A batch that may be the first in an empty ledger, as batch 0 may.
         form: What the rows become, which an existing plan must agree with.
+        may_repeat: Whether an earlier run may have begun the batch. Spark repeats only the first batch of a run.
     """
 
     sink: Sink
@@ -200,6 +203,7 @@ class Batch:
     router: Literal["hash", "ring"] = "hash"
     first_batch: int = 0
     form: RowForm = _PLAIN
+    may_repeat: bool = True
 
     @property
     def run_id(self) -> str:
@@ -213,16 +217,14 @@ class Unplanned:
 
     Args:
         partition_ids: The hub's partitions, by number.
-        prior: The record of the previous batch; None if its producers must not be used again.
+        prior: The newest record that a batch is done; None for a new sink.
         opened: The service's answers for partitions that need a new producer.
-        gap_after: For the first batch of a run, the newest batch in the ledger, if it is not the one before.
     """
 
     batch: Batch
     partition_ids: tuple[str, ...]
     prior: Done | None
     opened: Mapping[str, ProducerAnswer]
-    gap_after: int | None = None
 
 
 def begin(batch: Batch) -> Procedure[Plan | Done]:
@@ -327,6 +329,15 @@ def finish(
         InvalidClientStateError: The reports do not match the plan.
         StoreError: Another run has finished the batch.
     """
+    step = yield from _finish(batch, plan, outcomes, policy)
+    if isinstance(step, Done):
+        batch.run.concluded = step.batch_id
+    return step
+
+
+def _finish(
+    batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+) -> Procedure[Plan | Done]:
     receipts, lost = _sorted_outcomes(plan, outcomes)
     yield from _require_latest(batch)
     mine = _take_over(batch, plan, lost, policy) if lost else _done(batch, plan, receipts)
@@ -421,8 +432,7 @@ def _behind(batch: Batch, newest: int) -> ConfigurationError:
 
 
 def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
-    is_first = batch.run.claim is None
-    prior, newest = yield from _prior(batch)
+    prior = yield from _newest_done(batch)
     ids = yield ReadPartitions()
     assert isinstance(ids, Sequence)
     known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
@@ -430,6 +440,10 @@ def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
     if gone:
         raise ConfigurationError("hub", f"partition {gone[0]} no longer exists; the hub was deleted and recreated")
     partition_ids = tuple(sorted(ids, key=partition_order))
+    if prior is None:
+        yield from _require_new(batch, partition_ids)
+    elif prior.batch_id != batch.run.concluded:
+        yield from _require_newest(batch, prior)
     new = {each: AttachRequest() for each in partition_ids if not _may_continue(batch, known.get(each))}
     opened = (yield AttachProducers(new)) if new else {}
     assert isinstance(opened, Mapping)
@@ -437,7 +451,63 @@ def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
         if not isinstance(opened[each], ProducerAnswer):
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     yield from _claim(batch)
-    return Unplanned(batch, partition_ids, prior, opened, gap_after=newest if is_first else None)
+    return Unplanned(batch, partition_ids, prior, opened)
+
+
+def _require_new(batch: Batch, partition_ids: tuple[str, ...]) -> Procedure[None]:
+    """Check that nothing of a batch can be stored, where the ledger has no record of the sink.
+
+    A sink may be called for a later batch than 0 first: it was added to a running query, or the batches before had no
+    rows for it.
+
+    Raises:
+        ConfigurationError: Something may be stored.
+    """
+    if batch.batch_id in (0, batch.first_batch) or not batch.may_repeat:
+        return
+    tails = yield ReadTails(partition_ids)
+    assert isinstance(tails, Mapping)
+    if all(each.last < 0 for each in tails.values()) or (yield ReadRecord(plan_name(batch.batch_id))) is not None:
+        return  # nothing is stored, or what is stored is of a plan that another run has made meanwhile
+    raise ConfigurationError(
+        "ledger",
+        f"holds nothing of the sink {batch.sink.sink_id!r}, and the query may be repeating batch {batch.batch_id}: if "
+        "the sink was called before, the ledger was deleted, or this driver does not see the one that was used, and "
+        "rows that are stored would be published again. If this is the first batch that the sink is called for, set "
+        f"first_batch={batch.batch_id}",
+    )
+
+
+def _require_newest(batch: Batch, prior: Done) -> Procedure[None]:
+    """Check that the ledger ends where the service does: nothing was published since its newest record.
+
+    Otherwise its numbers are used already: by batches whose records are lost, or by this one.
+
+    Raises:
+        ConfigurationError: The service is ahead.
+    """
+    answers = yield AttachProducers(
+        {each.partition_id: AttachRequest(each.producer_id, each.owner_level) for each in prior.partitions}
+    )
+    assert isinstance(answers, Mapping)
+    for each in prior.partitions:
+        answer = answers[each.partition_id]
+        last = (each.next_number - 1) % NUMBERS
+        # A producer that is forgotten, or seems to be, is found by the attempts.
+        if answer is None or (answer.last_number == each.nothing and not each.is_fresh):
+            continue
+        if not 0 < distance(last, answer.last_number) < NUMBERS // 2:
+            continue
+        if (yield ReadRecord(plan_name(batch.batch_id))) is not None:
+            return  # another run has begun the batch meanwhile: its plan is the one that counts
+        raise ConfigurationError(
+            "ledger",
+            f"is behind the hub: the newest batch of the sink {batch.sink.sink_id!r} in it is {prior.batch_id}, up to "
+            f"number {last} in partition {each.partition_id}, but the service has stored up to number "
+            f"{answer.last_number}. The ledger is an older copy, or has lost records, and rows that are stored would "
+            "be published again: restore the newest ledger. Without it, a new sink_id with "
+            f"first_batch={batch.batch_id} publishes this batch, whatever is stored of it",
+        )
 
 
 def _may_continue(batch: Batch, prior: PartitionDone | None) -> bool:
@@ -503,34 +573,29 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
     return existing
 
 
-def _prior(batch: Batch) -> Procedure[tuple[Done | None, int | None]]:
-    """Return the record of the previous batch, or None if its producers must not be used again; and then the newest
-    batch in the ledger, if there is one."""
+def _newest_done(batch: Batch) -> Procedure[Done | None]:
+    """Return the record of the newest batch before this one: not the one before, if the sink is not called for every
+    batch. None if the ledger has no record of the sink."""
     if batch.batch_id > 0:
         done = yield from _find_done(batch, batch.batch_id - 1)
         if done is not None:
-            return done, None
+            return done
     names = yield ListRecords()
     assert isinstance(names, Sequence)
     begun = sorted({found for found in map(batch_of, names) if found is not None})
     if begun and begun[-1] > batch.batch_id:
         raise _behind(batch, begun[-1])
     earlier = [each for each in begun if each < batch.batch_id]
-    if not begun and batch.batch_id not in (0, batch.first_batch):
-        raise ConfigurationError(
-            "ledger",
-            f"holds nothing of the sink {batch.sink.sink_id!r}, but the query is at batch {batch.batch_id}: the ledger "
-            "was deleted, or this driver does not see the one that was used before, and rows that are stored would be "
-            f"published again. If this is the first batch that the sink gets, set first_batch={batch.batch_id}",
-        )
-    if earlier and (yield from _find_done(batch, earlier[-1])) is None:
+    if not earlier:
+        return None
+    done = yield from _find_done(batch, earlier[-1])
+    if done is None:
         raise ConfigurationError(
             "sink_id",
             f"{batch.sink.sink_id!r} has started batch {earlier[-1]} and not finished it, but the query is at "
             f"{batch.batch_id}: rows may be missing; use another sink_id to continue without them",
         )
-    # If records are missing in between, numbers may have been used that are not recorded: new producers are safe.
-    return None, earlier[-1] if earlier else None
+    return done
 
 
 def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:

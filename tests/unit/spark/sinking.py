@@ -61,6 +61,7 @@ from eventpump.spark.sink.records import (
     Plan,
     Sink,
     StateLost,
+    batch_of,
     claim_name,
     done_name,
     encode_record,
@@ -236,6 +237,8 @@ class World:
         renews: Whether producers are renewed there, instead of going across.
         paths: How often the driver publishes a batch by itself, as a small one: 0 for never to 1 for always.
         loses_ledger: Whether the ledger's records may be lost, together with the driver's machine.
+        skips: Whether the sink is not called for a batch without rows.
+        restores: How often an older copy of the ledger may be restored, while nothing of the sink runs.
     """
 
     def __init__(
@@ -249,12 +252,20 @@ class World:
         renews: bool = False,
         paths: float = 0.5,
         loses_ledger: bool = False,
+        skips: bool = False,
+        restores: int = 0,
     ) -> None:
         self.paths = paths
         self.loses_ledger = loses_ledger
         self.is_ledger_lost = False
+        self.skips = skips
+        self.skipped = 0
+        self.restores = restores
+        self.copies: list[dict[str, bytes]] = []
+        self.is_restored = False
         self.kept_links = 0
         self.superseded = 0
+        self.has_ended = False
         self.rng = rng
         self.policy = policy
         self.forgets = forgets
@@ -270,11 +281,14 @@ class World:
         self.runs: list[Run] = []
         self.attempts: list[Attempt] = []
         self.run_ids = itertools.count(1)
-        self.first_batch = 1 if near_wrap else rng.choice([0, 0, 7])
+        self.first_batch = 1 if near_wrap else 0 if skips else rng.choice([0, 0, 7])
+        self.first_call = self.first_batch
         self.committed = self.first_batch
-        self.end = self.first_batch + rng.randint(2, 4)
+        self.end = self.first_batch + rng.randint(4, 7) if skips else self.first_batch + rng.randint(2, 4)
+        batches = range(self.first_batch, self.end)
+        empty = {each for each in batches if skips and rng.random() < 0.5}
         self.shares = {
-            each: {batch: rng.choice([0, 1, 2, 3, 5, 8]) for batch in range(self.first_batch, self.end)}
+            each: {batch: 0 if batch in empty else rng.choice([0, 1, 2, 3, 5, 8]) for batch in batches}
             for each in PARTITIONS
         }
         self.expected = {
@@ -335,7 +349,14 @@ class World:
     def _drive(self, driver: DriverRun) -> Actor[None]:
         batch_id = self.committed
         kept: dict[str, Sequencer] = {}
+        may_repeat = True
         while batch_id < self.end:
+            if self.skips and not any(share[batch_id] for share in self.shares.values()):
+                yield
+                self.skipped += 1
+                self.committed = max(self.committed, batch_id + 1)
+                batch_id, may_repeat = batch_id + 1, False
+                continue
             batch = Batch(
                 SINK,
                 QUERY,
@@ -344,7 +365,8 @@ class World:
                 PackingLimits(),
                 is_stamped=self.policy is OnProducerStateLost.TAIL_SCAN,
                 renew_at=self.renew_at,
-                first_batch=self.first_batch,
+                first_batch=self.first_call,
+                may_repeat=may_repeat,
             )
             step = yield from self._ruled(driver, prepare(batch))
             links: dict[str, Sequencer] = {}
@@ -360,7 +382,7 @@ class World:
                 step = yield from self._ruled(driver, finish(batch, step, outcomes, self.policy))
             yield
             self.committed = max(self.committed, batch_id + 1)
-            batch_id += 1
+            batch_id, may_repeat = batch_id + 1, False
 
     def _ruled(self, driver: DriverRun, procedure: Procedure[T]) -> Actor[T]:
         """Carry out a procedure that must fail if a later run had claimed the sink before it began."""
@@ -656,6 +678,24 @@ class World:
         self.records.clear()
         self.is_ledger_lost = True
 
+    def restore_ledger(self) -> None:
+        """Replace the ledger by an older copy, when all that ran has ended, and all that was sent has arrived.
+
+        An empty one at the first batch of a sink is that of a new sink, which nothing disproves.
+        """
+        copy = self.rng.choice(self.copies)
+        if not any("plan" in name for name in copy) and self.committed in (0, self.first_call):
+            return
+        for run in self.runs:
+            self.kill_run(run)
+        for attempt in self.living:
+            attempt.kill()
+        while self.late:
+            self.deliver(0)
+        self.restores -= 1
+        self.is_restored = True
+        self.records = dict(copy)
+
     def step(self) -> None:
         """Let one thing happen."""
         rng = self.rng
@@ -666,8 +706,10 @@ class World:
             self.start_run()
         elif chance < 0.012:
             self.kill_run(rng.choice(runs))
-        elif chance < 0.02 and self.loses_ledger and self.committed > self.first_batch:
+        elif chance < 0.02 and self.loses_ledger and self.committed > self.first_call and self.has_stored:
             self.lose_ledger()
+        elif chance < 0.02 and self.restores and self.copies:
+            self.restore_ledger()
         elif chance < 0.03 and living:
             rng.choice(living).kill()
         elif chance < 0.06 and self.late:
@@ -680,7 +722,24 @@ class World:
             rng.choice(runs).step()
         else:
             rng.choice(living).step()
+        if self.restores and rng.random() < 0.05:
+            self.copies.append(dict(self.records))
         self.check()
+        for run in runs:
+            self.follow_advice(run)
+
+    def follow_advice(self, run: Run) -> None:
+        """Name the first batch that the sink is called for, where an error asks for it for no other reason."""
+        if isinstance(run.error, ConfigurationError) and not (self.is_ledger_lost or self.is_restored):
+            assert run.error.field == "ledger", run.error
+            assert all(batch_of(name) is None for name in self.records), "records are there"
+            assert self.skips, "a ledger is refused for nothing"
+            self.first_call = self.committed
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether the hub has a row of the sink."""
+        return any(row[0] >= 0 for each in self.partitions.values() for row in each.log)
 
     def check(self) -> None:
         """No loss, no duplicate, no reorder, at any moment. What was looked at before has not changed."""
@@ -701,7 +760,13 @@ class World:
     @property
     def is_stopped(self) -> bool:
         """Whether the query has failed for good, as its policy says."""
-        return self.is_ledger_lost or any(isinstance(each.error, ProducerStateLostError) for each in self.runs)
+        return self.is_ledger_lost or any(
+            isinstance(each.error, ProducerStateLostError) or self.is_refused(each.error) for each in self.runs
+        )
+
+    def is_refused(self, error: EventPumpError | None) -> bool:
+        """Whether an error is final where an older copy of the ledger was restored."""
+        return self.is_restored and isinstance(error, ConfigurationError | ProducerDisconnectedError)
 
     def finish(self) -> None:
         """Let everything go well from now on: the query gets through, and every row is stored."""
@@ -717,14 +782,18 @@ class World:
                 run.step()
                 self.check()
             error = run.error
-            if error is None or isinstance(error, ProducerStateLostError):
+            self.follow_advice(run)
+            if error is None or isinstance(error, ProducerStateLostError) or self.is_refused(error):
                 break
+        self.has_ended = error is None
         if self.is_ledger_lost and self.committed < self.end:
             assert isinstance(error, ConfigurationError), f"nothing is said of the lost ledger: {error}"
             assert error.field == "ledger"
             while self.late:
                 self.deliver(0)
             self.check()
+            return
+        if self.is_refused(error):
             return
         if self.policy is OnProducerStateLost.FAIL and isinstance(error, ProducerStateLostError):
             return
@@ -744,15 +813,18 @@ def walk(seed: int, steps: int = 1500) -> World:
         [OnProducerStateLost.FAIL, *[OnProducerStateLost.TAIL_SCAN] * 2, OnProducerStateLost.AT_LEAST_ONCE]
     )
     near_wrap = rng.random() < 0.3
+    forgets = rng.choice([0, 1, 2])
     world = World(
         rng,
         policy=policy,
-        forgets=rng.choice([0, 1, 2]),
+        forgets=forgets,
         accept_unknown_producers=rng.random() < 0.5,
         near_wrap=near_wrap,
         renews=rng.random() < 0.5,
         paths=rng.choice([0.0, 0.5, 0.5, 1.0]),
         loses_ledger=rng.random() < 0.3,
+        skips=not near_wrap and rng.random() < 0.3,
+        restores=0 if near_wrap or forgets else 2,
     )
     for _ in range(steps):
         if world.committed >= world.end or world.is_stopped:

@@ -82,7 +82,8 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
     """
     seeds = range(6000 if request.config.getoption("--long") else 250)
     kinds = ["runs", "attempts", "take-over", "forgotten", "wrap", "kept links", "superseded", "ledger lost"]
-    seen = dict.fromkeys(kinds, 0)
+    kinds += ["skipped", "restored"]
+    seen = dict.fromkeys([*kinds, "behind"], 0)
     for seed in seeds:
         try:
             world = walk(seed)
@@ -97,10 +98,14 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
         seen["kept links"] += world.kept_links
         seen["superseded"] += world.superseded
         seen["ledger lost"] += world.is_ledger_lost
+        seen["skipped"] += world.skipped
+        seen["restored"] += world.is_restored
+        seen["behind"] += any("is behind the hub" in str(each.error) for each in world.runs)
     # It would hold in a world where nothing happens, too.
     assert seen["runs"] > 3 * len(seeds)
     assert seen["attempts"] > 8 * len(seeds)
-    assert all(count > len(seeds) / 20 for count in seen.values()), seen
+    assert all(seen[kind] > len(seeds) / 20 for kind in kinds), seen
+    assert seen["behind"]
 
 
 # ------------------------------------------------------------------------------------------------- the driver
@@ -121,6 +126,7 @@ class Outside:
         self.partitions = {"0": (0, -1), "1": (0, 9)} if partitions is None else dict(partitions)
         self.ids = iter(range(100, 200))
         self.known: set[int] | None = None
+        self.numbers: dict[int, int] = {}
         self.rows: list[int] = []
         self.made: list[object] = []
         self.before_create: Callable[[], None] = lambda: None
@@ -179,7 +185,7 @@ class Outside:
         if self.known is not None and asked.producer_id not in self.known:
             return None
         assert asked.owner_level is not None
-        return ProducerAnswer(asked.producer_id, asked.owner_level, 0)
+        return ProducerAnswer(asked.producer_id, asked.owner_level, self.numbers.get(asked.producer_id, 0))
 
 
 def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
@@ -353,15 +359,18 @@ def test_plan_takes_tails_from_the_record_of_the_batch_before() -> None:
         assert [each.tail for each in made.partitions] == tails, (used, values)
 
 
-def test_ledger_without_records_is_refused_where_the_query_has_batches() -> None:
-    """A ledger that has nothing of the sink is an error, unless `first_batch` names exactly the batch."""
+def test_ledger_without_records_is_refused_where_rows_may_be_stored() -> None:
+    """A ledger that has nothing of the sink is an error, unless nothing of the batch can be stored."""
     for first_batch in (0, 4, 6):
         outside = Outside()
         with pytest.raises(ConfigurationError, match=r"ledger: .*batch 5.*set first_batch=5"):
             outside.run(begin(batch(5, first_batch=first_batch, run=running(claim=None))))
-        assert outside.made == []
-    for batch_id in (0, 5):
+        assert outside.made == ["tails"]
+    for batch_id in (0, 5):  # the first one, or the user says that it is
         assert planned(Outside().run(begin(batch(batch_id, first_batch=5)))).partition("0").is_fresh
+    # Not the first of its run, which is the only one that is repeated; or the hub never had an event.
+    assert planned(Outside().run(begin(batch(5, may_repeat=False)))).partition("0").is_fresh
+    assert planned(Outside(partitions={"0": (0, -1)}).run(begin(batch(5)))).partition("0").is_fresh
 
 
 # ------------------------------------------------------------------------------------------------- two drivers
@@ -494,22 +503,58 @@ def test_ledger_with_a_take_over_without_its_plan_is_refused() -> None:
         outside.run(begin(batch(1)))
 
 
-def test_plan_after_a_gap_takes_new_producers() -> None:
-    """Where the batch before is unknown and an earlier one done, numbers may be used: the service assigns others."""
+def test_plan_after_a_gap_continues_its_producers() -> None:
+    """A sink that is not called for every batch goes on with its producers, and assigns no others."""
     outside = Outside(done(0))
+    outside.numbers[7] = 20
     made = planned(outside.run(begin(batch(5))))
-    assert all(each.is_fresh for each in made.partitions)
-    assert [each.producer_id for each in made.partitions] == [100, 101]
+    assert [(each.producer_id, each.next_number) for each in made.partitions] == [(7, 21), (7, 21)]
 
 
-@pytest.mark.parametrize(("claim", "newest"), [(None, 0), (1, None)])
-def test_prepare_of_the_first_batch_of_a_run_after_a_gap_names_the_newest_in_the_ledger(
-    claim: int | None, newest: int | None
-) -> None:
-    """A ledger that is an older copy looks like that; so does a sink that is not called for each batch."""
-    unplanned = Outside(done(0)).run(prepare(batch(5, run=running(claim=claim))))
-    assert isinstance(unplanned, Unplanned)
-    assert unplanned.gap_after == newest
+@pytest.mark.parametrize("batch_id", [1, 5])
+@pytest.mark.parametrize(("before", "number"), [(entry(), 21), (entry(is_fresh=True, next_number=1), 1)])
+def test_ledger_that_is_behind_the_service_is_refused(before: PartitionPlan, number: int, batch_id: int) -> None:
+    """*No duplicate*: an older copy of the ledger is noticed before the first new plan of a run; nothing is created."""
+    outside = Outside(done(0, before))
+    outside.numbers[7] = number
+    with pytest.raises(ConfigurationError, match=rf"ledger: is behind .* batch .* is 0, .*first_batch={batch_id}"):
+        outside.run(begin(batch(batch_id, run=running(claim=None))))
+    assert outside.made == [AttachRequest(7, 3)]
+    outside.numbers[7] = number - 1
+    assert planned(outside.run(begin(batch(batch_id)))).partition("0").next_number == before.next_number
+
+
+def test_ledger_is_compared_with_the_service_once_in_a_run() -> None:
+    """What the run has concluded itself is the newest record, also where the sink was not called since."""
+    outside, run = Outside(done(0)), running(claim=None)
+    for batch_id in (1, 2, 7):
+        made = planned(outside.run(begin(batch(batch_id, run=run))))
+        outside.run(finish(batch(batch_id, run=run), made, [], FAIL))
+    assert [each for each in outside.made if isinstance(each, AttachRequest)] == [AttachRequest(7, 3)] * 2
+    outside.records.pop(done_name(7))
+    outside.records.pop(plan_name(7))
+    outside.numbers[7] = 30
+    with pytest.raises(ConfigurationError, match="is behind the hub"):
+        outside.run(begin(batch(8, run=run)))
+
+
+def test_ledger_is_not_behind_where_another_run_publishes_the_batch() -> None:
+    """Rows of a plan that was made meanwhile are no reason to refuse the ledger; the plan is followed."""
+    outside, other = Outside(done(0)), plan(1)
+
+    def answer(procedure: Procedure[Plan | Done]) -> Plan:
+        sent: object = None
+        try:
+            while True:
+                request = procedure.send(sent)
+                if isinstance(request, AttachProducers):
+                    outside.add(other)
+                    outside.numbers[7] = 25
+                sent = outside._answer(request)
+        except StopIteration as stop:
+            return planned(stop.value)
+
+    assert answer(begin(batch(1, run=running(claim=None)))) == other
 
 
 # ------------------------------------------------------------------------------------------------- the end of a batch

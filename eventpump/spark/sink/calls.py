@@ -1,0 +1,66 @@
+"""Which batches the sinks of a process are called for: a query calls a sink once for each of its batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from eventpump.errors import ConfigurationError
+from eventpump.spark.sink.records import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    run_id: str
+    batch_id: int
+    is_over: bool = False
+
+
+class BatchCalls:
+    """The newest call of every sink. Thread-safe.
+
+    A second call for a batch would find it done, or share its numbers, and so lose its rows. The next run of a query
+    may repeat the batch, and so may the same run after a call that has failed: then the rows are compared.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[Sink, _Call] = {}
+
+    @contextmanager
+    def call(self, sink: Sink, run_id: str, batch_id: int, *, is_certain: bool = True) -> Iterator[None]:
+        """Record a call while it lasts, and after it if it has not failed.
+
+        Args:
+            run_id: The run of the query.
+            is_certain: Whether a run of the query surely has its own id. Otherwise a call after another may be that of
+                a next run, and only calls at the same time are refused.
+
+        Raises:
+            ConfigurationError: There is, or was, another call for this batch in this run.
+        """
+        mine = _Call(run_id, batch_id)
+        over = _Call(run_id, batch_id, is_over=True)
+        with self._lock:
+            before = self._newest.get(sink)
+            if before == mine or (before == over and is_certain):
+                raise ConfigurationError(
+                    "sink_id",
+                    f"{sink.sink_id!r} is called for batch {batch_id} a second time in this run of the query, and the "
+                    "rows of this call are not published: publish all rows of a batch by one call, such as "
+                    "publish(first.unionByName(second), batch_id), or give each call a producer with its own sink_id",
+                )
+            self._newest[sink] = mine
+        after = before if before == over else None
+        try:
+            yield
+            after = over
+        finally:
+            with self._lock:
+                if self._newest.get(sink) is mine:  # not if a next run has begun
+                    if after is None:
+                        del self._newest[sink]
+                    else:
+                        self._newest[sink] = after
