@@ -16,7 +16,7 @@ from eventpump.reports import EventRange, HandlerSlow, LoopBlocked, ProcessorFai
 
 _T = TypeVar("_T")
 
-_IN_HAND: ContextVar[InHand | None] = ContextVar("eventpump_in_hand", default=None)
+IN_HAND: ContextVar[InHand | None] = ContextVar("eventpump_in_hand", default=None)
 """The call that the current code belongs to; tasks, and threads of `asyncio.to_thread`, that it starts inherit it."""
 
 
@@ -49,7 +49,7 @@ class HandlerTimeout:
 
 def next_event() -> None:
     """Restart the timer of the running call of `process_events`: it has reached another event of its batch."""
-    hand = _IN_HAND.get()
+    hand = IN_HAND.get()
     if hand is not None and hand.runner is not None and hand.call is not None:
         hand.runner.renew(hand.call)
 
@@ -94,7 +94,7 @@ class InHand:
     Attributes:
         runner: That of the pump, as long as it waits; None before and after. What the code has started may keep its
             context, and this object with it, for as long as the process.
-        call: The call; None for a batch that a loop has.
+        call: The call, where its timer can be restarted; else None.
     """
 
     __slots__ = ("call", "runner")
@@ -105,7 +105,7 @@ class InHand:
 
     def begin(self) -> Self:
         """Let the code that follows in this context belong to it. Return it."""
-        _IN_HAND.set(self)
+        IN_HAND.set(self)
         return self
 
     def ended(self) -> None:
@@ -170,13 +170,13 @@ class HandlerRunner:
     @property
     def is_waited_for(self) -> bool:
         """Whether the pump waits for the current code, or for code that has started it."""
-        hand = _IN_HAND.get()
+        hand = IN_HAND.get()
         return hand is not None and hand.runner is self
 
     @property
     def is_in_batch(self) -> bool:
         """Whether the current code belongs to the call of `process_events` that is running."""
-        hand = _IN_HAND.get()
+        hand = IN_HAND.get()
         return hand is not None and hand is self._batch
 
     @property
@@ -258,7 +258,7 @@ class HandlerRunner:
         raised: BaseException | None = None
         # A new object for each try: what an earlier try left running is not part of this one.
         hand = InHand(self, call)
-        _IN_HAND.set(hand)
+        IN_HAND.set(hand)
         if is_batch:
             self._batch = hand
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
-from eventpump.consumer.handler import Call, HandlerRunner, InHand, PumpEndedError, as_exception
+from eventpump.consumer.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
 from eventpump.core.turns import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
@@ -226,7 +226,7 @@ class KeyedWorkers:
         runner, handle, now, unready = self._runner, self._handle, self._loop.time, queue.unready
         call = runner.call("process_events")
         ready, claims, takes_one = queue.ready, self._claims, queue.takes_one
-        task, timeout = call.task, runner.timeout
+        task, timeout, begin = call.task, runner.timeout, IN_HAND.set
         runner.began(call)
         try:
             while not claims:
@@ -272,7 +272,8 @@ class KeyedWorkers:
                     # One watched call whose timer restarts: `began` and `ended` would cost more than a short handler.
                     call.began = began
                     call.slow_at = began + timeout
-                    hand = InHand(runner, call).begin()
+                    hand = InHand(runner)
+                    begin(hand)
                     try:
                         events: Any = (batch[0].position,) if len(batch) == 1 else tuple([each.event for each in batch])
                         call.events = events
@@ -286,7 +287,7 @@ class KeyedWorkers:
                     except BaseException as error:
                         raised = error
                     finally:
-                        hand.ended()
+                        hand.runner = None
                 if raised is None and not call.is_timed_out and not task.cancelling():
                     if len(batch) == 1:
                         queue.finish_alone(batch[0])
@@ -320,7 +321,7 @@ class KeyedWorkers:
             What the handler raised for `worker.entry`: the event for which it did not just return.
         """
         handle, key_of, now, claims, fresh = self._handle, self._key_of, self._loop.time, self._claims, queue.fresh
-        runner = self._runner
+        runner, begin = self._runner, IN_HAND.set
         is_cancelled = call.task.cancelling
         raised: BaseException | None = None
         calls = worker.calls
@@ -341,7 +342,8 @@ class KeyedWorkers:
                 break
             calls += 1
             call.began = began
-            hand = InHand(runner, call).begin()
+            hand = InHand(runner)
+            begin(hand)
             try:
                 events = call.events = (event,)
                 work = call.work = handle(events)
@@ -354,7 +356,7 @@ class KeyedWorkers:
             except BaseException as error:
                 raised = error
             finally:
-                hand.ended()
+                hand.runner = None
             if raised is None and worker.entry is None and not is_cancelled():
                 queue.done += 1
                 continue
