@@ -485,6 +485,25 @@ cdef object decoded(const unsigned char *raw, Py_ssize_t *place, Py_ssize_t end,
     return not_read
 
 
+cdef list known_names = [None] * 256
+"""Names of properties that were decoded before, at places that follow from their bytes."""
+
+
+cdef object name_at(const unsigned char *at, Py_ssize_t size):
+    """Decode text that many events have: the name of a property."""
+    cdef Py_ssize_t place
+    if size == 0 or size > 64:
+        return text_at(at, size)
+    place = (at[0] + 7 * <Py_ssize_t>at[size - 1] + 31 * <Py_ssize_t>at[size // 2] + 57 * size) & 0xFF
+    known = known_names[place]
+    if known is not None and PyUnicode_GET_LENGTH(known) == size and memcmp(PyUnicode_DATA(known), at, size) == 0:
+        return known
+    found = text_at(at, size)
+    if found is not not_read and PyUnicode_IS_COMPACT_ASCII(found):
+        known_names[place] = found
+    return found
+
+
 cdef object described_at(const unsigned char *raw, Py_ssize_t *place, Py_ssize_t end, int depth):
     """Decode a descriptor and what it describes."""
     cdef int code = raw[place[0]] if place[0] < end else 0
@@ -522,7 +541,11 @@ cdef object items_at(const unsigned char *raw, Py_ssize_t pos, Py_ssize_t end, b
         code = raw[pos] if pos < end else 0
         if code == 0 or code == 0x45 or code >= 0xC0 or (code == 0x98 and count > 2 * weak_keys):
             return not_read  # a key that may have no hash, or one that a peer can choose
-        key = decoded(raw, &pos, end, depth)
+        if code == 0xA1 and depth > 0 and end - pos > 1 and raw[pos + 1] <= end - pos - 2:
+            key = name_at(raw + pos + 2, raw[pos + 1])
+            pos += 2 + raw[pos + 1]
+        else:
+            key = decoded(raw, &pos, end, depth)
         if key is not_read:
             return not_read
         value = decoded(raw, &pos, end, depth)

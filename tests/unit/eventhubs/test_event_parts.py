@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.amqp.codec import AmqpDecodeError
+from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Message, Properties
 from eventpump.amqp.sections import PROPERTIES, section, section_spans
 from eventpump.amqp.types import Symbol, Timestamp
@@ -21,7 +21,7 @@ from eventpump.eventhubs.events import STANDARD_PROPERTIES, EventData, ReceivedE
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from tests.fuzz.entry import seed_of_today
 from tests.support.damage import damage, outcome
-from tests.support.messages import message
+from tests.support.messages import DEEPEST, message
 
 READS: dict[str, Callable[[ReceivedEvent], Any]] = {
     **{
@@ -164,6 +164,7 @@ def test_attribute_of_an_event_that_is_damaged_elsewhere_is_read(what: str, name
         WHOLE[:-1],
         WHOLE + b"x",
         WHOLE + section(0x74, {}),
+        WHOLE.replace(b"\x00\x53\x74", section(0x74, {}) + b"\x00\x53\x74"),
         WHOLE.replace(b"\x00\x53\x74\xc1", b"\x00\x53\x74\xc0"),
         WHOLE + section(0x75, "text"),
         WHOLE + section(0x76, []),
@@ -190,6 +191,30 @@ def test_standard_property_of_a_list_that_is_not_filled_is_an_error() -> None:
         for name in ("message_id", "content_type"):
             with pytest.raises(EventError):
                 getattr(ReceivedEvent(bytes(raw)), name)
+
+
+@pytest.mark.parametrize("depth", [DEEPEST, DEEPEST + 1])
+def test_properties_that_nest_too_deeply_are_an_error(depth: int) -> None:
+    """A text in so many lists is a value, and in one more it is none."""
+    value = encode("x")
+    for _ in range(depth):
+        value = bytes((0xC0, len(value) + 1, 1)) + value
+    content = encode("a") + value
+    raw = _PLAIN + b"\x00\x53\x74\xc1" + bytes((len(content) + 1, 2)) + content
+    raw = raw.replace(section(0x74, {"a": 1}), b"")
+    if depth > DEEPEST:
+        with pytest.raises(EventError, match="nest"):
+            _ = ReceivedEvent(raw).properties
+    else:
+        assert str(ReceivedEvent(raw).properties["a"]) == "[" * depth + "'x'" + "]" * depth
+
+
+def test_properties_of_many_names_are_those_of_the_message() -> None:
+    """Names that are remembered are compared as a whole: their first, middle and last characters are not enough."""
+    names = [f"a{first}{second}m{first}z" for first in "bcdefgh" for second in range(10)] * 2 + ["é", "x" * 65, ""]
+    for name in names:
+        message = Message(message_annotations={}, application_properties={name: 1}, body=Data((b"x",)))
+        assert ReceivedEvent(message.encode()).properties == {name: 1}
 
 
 def test_properties_that_were_changed_are_those_of_the_copy() -> None:
