@@ -1315,12 +1315,12 @@ cdef bint add_standard(Output *to, dict given) except -1:
 cdef class PlainEventData:
     """The base of `EventData` in the compiled build."""
 
-    cdef public object _body, _payload, _properties, published_sequence_number, standard
+    cdef public object _body, _payload, _properties, _published_number, standard
 
     def __init__(self, *given, **named):
         if len(given) == 1 and not named and PyBytes_CheckExact(given[0]):
             self._payload = given[0]
-            self._body = self._properties = self.standard = self.published_sequence_number = None
+            self._body = self._properties = self.standard = self._published_number = None
         elif len(given) != 1 or not self.begin(given[0], <dict>named):
             references["PlainEventData"].__init__(self, *given, **named)
 
@@ -1352,7 +1352,7 @@ cdef class PlainEventData:
         self._payload = body
         self._properties = properties
         self.standard = named or None
-        self._body = self.published_sequence_number = None
+        self._body = self._published_number = None
         return True
 
     def encode(self, partition_key=None):
@@ -1531,7 +1531,7 @@ cdef class PlainPacker:
 cdef class PlainBatch:
     """The base of `EventBatch` in the compiled build."""
 
-    cdef public object events, is_idempotent, is_stamped, partition_key, state, _encode, _packer, _sealed
+    cdef public object _events, is_idempotent, is_stamped, partition_key, _state, _encode, _packer, _sealed
 
     def try_add(self, event):
         """Add an event.
@@ -1548,13 +1548,13 @@ cdef class PlainBatch:
         cdef bint is_numbered
         if (
             type(event) is event_data
-            and self.state is open_state
+            and self._state is open_state
             and self._encode is None  # a function that makes the event to send of a user's
             and not self.is_stamped
             and isinstance(self._packer, PlainPacker)
         ):
             is_numbered = self.is_idempotent
-            if not (is_numbered and (<PlainEventData>event).published_sequence_number is not None):
+            if not (is_numbered and (<PlainEventData>event)._published_number is not None):
                 if self.partition_key is None and (<PlainEventData>event).is_plain():
                     rest = (<PlainEventData>event)._payload
                     head = (numbered_data_heads if is_numbered else data_heads)[PyBytes_GET_SIZE(rest)]
@@ -1565,7 +1565,7 @@ cdef class PlainBatch:
                         head, rest = parts
                 if head is not None and (<PlainPacker>self._packer).append(head, rest):
                     if is_numbered:
-                        self.events.append(event)
+                        self._events.append(event)
                     self._sealed = None
                     return True
         return references["PlainBatch"].try_add(self, event)
@@ -1706,6 +1706,7 @@ cdef class PlainIntake:
 
     cdef public object _add, _encode, _is_idempotent, _is_stamping, _outbox, _queue, _router, _runner, _time, refused
     cdef public dict _lanes
+    cdef public set _held
     cdef public tuple _partition_ids
     cdef public PlainRoom _room
     cdef public int64_t _most, blocked
@@ -1727,6 +1728,7 @@ cdef class PlainIntake:
         cdef int64_t size
         cdef Py_ssize_t count, index
         cdef PlainPacker batch
+        cdef set held = None if encoded is not None else self._held  # what is encoded is held already
         if self.blocked or not isinstance(event, event_data) or self._queue.wanting:
             return None
         if self._runner._thread_id != PyThread_get_thread_ident():
@@ -1736,13 +1738,15 @@ cdef class PlainIntake:
             return None
         if self._lanes is None or self._partition_ids is None or self._room is None:
             raise TypeError("a part of what accepts events is missing")
+        if held is not None and id(event) in held:
+            self.require_free(event)
         parts = encoded
         if (
             encoded is None
             and self._encode is None
             and not self._is_stamping
             and type(event) is event_data
-            and not (self._is_idempotent and (<PlainEventData>event).published_sequence_number is not None)
+            and not (self._is_idempotent and (<PlainEventData>event)._published_number is not None)
         ):
             before = b"" if partition_key is None else keyed_head(partition_key)
             parts = (<PlainEventData>event).parts(before, self._is_idempotent)
@@ -1764,6 +1768,8 @@ cdef class PlainIntake:
         if not self._room.take(lane.partition_id, size):
             self.refused = head, rest, lane
             return None
+        if held is not None:
+            held.add(id(event))
         open_batch = lane.filling
         if isinstance(open_batch, PlainPacker) and PyBytes_CheckExact(head) and PyBytes_CheckExact(rest):
             batch = open_batch

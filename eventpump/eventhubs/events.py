@@ -246,16 +246,12 @@ class EventData:
         sequence: A body that is one AMQP list. Default: None.
         standard: AMQP standard properties by name: message_id, correlation_id, content_type, subject and so on.
 
-    Attributes:
-        published_sequence_number: The event's number at an idempotent producer, after it was published in a list; else
-            None.
-
     Raises:
         EventError: The body, a property or its name cannot be part of an event.
     """
 
     # For an event that is bytes only, body and properties are made when they are accessed: most events are.
-    __slots__ = ("_body", "_payload", "_properties", "published_sequence_number", "standard")
+    __slots__ = ("_body", "_payload", "_properties", "_published_number", "standard")
 
     def __init__(
         self,
@@ -270,7 +266,7 @@ class EventData:
         self._body: AmqpSequence | AmqpValue | None = None
         self._properties: dict[str, Any] | None = None
         self.standard: dict[str, Any] | None = None
-        self.published_sequence_number: int | None = None
+        self._published_number: int | None = None
         if type(body) is bytes and properties is None and value is None and sequence is None and not standard:
             self._payload = body
             return
@@ -304,6 +300,11 @@ class EventData:
         if properties:
             self._properties = dict(properties)
         self.standard = standard or None
+
+    @property
+    def published_sequence_number(self) -> int | None:
+        """The event's number at an idempotent producer, after it was published in a list; else None."""
+        return self._published_number
 
     @property
     def data(self) -> bytes | None:

@@ -9,6 +9,7 @@ from eventpump.compiled import based_on_core, core
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.events import EventData, no_event
+from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
 from eventpump.options.predecessor import BATCH, answers
@@ -52,27 +53,24 @@ class EventBatch:
         is_idempotent: Whether its size counts the room for numbers. Default: False.
         is_list: Whether it was made of a list given to `send`, whose events get their numbers.
         is_stamped: Whether its events are sent with stamps, and its size counts them. Default: False.
-        events: The events of an idempotent one; no other keeps them.
-        state: See :class:`BatchState`.
         was_in_doubt: Whether a `send` of it has ended with its outcome unknown.
-        starting_published_sequence_number: The number of its first event, once it is published with numbers.
     """
 
     __slots__ = (
         "_add",
         "_encode",
+        "_events",
+        "_first",
         "_packer",
         "_refused",
         "_sealed",
-        "events",
+        "_state",
         "is_idempotent",
         "is_list",
         "is_stamped",
         "max_size_in_bytes",
         "partition_id",
         "partition_key",
-        "starting_published_sequence_number",
-        "state",
         "was_in_doubt",
     )
 
@@ -92,10 +90,10 @@ class EventBatch:
         self.is_idempotent = is_idempotent
         self.is_list = False
         self.is_stamped = is_stamped
-        self.state = BatchState.OPEN
         self.was_in_doubt = False
-        self.starting_published_sequence_number: int | None = None
-        self.events: list[EventData] = []
+        self._state = BatchState.OPEN
+        self._first: int | None = None
+        self._events: list[EventData] = []
         # To a partition that a router has chosen, each event takes its key along, and the message has none.
         self._packer = BatchPacker(
             max_size_in_bytes,
@@ -121,8 +119,8 @@ class EventBatch:
         """
         if not isinstance(event, EventData):
             raise no_event(event)
-        if self.state is not _OPEN and (self.is_under_way or self.state is BatchState.PUBLISHED):
-            raise EventError(f"the batch is {self.state.value}, and takes no more events")
+        if self._state is not _OPEN and (self.is_under_way or self._state is BatchState.PUBLISHED):
+            raise EventError(f"the batch is {self._state.value}, and takes no more events")
         if self.is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
         sent = event if self._encode is None else self._encode(event)
@@ -137,7 +135,7 @@ class EventBatch:
             self._refused = head, rest
             return False
         if self.is_idempotent:
-            self.events.append(event)
+            self._events.append(event)
         self._sealed = None
         return True
 
@@ -151,7 +149,46 @@ class EventBatch:
         self._add(*other._refused)
         other._refused = None
         if self.is_idempotent:
-            self.events.append(event)
+            self._events.append(event)
+
+    @property
+    def state(self) -> BatchState:
+        """See :class:`BatchState`. Its producer changes it."""
+        return self._state
+
+    @property
+    def starting_published_sequence_number(self) -> int | None:
+        """The number of its first event, once it is published with numbers; else None."""
+        return self._first
+
+    @property
+    def events(self) -> tuple[EventData, ...]:
+        """The events of a batch of an idempotent producer; no other keeps them."""
+        return tuple(self._events)
+
+    def begun(self) -> None:
+        """Called by its producer when a send of it begins."""
+        assert self._state is not BatchState.PUBLISHED
+        self._state = BatchState.IN_FLIGHT
+
+    def left_in_doubt(self) -> None:
+        """Called by its producer when a send of it ends with its outcome unknown."""
+        assert self.is_under_way
+        self._state = BatchState.IN_DOUBT
+        self.was_in_doubt = True
+
+    def ended(self, first: int | None) -> None:
+        """Called by its producer when its outcome is known.
+
+        Args:
+            first: The number of its first event; None if it is refused.
+        """
+        assert self.is_under_way
+        self._first = first
+        self._state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
+        if first is not None and self.is_list:
+            for index, event in enumerate(self._events):
+                event._published_number = (first + index) % NUMBERS  # noqa: SLF001 - read-only to all but what publishes it
 
     @property
     def count(self) -> int:
@@ -166,7 +203,7 @@ class EventBatch:
     @property
     def is_under_way(self) -> bool:
         """Whether it was sent, and its outcome is not known yet."""
-        return self.state in (BatchState.IN_FLIGHT, BatchState.IN_DOUBT)
+        return self._state in (BatchState.IN_FLIGHT, BatchState.IN_DOUBT)
 
     def seal(self) -> SealedBatch:
         """Encode it, once for all sends of the same events."""

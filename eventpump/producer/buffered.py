@@ -224,7 +224,7 @@ class HubBufferedProducer:
             A receipt, which need not be awaited; for several events a list of receipts, in their order.
 
         Raises:
-            EventError: It cannot be encoded.
+            EventError: It cannot be encoded; or, idempotent, the outcome of the same event, given before, is open.
             ConfigurationError: The key is too long, or there is no such partition.
             ServiceError: Not open yet, and it cannot be.
         """
@@ -243,6 +243,23 @@ class HubBufferedProducer:
     ) -> DeliveryReceipt:
         """Accept an event that could not be accepted at once; see `send`."""
         refused = self._intake.take_refused()  # nothing else has run since
+        if encoded is None:
+            self._intake.hold(event)  # nor is it given by another call while this one waits
+        try:
+            return await self._wait_for_room(event, partition_id, partition_key, encoded, refused)
+        except BaseException:
+            if encoded is None:
+                self._intake.free((event,))
+            raise
+
+    async def _wait_for_room(
+        self,
+        event: EventData,
+        partition_id: str | None,
+        partition_key: str | None,
+        encoded: tuple[bytes, bytes] | None,
+        refused: tuple[bytes, bytes, Lane[EventData]] | None,
+    ) -> DeliveryReceipt:
         if refused is not None:
             head, rest, lane = refused
             size = len(head) + len(rest)
@@ -283,9 +300,17 @@ class HubBufferedProducer:
             )  # what it refuses, it refuses before the first one
         encoded = [(one, self._intake.encode(one, partition_key)) for one in each]
         receipts: list[DeliveryReceipt] = []
-        for event, pair in encoded:
-            receipt = self._accept(event, partition_id, partition_key, pair)
-            receipts.append(receipt or await self._send_in_turn(event, partition_id, partition_key, pair))
+        held = 0
+        try:
+            for event in each:
+                self._intake.hold(event)
+                held += 1
+            for event, pair in encoded:
+                receipt = self._accept(event, partition_id, partition_key, pair)
+                receipts.append(receipt or await self._send_in_turn(event, partition_id, partition_key, pair))
+        except BaseException:
+            self._intake.free(each[len(receipts) : held])
+            raise
         return receipts
 
     def send_nowait(
@@ -302,6 +327,7 @@ class HubBufferedProducer:
             self._home.enter()
         if not self._is_open:
             raise ConfigurationError(_NAME, "is not open: enter it with `async with`, or await `open()`")
+        self._intake.require_free(event)
         head, rest = self._intake.encode(event, partition_key)
         size = len(head) + len(rest)
         lane = self._intake.route(event, partition_id, partition_key)
@@ -313,6 +339,7 @@ class HubBufferedProducer:
                 self._outbox.send_now()
                 raise BufferFullError(lane.partition_id or "", size, self._room.events, self._room.bytes)
             lane = other
+        self._intake.hold(event)
         batch = self._outbox.add(lane, event, head, rest, self._time())
         if self._queue.wanting:
             self._outbox.send_now()
@@ -440,6 +467,7 @@ class HubBufferedProducer:
         """Release the room of events whose outcome is known, and call the user's callbacks."""
         lane, events, count, size, error, is_awaited = ended
         (self._counters.sent if error is None else self._counters.failed)(count, size)
+        self._intake.free(events)
         self._queue.release(lane, count, size)
         partition_id = cast("str", lane.partition_id)
         try:

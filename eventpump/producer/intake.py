@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import base_events
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from threading import get_ident
 from typing import Any, NamedTuple, NoReturn
@@ -127,6 +127,7 @@ class Intake:
     __slots__ = (
         "_add",
         "_encode",
+        "_held",
         "_is_idempotent",
         "_is_plain",
         "_is_stamping",
@@ -159,6 +160,7 @@ class Intake:
         self._outbox = outbox
         self._encode = encode
         self._is_idempotent = idempotent
+        self._held: set[int] | None = set() if idempotent else None
         self._is_stamping = stamping
         self._is_plain = encode is None and not idempotent and not stamping
         self._add = outbox.add
@@ -207,7 +209,7 @@ class Intake:
             `refused` has what was done for it.
 
         Raises:
-            EventError: It cannot be encoded.
+            EventError: It cannot be encoded, or its outcome is open.
             ConfigurationError: The key is too long, or there is no such partition.
         """
         is_exact = type(event) is EventData  # another kind may encode itself otherwise
@@ -218,6 +220,9 @@ class Intake:
         now = self._time()
         if now >= self._outbox.yield_at:
             return None
+        held = None if encoded is not None else self._held  # what is encoded is held already
+        if held is not None and id(event) in held:
+            self.require_free(event)
         if encoded is not None:
             head, rest = encoded
         elif is_exact and partition_key is None and self._is_plain and (data := event.data) is not None:
@@ -234,6 +239,8 @@ class Intake:
         if not self._room.reserve(lane.partition_id, size):
             self.refused = head, rest, lane
             return None
+        if held is not None:
+            held.add(id(event))
         batch = lane.filling
         if batch is None or (index := batch.join(event, head, rest, size, self._most)) < 0:
             # It begins or ends a batch.
@@ -243,6 +250,26 @@ class Intake:
         receipt._batch = batch  # noqa: SLF001 - without a call of `__init__`, which costs as much again
         receipt._index = index  # noqa: SLF001 - likewise
         return receipt
+
+    def require_free(self, event: EventData) -> None:
+        """Check that no call has given the event whose outcome is open. Only an idempotent producer refuses it.
+
+        Raises:
+            EventError: One has.
+        """
+        if self._held is not None and id(event) in self._held:
+            raise EventError("an event is being sent already: its outcome is open")
+
+    def hold(self, event: EventData) -> None:
+        """Refuse the event in further calls, until `free`. Raises as `require_free`."""
+        self.require_free(event)
+        if self._held is not None:
+            self._held.add(id(event))
+
+    def free(self, events: Iterable[EventData]) -> None:
+        """End what `hold` and `accept` began."""
+        if self._held is not None:
+            self._held.difference_update(map(id, events))
 
     def encode(self, event: EventData, partition_key: str | None) -> tuple[bytes, bytes]:
         """Encode an event, in two pieces. The sum of their lengths is what it adds to a message, in bytes.

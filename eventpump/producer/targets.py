@@ -649,7 +649,7 @@ class IdempotentTarget:
             self._context.holds.require_free(batch.events, batch)
             self._under_way[sealed] = batch
             self._context.holds.hold(batch)
-        batch.state = BatchState.IN_FLIGHT
+        batch.begun()
         try:
             await self._publish(publisher, sealed)
         except PublishOutcomeUnknownError as error:
@@ -658,8 +658,7 @@ class IdempotentTarget:
         finally:
             if sealed in self._under_way and not publisher.is_awaited(sealed):
                 if publisher.doubtful is sealed:
-                    batch.state = BatchState.IN_DOUBT
-                    batch.was_in_doubt = True
+                    batch.left_in_doubt()
                 else:
                     self._conclude(sealed, None)
 
@@ -693,11 +692,7 @@ class IdempotentTarget:
         if batch is None:
             return
         self._context.holds.free(batch)
-        batch.starting_published_sequence_number = first
-        batch.state = BatchState.REFUSED if first is None else BatchState.PUBLISHED
-        if first is not None and batch.is_list:
-            for index, event in enumerate(batch.events):
-                event.published_sequence_number = (first + index) % NUMBERS
+        batch.ended(first)
 
     # ------------------------------------------------------------------------------------------ publisher
 

@@ -469,7 +469,7 @@ def event_to_send(random: Random) -> Any:
             return EventData(value=random.choice((None, 5, "text")))
         case 4:
             event = EventData(body)
-            event.published_sequence_number = 5
+            event._published_number = 5
             return event
         case 5:
             event = EventData(body)
@@ -974,7 +974,7 @@ class Numbered(EventData):
 def test_event_to_send_is_pickled(protocol: int) -> None:
     """With what it has, a subclass with its own too; the state has one form in both builds."""
     event = EventData("text", properties={"a": 1}, subject="s")
-    event.published_sequence_number = 7
+    event._published_number = 7
     for made in (event, EventData(b"x"), Numbered(5)):
         found = pickle.loads(pickle.dumps(made, protocol))
         assert type(found) is type(made)
@@ -983,7 +983,7 @@ def test_event_to_send_is_pickled(protocol: int) -> None:
         assert getattr(found, "number", None) == getattr(made, "number", None)
         assert copy.deepcopy(made).encode() == made.encode()
     theirs = core.references["PlainEventData"]("text", properties={"a": 1}, subject="s")
-    theirs.published_sequence_number = 7
+    theirs._published_number = 7
     assert theirs.__getstate__() == event.__getstate__()
 
 

@@ -584,7 +584,7 @@ def test_text_and_json_of_a_subclass_are_of_its_own_body() -> None:
 def test_events_survive_pickling_and_copying(protocol: int) -> None:
     """Process pools and Spark send them between processes; what was read already makes no difference."""
     event = EventData("text", properties={"a": 1}, subject="s")
-    event.published_sequence_number = 7
+    event._published_number = 7
     for made in (pickle.loads(pickle.dumps(event, protocol)), copy.deepcopy(event)):
         assert made.encode() == event.encode()
         assert made.published_sequence_number == 7

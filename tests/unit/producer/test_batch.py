@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.envelope import decode_batch
 from eventpump.eventhubs.events import EventData
-from eventpump.producer.batch import EventBatch
+from eventpump.producer.batch import BatchState, EventBatch
 
 SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integers(0, 3000)), max_size=40)
 
@@ -53,3 +53,27 @@ def test_repr_of_a_batch_shows_count_and_sizes() -> None:
     batch = EventBatch(1000)
     batch.try_add(EventData(b"secret"))
     assert repr(batch) == f"EventBatch(1 events, {batch.size} of 1000 bytes, open)"
+
+
+@given(st.booleans(), st.sampled_from(["state", "starting_published_sequence_number", "events"]), st.integers())
+def test_outcome_of_a_batch_cannot_be_assigned(is_sealed: bool, name: str, value: int) -> None:
+    """What its producer decides is read-only, and so is what it holds: a published batch is not sent again."""
+    batch, event = EventBatch(10_000, is_idempotent=True), EventData(b"x")
+    batch.try_add(event)
+    if is_sealed:
+        batch.seal()
+    for given_value in (value, None, BatchState.OPEN):
+        with pytest.raises(AttributeError):
+            setattr(batch, name, given_value)
+    with pytest.raises(AttributeError):
+        batch.events.append(EventData(b"y"))  # type: ignore[attr-defined]  # that there is none is what is tested
+    assert (batch.state, batch.starting_published_sequence_number, batch.events) == (BatchState.OPEN, None, (event,))
+
+
+def test_number_of_an_event_cannot_be_assigned() -> None:
+    """Only a producer numbers events."""
+    event = EventData(b"x")
+    for number in (None, 5):
+        with pytest.raises(AttributeError):
+            event.published_sequence_number = number  # type: ignore[misc]  # that it cannot be is what is tested
+    assert event.published_sequence_number is None

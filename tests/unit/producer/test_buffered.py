@@ -44,6 +44,7 @@ from eventpump.producer.intake import DeliveryReceipt, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.seeds import seeds
 
 MIB = 1024 * 1024
 REFUSED = RequestRefusedError("refused by the test")
@@ -1194,7 +1195,7 @@ async def test_idempotence_refuses_numbered_events_and_pipelining() -> None:
         buffered(ScriptedProducer(idempotent=True), max_in_flight=2)
     async with buffered(ScriptedProducer(idempotent=True)) as producer:
         sent = event()
-        sent.published_sequence_number = 7
+        sent._published_number = 7
         with pytest.raises(EventError, match="published already"):
             await producer.send(sent)
 
@@ -1573,3 +1574,65 @@ async def _outcome(receipt: DeliveryReceipt) -> SendResult | Exception:
 async def _later(seconds: float, step: Step) -> None:
     await asyncio.sleep(seconds)
     step()
+
+
+@seeds(20, of=1000)
+async def test_idempotent_buffer_has_each_event_once_at_a_time_in_random_histories(seed: int) -> None:
+    """However often one object is given while its outcome is open, one call is accepted, and the others raise."""
+    rng = random.Random(seed)
+    service = ScriptedProducer(idempotent=True)
+    events = [event(number) for number in range(4)]
+    accepted: Counter[str] = Counter()
+
+    async def give() -> None:
+        for _ in range(10):
+            await asyncio.sleep(rng.choice([0.0, 0.0, 0.01]))
+            chosen = rng.choice(events)
+            where = {"partition_id": rng.choice("0123")}
+            try:
+                match rng.randrange(4):
+                    case 0:
+                        receipts = [producer.send_nowait(chosen, **where)]
+                    case 1:
+                        receipts = await producer.send([chosen, event("new")], **where)
+                    case 2:
+                        async with asyncio.timeout(rng.choice([0.0, 0.01, None])):
+                            receipts = [await producer.send(chosen, **where)]
+                    case _:
+                        with pytest.raises(EventError, match="outcome is open"):
+                            await producer.send([chosen, chosen], **where)
+                        continue
+            except (EventError, BufferFullError, TimeoutError):
+                continue
+            accepted[chosen.body_as_str()] += 1
+            if len(receipts) == 1:  # of several, the first may have ended while the others waited for room
+                assert chosen.body_as_str() not in open_now
+                open_now.add(chosen.body_as_str())
+            if rng.random() < 0.7:
+                await receipts[0]
+
+    open_now: set[str] = set()
+
+    def ended(batch: Sequence[EventData], partition_id: str) -> None:
+        open_now.difference_update(each.body_as_str() for each in batch)
+
+    async with buffered(service, max_batch_events=2, max_events=6, on_success=ended) as producer:
+        for _ in range(3):
+            service.script[rng.choice("0123")].append(rng.uniform(0, 1))
+        await asyncio.gather(*(give() for _ in range(4)))
+    stored = Counter(text(raw) for batches in service.sent.values() for batch in batches for raw in batch)
+    assert {name: count for name, count in stored.items() if name != "new"} == accepted
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_send_of_one_event_three_times_stores_it_once(*, is_open: bool) -> None:
+    """Idempotent: the second and third call raise until the outcome of the first is known, also while it opens."""
+    service = ScriptedProducer(idempotent=True)
+    producer = buffered(service)
+    if is_open:
+        await producer.open()
+    chosen = event("x")
+    calls = await asyncio.gather(*(producer.send(chosen, partition_id="0") for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in calls] == [DeliveryReceipt, EventError, EventError]
+    await producer.aclose()
+    assert service.bodies("0") == ["x"]

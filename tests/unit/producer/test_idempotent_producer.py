@@ -322,7 +322,7 @@ async def test_send_the_batch_of_the_error_waits_for_a_list(scene: Scene) -> Non
     error = await error_of(sending)
     assert isinstance(error, PublishOutcomeUnknownError)
     assert error.batch is not None
-    assert (error.batch.events, error.batch.state) == (listed, BatchState.IN_DOUBT)
+    assert (list(error.batch.events), error.batch.state) == (listed, BatchState.IN_DOUBT)
     again = asyncio.ensure_future(producer.send(error.batch))
     await idle()
     assert not again.done()
@@ -365,7 +365,7 @@ async def test_the_batch_of_the_error_is_the_message_of_a_split_list(scene: Scen
     error = await error_of(sending)
     assert isinstance(error, PublishOutcomeUnknownError)
     assert error.batch is not None
-    assert error.batch.events == listed[2:4]
+    assert list(error.batch.events) == listed[2:4]
     scene.hub.accept()
     await producer.send(error.batch)
     await producer.send(listed, partition_id="0", split=True)
