@@ -1768,8 +1768,6 @@ cdef class PlainIntake:
         if not self._room.take(lane.partition_id, size):
             self.refused = head, rest, lane
             return None
-        if held is not None:
-            held.add(id(event))
         open_batch = lane.filling
         if isinstance(open_batch, PlainPacker) and PyBytes_CheckExact(head) and PyBytes_CheckExact(rest):
             batch = open_batch
@@ -1782,8 +1780,12 @@ cdef class PlainIntake:
                 and batch.append(head, rest)
             ):
                 (<list>events).append(event)
+                if held is not None:
+                    held.add(id(event))
                 return receipt_of(batch, len(<list>events) - 1)
         batch = self._add(lane, event, head, rest, now)
+        if held is not None:
+            held.add(id(event))
         return receipt_of(batch, len(batch.events) - 1)
 
 

@@ -41,6 +41,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+from eventpump.texts import without_secrets
+
 if TYPE_CHECKING:
     from eventpump.producer.batch import EventBatch
 
@@ -75,10 +77,11 @@ class ConfigurationError(EventPumpError):
 
     Args:
         field: The option, connection string key or file entry at fault.
-        problem: What is wrong with it; it does not show secrets.
+        problem: What is wrong with it. Secrets of connection strings, signatures and URLs in it are masked.
     """
 
     def __init__(self, field: str, problem: str) -> None:
+        problem = without_secrets(problem)
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem

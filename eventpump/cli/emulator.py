@@ -23,6 +23,7 @@ from eventpump.emulator.config import HubSpec, config_document, load_config, par
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError
+from eventpump.texts import without_secrets
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if error.field in ("port", "ws_port"):
             option = "--" + error.field.replace("_", "-")
             error = ConfigurationError(option, error.problem.replace(f"try {error.field}", f"try {option}"))
-        print(f"eventpump emulator: {error}", file=sys.stderr)
+        print(f"eventpump emulator: {without_secrets(str(error))}", file=sys.stderr)
         return BAD_INPUT
     return 0
 

@@ -55,7 +55,9 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
         def error(self, message: str) -> NoReturn:
             """Print the error, and exit with code 2."""
-            self.exit(FAILED, f"{self.prog}: {message}\n")
+            from eventpump.texts import without_secrets
+
+            self.exit(FAILED, f"{self.prog}: {without_secrets(message)}\n")
 
     made: argparse.ArgumentParser = OneLineParser(
         prog="eventpump", description="Stream through Azure Event Hubs, or through a local service like it."
@@ -112,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _quitting_on_interrupt():
         made = parser(given)
         from eventpump.errors import EventPumpError
+        from eventpump.texts import without_secrets
     try:
         if not given:
             made.print_help(sys.stderr)
@@ -119,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = made.parse_args(given)
         return int(args.run(args))
     except EventPumpError as error:
-        print(f"eventpump: {_describe(error)}", file=sys.stderr)
+        # The text may quote what was given in place of a file or a name, such as a connection string.
+        print(f"eventpump: {without_secrets(_describe(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -22,6 +22,7 @@ from eventpump.cli.outages import FIRST_CONTACT
 from eventpump.clients.connection import ConnectionOptions
 from eventpump.errors import ConfigurationError
 from eventpump.options.connection import TransportType
+from eventpump.texts import without_secrets
 
 T = TypeVar("T")
 
@@ -319,7 +320,7 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """Print a line on the standard error."""
     with contextlib.suppress(OSError):
-        print(f"eventpump: {text}", file=sys.stderr, flush=True)
+        print(f"eventpump: {without_secrets(text)}", file=sys.stderr, flush=True)
 
 
 def _reason(error: Exception) -> str:

@@ -239,13 +239,13 @@ class Intake:
         if not self._room.reserve(lane.partition_id, size):
             self.refused = head, rest, lane
             return None
-        if held is not None:
-            held.add(id(event))
         batch = lane.filling
         if batch is None or (index := batch.join(event, head, rest, size, self._most)) < 0:
             # It begins or ends a batch.
             batch = self._add(lane, event, head, rest, now)
             index = len(batch.events) - 1
+        if held is not None:
+            held.add(id(event))
         receipt = _new(DeliveryReceipt)
         receipt._batch = batch  # noqa: SLF001 - without a call of `__init__`, which costs as much again
         receipt._index = index  # noqa: SLF001 - likewise

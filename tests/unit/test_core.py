@@ -860,7 +860,7 @@ def test_batch_is_that_of_the_reference(cases: Cases) -> None:
         theirs = batch_in_python(ours, **options)
         for _ in range(random.randrange(9)):
             event = event_to_send(random)
-            ours.state = theirs.state = random.choice((BatchState.OPEN,) * 9 + tuple(BatchState))
+            ours._state = theirs._state = random.choice((BatchState.OPEN,) * 9 + tuple(BatchState))
             found = outcome(ours.try_add, event)
             assert found == outcome(theirs.try_add, event), seed
             assert (ours.size, ours.count, ours.events) == (theirs.size, theirs.count, theirs.events), seed
@@ -1015,7 +1015,7 @@ def test_event_to_send_is_that_of_the_reference(given: tuple[Any, ...], named: d
 
 def test_batch_whose_parts_are_replaced_reads_nothing_else() -> None:
     """Private attributes can be set: what they are is looked at before each use."""
-    for name, value in [("_packer", None), ("_packer", BatchPacker), ("is_idempotent", "x"), ("state", None)]:
+    for name, value in [("_packer", None), ("_packer", BatchPacker), ("is_idempotent", "x"), ("_state", None)]:
         batch: Any = EventBatch(1000)
         setattr(batch, name, value)
         outcome(batch.try_add, EventData(b"x"))
@@ -1086,6 +1086,7 @@ class Buffer:
                 lane = self.lanes[random.choice(PARTITIONS)]
                 if (batch := lane.take()) is not None:
                     self.room.release(lane.partition_id, len(batch.events), batch.size)
+                    self.intake.free(batch.events)
                 return None
             case 1:
                 return len(self.batches.expire(self.now))
