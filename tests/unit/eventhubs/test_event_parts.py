@@ -193,6 +193,14 @@ def test_standard_property_of_a_list_that_is_not_filled_is_an_error() -> None:
                 getattr(ReceivedEvent(bytes(raw)), name)
 
 
+@pytest.mark.parametrize("again", [section(0x74, {}), section(0x74, {"b": 2}), section(0x73, [])])
+def test_properties_after_a_section_that_is_there_twice_are_an_error(again: bytes) -> None:
+    """Before a body of data, where the sections' lengths alone are read in most messages."""
+    raw = _PLAIN.replace(b"\x00\x53\x74", section(0x73, ["id"]) + again + b"\x00\x53\x74")
+    for name in ("properties", "message_id", "to_event_data"):
+        assert read(name, ReceivedEvent(raw)).startswith("EventError: "), name
+
+
 @pytest.mark.parametrize("depth", [DEEPEST, DEEPEST + 1])
 def test_properties_that_nest_too_deeply_are_an_error(depth: int) -> None:
     """A text in so many lists is a value, and in one more it is none."""
