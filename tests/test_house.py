@@ -66,6 +66,7 @@ _COVERED_BY = {
     "clients/connection.py": "unit/test_clients.py",
     "clients/consumers.py": "unit/test_clients.py",
     "clients/producers.py": "unit/test_clients.py",
+    "app/results.py": "integration/test_app_outages.py",
     "consumer/checkpoints.py": "unit/consumer/test_context_checkpoint.py unit/consumer/test_data_loss.py",
     "consumer/commands.py": "unit/consumer/test_rewind.py",
     "consumer/continuity.py": "unit/consumer/test_data_loss.py unit/consumer/test_begun_anew.py",

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
@@ -16,9 +16,10 @@ from typing import Any, Final, Literal, Protocol, Self, TypeVar, Unpack, cast, r
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.signals import handling_first_signal
-from eventpump.aio.tasks import gather
-from eventpump.app.handlers import EventPublisher, Function, Handler, Middleware, Publication, Route, RouteProcessor
+from eventpump.aio.tasks import gather, reject, resolve
+from eventpump.app.handlers import Function, Handler, Middleware, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
+from eventpump.app.results import ResultPublisher, finality_of
 from eventpump.clients.connection import ClientOptions
 from eventpump.clients.consumers import EventProcessorHost, HostOptions
 from eventpump.clients.producers import BufferedOptions, BufferedProducer
@@ -26,11 +27,11 @@ from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.errors import ConfigurationError, ServiceError
+from eventpump.errors import ConfigurationError, ServiceError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.decoding import PAYLOADS, Decoder
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.interfaces import LeaseStore
+from eventpump.interfaces import EventSource, LeaseStore
 from eventpump.options.base import unknown_option
 from eventpump.options.connection import checked_hub
 from eventpump.options.consumer import (
@@ -40,7 +41,9 @@ from eventpump.options.consumer import (
     SubscriptionPosition,
     SubscriptionSettings,
 )
+from eventpump.producer.buffered import OnError
 from eventpump.reports import Hook
+from eventpump.sources.checks import is_source
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.texts import not_the_class
 
@@ -151,6 +154,9 @@ class EventHubsApp:
             itself is enough if there is one host. Two hubs need two containers or prefixes of a `BlobLeaseStore`, and
             so a `lease_store` each, given to `subscriber`; one file of a `SqliteLeaseStore` is enough for all. None if
             it is given to `subscriber` instead.
+        source: Where the events of a hub come from instead of from the service, such as a `GeneratorSource` whose `hub`
+            is the subscribers'; or several, one for each such hub. Every other hub is the service's, which is not
+            needed if there is none. `test` uses hubs of the local service in their place. Default: None.
         hooks: Functions that are called with every report of every host. Default: `()`.
         middleware: A coroutine function `middleware(context, event, call)` that is called in place of every
             subscriber's function, and returns what `await call()` returns: for a span of a tracer, a measurement, or
@@ -168,6 +174,7 @@ class EventHubsApp:
         connection_string: str | None = None,
         *,
         lease_store: LeaseStores | None = None,
+        source: EventSource | Iterable[EventSource] | None = None,
         hooks: Iterable[Hook] = (),
         middleware: Middleware | None = None,
         decoder: Decoder | None = None,
@@ -177,6 +184,7 @@ class EventHubsApp:
         self._connection_string = connection_string
         _check_store(lease_store)
         self._lease_store = lease_store
+        self._sources = _sources_of(source)
         self._hooks = tuple(hooks)
         self._middleware = _checked_middleware(middleware)
         self._decoder = PAYLOADS if decoder is None else _checked_decoder(decoder)
@@ -404,6 +412,8 @@ class EventHubsApp:
         if not self._subscribers:
             raise ConfigurationError("app", "has no subscriber: decorate a function with @app.subscriber(hub)")
         self._check_publications()
+        if unused := sorted(self._sources.keys() - {each.hub for each in self._subscribers}):
+            raise ConfigurationError("source", f"the hub {unused[0]} has no subscriber")
         if self._stopping is not None:
             self._home.enter()
             raise ConfigurationError("app", "runs already")
@@ -422,17 +432,47 @@ class EventHubsApp:
                 if handle_signals:
                     stack.enter_context(handling_first_signal(self._signalled))
                 # Entered first, and so closed last: hosts finish what they have in hand.
+                patience = _Patience(HostSettings(hub="any", **self._host_options()).startup_timeout, stopping)
+                ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                stack.callback(ended.cancel)
                 try:
-                    await self._open_producers(stack, overrides, stopping)
-                except ServiceError:
+                    await self._open_producers(stack, overrides, patience, ended)
+                    hosts = await self._open_hosts(stack, overrides, by_host, stores, patience)
+                except (ServiceError, StoreError):
                     if stopping.is_set():
                         return
                     raise
-                hosts = await self._open_hosts(stack, overrides, by_host, stores)
-                await gather(host.run(until=stopping.wait()) for host in hosts)
+                await self._until_ended(hosts, stopping, ended)
         finally:
             self._stopping = None
             self._home.release()
+
+    @staticmethod
+    async def _until_ended(
+        hosts: Sequence[EventProcessorHost], stopping: asyncio.Event, ended: asyncio.Future[None]
+    ) -> None:
+        """Run the hosts until they are stopped, or one of them fails, or what is published.
+
+        Args:
+            hosts: The hosts.
+            stopping: Set to stop them.
+            ended: Fails with the error after which nothing is published any more.
+        """
+        left = len(hosts)
+
+        async def run(host: EventProcessorHost) -> None:
+            nonlocal left
+            try:
+                await host.run(until=stopping.wait())
+            finally:
+                left -= 1
+                if not left:
+                    resolve(ended, None)
+
+        async def publish() -> None:
+            await ended
+
+        await gather([*map(run, hosts), publish()])
 
     def _check_publications(self) -> None:
         subscribed = {each.route.handler.function for each in self._subscribers}
@@ -442,24 +482,29 @@ class EventHubsApp:
                 raise ConfigurationError("publisher", f"the function {name} is not a subscriber, so nothing calls it")
 
     async def _open_producers(
-        self, stack: AsyncExitStack, overrides: _Overrides | None, stopping: asyncio.Event
+        self, stack: AsyncExitStack, overrides: _Overrides | None, patience: _Patience, ended: asyncio.Future[None]
     ) -> None:
         """Open the producers, and try for as long as a host does if the service cannot be reached."""
-        patience = HostSettings(hub="any", **self._host_options()).startup_timeout
-        until = asyncio.get_running_loop().time() + patience
         connection = {each: value for each, value in self._options.items() if each in ClientOptions.__annotations__}
+        publishers: dict[str, ResultPublisher] = {}
         for hub, options in self._producer_options.items():
             text, rest = self._connection(overrides, {**connection, **options})
-            producer = BufferedProducer(text, hub, **rest)
-            stack.push_async_exit(producer)
-            report = functools.partial(
-                _log.warning, "hub %s: its producer cannot be opened yet: %s; again in %.1f s", hub
+            publisher = publishers[hub] = ResultPublisher(
+                hub,
+                functools.partial(_make_producer, text, hub, rest),
+                finality=functools.partial(
+                    finality_of,
+                    keeps_state=options.get("state_store") is not None,
+                    takes_new_id=options.get("on_state_lost") == "new",
+                ),
+                on_opened=functools.partial(self._producers.__setitem__, hub),
+                on_final=functools.partial(reject, ended),
             )
-            await retrying(producer.open, UNLIMITED, random.Random(), until=until, stop=stopping, on_retry=report)
-            self._producers[hub] = producer
+            stack.push_async_callback(publisher.aclose)
+            await patience.retry(publisher.open, f"hub {hub}: its producer cannot be opened yet")
         for publications in self._publications.values():
             for each in publications:
-                each.producer = cast(EventPublisher, self._producers[each.hub])
+                each.producer = publishers[each.hub]
 
     async def _open_hosts(
         self,
@@ -467,15 +512,18 @@ class EventHubsApp:
         overrides: _Overrides | None,
         by_host: Mapping[tuple[str, str], Sequence[_Subscriber]],
         stores: Mapping[tuple[str, str], LeaseStore],
+        patience: _Patience,
     ) -> list[EventProcessorHost]:
         hosts = []
         for (hub, group), subscribers in by_host.items():
             own = next((each for each in subscribers if each.name == DEFAULT_SUBSCRIPTION), None)
             options = {**self._options, **({} if own is None else own.options), "consumer_group": group}
-            text, options = self._connection(overrides, options)
+            source = None if overrides is not None else self._sources.get(hub)
+            text, options = self._connection(overrides, options, has_source=source is not None)
             host = EventProcessorHost(
                 text,
-                hub,
+                None if source is not None else hub,
+                source=source,
                 processor=None if own is None else own.processor,
                 lease_store=stores[hub, group],
                 hooks=self._hooks if overrides is None else (*self._hooks, overrides.hook),
@@ -485,15 +533,18 @@ class EventHubsApp:
             self._hosts[hub, group] = host
             for each in subscribers:
                 if each is not own:
-                    await host.subscribe(each.name, each.processor, **each.options)
+                    subscribe = functools.partial(host.subscribe, each.name, each.processor, **each.options)
+                    await patience.retry(subscribe, f"hub {hub}: its subscriber {each.name} cannot begin yet")
         return hosts
 
-    def _connection(self, overrides: _Overrides | None, options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-        """Return the connection string and the options with which to connect."""
-        if overrides is None:
+    def _connection(
+        self, overrides: _Overrides | None, options: dict[str, Any], *, has_source: bool = False
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Return the connection string and the options with which to connect; none of these beside a source."""
+        if overrides is None and not has_source:
             return self._connection_string, options
         kept = {name: value for name, value in options.items() if name not in ClientOptions.__annotations__}
-        return overrides.connection_string, kept
+        return None if overrides is None else overrides.connection_string, kept
 
     def _stores_of(
         self, by_host: Mapping[tuple[str, str], Sequence[_Subscriber]]
@@ -546,7 +597,7 @@ class EventHubsApp:
         """Run against the local service, in this process: `async with app.test() as hubs`.
 
         All hubs of the application exist there, also those in which events are parked. The body begins when every
-        subscriber reads every partition. Lease stores, and the options of the connection, are not used.
+        subscriber reads every partition. Lease stores, sources and the options of the connection are not used.
 
         Args:
             partitions: Of each hub. Default: 2.
@@ -609,6 +660,58 @@ class EventHubsApp:
         return list(
             {codec.content_encoding.lower(): codec for codecs in reversed(several) for codec in codecs}.values()
         )
+
+
+class _Patience:
+    """How long an application tries to reach the service and its stores at the start.
+
+    Args:
+        seconds: From now on.
+        stopping: Ends it early.
+    """
+
+    def __init__(self, seconds: float, stopping: asyncio.Event) -> None:
+        self._seconds = seconds
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._stopping = stopping
+        self._rng = random.Random()
+
+    async def retry(self, attempt: Callable[[], Awaitable[None]], problem: str) -> None:
+        """Try something until it succeeds, and report each failure.
+
+        Args:
+            attempt: Starts it.
+            problem: What does not succeed.
+
+        Raises:
+            EventPumpError: It cannot succeed, or has not in time, or the application is to stop.
+        """
+
+        def report(error: Exception, delay: float) -> None:
+            _log.warning("%s: %s; again in %.1f s", problem, error, delay)
+
+        try:
+            await retrying(attempt, UNLIMITED, self._rng, until=self._until, stop=self._stopping, on_retry=report)
+        except TimeoutError as error:
+            raise ServiceTimeoutError(f"{problem}: no answer within {self._seconds:g} s") from error
+
+
+def _make_producer(
+    connection_string: str | None, hub: str, options: dict[str, Any], on_error: OnError
+) -> BufferedProducer:
+    return BufferedProducer(connection_string, hub, on_error=on_error, **options)
+
+
+def _sources_of(given: EventSource | Iterable[EventSource] | None) -> dict[str, EventSource]:
+    """Return the sources by their hubs."""
+    several: Any = () if given is None else (given,) if is_source(given) else given
+    sources: dict[str, EventSource] = {}
+    for each in several if isinstance(several, Iterable) else (several,):
+        if not is_source(each):
+            raise ConfigurationError("source", "must be an event source, such as a GeneratorSource, or several")
+        if sources.setdefault(checked_hub(each.hub), each) is not each:
+            raise ConfigurationError("source", f"there are two for the hub {each.hub}")
+    return sources
 
 
 def _check_known(options: Mapping[str, object], known: Collection[str]) -> None:

@@ -1,0 +1,167 @@
+"""Publishes what functions return: one producer per hub, which is replaced after an error that is final for it."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from eventpump.aio.tasks import SingleFlight
+from eventpump.app.handlers import Receipt
+from eventpump.clients.producers import BufferedProducer
+from eventpump.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    EventPumpError,
+    InvalidClientStateError,
+    ProducerDisconnectedError,
+    ProducerStateLostError,
+    PublishOutcomeUnknownError,
+    RequestRefusedError,
+)
+from eventpump.eventhubs.events import EventData
+from eventpump.interfaces import CLOSE_TIMEOUT
+from eventpump.producer.buffered import OnError
+
+_log = logging.getLogger("eventpump.app")
+
+
+class Finality(enum.Enum):
+    """What an error of a producer means for what it is given next."""
+
+    PASSING = enum.auto()
+    """Nothing: it may be sent."""
+    MAYBE_GONE = enum.auto()
+    """It fails again if the hub has lost the partition."""
+    REPLACE = enum.auto()
+    """It fails again; a new producer publishes it."""
+    END = enum.auto()
+    """It fails again, with a new producer too, or one would act against the options."""
+
+
+def finality_of(error: Exception, *, keeps_state: bool, takes_new_id: bool) -> Finality:
+    """Return what follows an error with which events were not published.
+
+    Args:
+        error: The error.
+        keeps_state: Whether the producer has a state store.
+        takes_new_id: Whether its option `on_state_lost` is "new".
+    """
+    match error:
+        case ProducerDisconnectedError():
+            # Another process has taken over, and is not to be fenced out in turn.
+            return Finality.END
+        case ProducerStateLostError():
+            return Finality.END if keeps_state and not takes_new_id else Finality.REPLACE
+        case InvalidClientStateError():
+            return Finality.REPLACE
+        case PublishOutcomeUnknownError(is_settling=False):
+            return Finality.END  # a start in doubt; `on_doubt` decides
+        case EntityNotFoundError() | RequestRefusedError():
+            return Finality.MAYBE_GONE
+    return Finality.PASSING
+
+
+class ResultPublisher:
+    """Sends the results for one hub; an `EventPublisher`.
+
+    A producer publishes nothing more to a partition after an error that is final there, and goes by the partitions that
+    the hub had when it was opened. It is replaced then, at the next result: what it has accepted is sent first, so that
+    the order of results is kept where nothing fails.
+
+    Args:
+        hub: The hub.
+        make: Returns a new producer that calls the function it is given with the events of each failure.
+        finality: Returns what follows an error.
+        on_opened: Called with every producer that was opened.
+        on_final: Called with an error after which nothing is published any more.
+    """
+
+    def __init__(
+        self,
+        hub: str,
+        make: Callable[[OnError], BufferedProducer],
+        *,
+        finality: Callable[[Exception], Finality],
+        on_opened: Callable[[BufferedProducer], None],
+        on_final: Callable[[Exception], None],
+    ) -> None:
+        self._hub = hub
+        self._make = make
+        self._finality = finality
+        self._on_opened = on_opened
+        self._on_final = on_final
+        self._producer: BufferedProducer | None = None
+        self._is_spent = True
+        self._suspect: str | None = None
+        """A partition that the hub may have lost."""
+        self._renewal: SingleFlight[None] = SingleFlight("replace a producer of results", of="application")
+        self._is_closed = False
+        self._generation = 0
+
+    async def open(self) -> None:
+        """Open a producer. Raises a `ServiceError` if it cannot be; it may be tried again."""
+        self._generation += 1
+        producer = self._make(partial(self._failed, self._generation))
+        try:
+            await producer.open()
+        except BaseException:
+            await producer.aclose(flush=False, deadline=0.0)
+            raise
+        self._producer, self._is_spent, self._suspect = producer, False, None
+        self._on_opened(producer)
+
+    async def send(self, event: EventData, *, partition_key: str | None = None) -> Receipt:
+        """Accept a result, by a new producer if one is due. Raises what a new producer cannot be opened for."""
+        while True:
+            if self._is_closed:
+                raise ClosedError("application")
+            if self._is_spent or self._suspect is not None:
+                await self._renewal.run(self._renew)
+            producer = self._producer
+            assert producer is not None
+            try:
+                return await producer.send(event, partition_key=partition_key)
+            except ClosedError:
+                if producer is self._producer and not self._is_spent:
+                    raise
+                # It was waiting for room in the one that is being replaced.
+
+    async def aclose(self) -> None:
+        """Send what was accepted, and close."""
+        self._is_closed = True
+        self._renewal.cancel()
+        if self._producer is not None:
+            await self._producer.aclose()
+
+    def _failed(self, generation: int, events: Sequence[EventData], partition_id: str, error: Exception) -> None:
+        """Decide what follows a failure. The events' functions are called again: their receipts have the error."""
+        if generation != self._generation or self._is_closed:
+            return
+        match self._finality(error):
+            case Finality.END:
+                self._on_final(error)
+            case Finality.REPLACE if not self._is_spent:
+                self._is_spent = True
+                _log.warning("hub %s: its producer is replaced, because of %s", self._hub, error)
+            case Finality.MAYBE_GONE:
+                self._suspect = partition_id
+
+    async def _renew(self) -> None:
+        """Replace the producer, if it can publish nothing more to a partition."""
+        producer, suspect = self._producer, self._suspect
+        if not self._is_spent and producer is not None and suspect is not None:
+            self._suspect = None
+            try:
+                self._is_spent = suspect not in await producer.get_partition_ids()
+            except EventPumpError as error:
+                _log.warning("hub %s: its partitions cannot be read: %s", self._hub, error)
+            if not self._is_spent:
+                return
+            _log.warning("hub %s: its producer is replaced, because partition %s is gone", self._hub, suspect)
+        if producer is not None:
+            with suppress(EventPumpError):  # of events whose receipts have it
+                await producer.aclose(deadline=CLOSE_TIMEOUT)
+        await self.open()
