@@ -7,6 +7,9 @@ moment two processes may work on the same ones. So the database keeps, per parti
 is counted and the epoch of the owner that counted it, and both change in the transaction that changes the sums. Events
 that are counted are left out, and an owner with a lower epoch than the stored one is refused.
 
+With `--keyed` it counts several sensors of a partition at a time. They are finished in any order, and so the number of
+the last event is kept per partition and sensor.
+
 Start it several times with one folder, kill any of them: the sums stay exact. Without a connection string the readings
 go to a local service, which ends with the program.
 """
@@ -33,9 +36,16 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventPumpError,
+    KeyedProcessor,
     PartitionContext,
     ReceivedEvent,
+    RetryOptions,
     SqliteLeaseStore,
+)
+
+ADD = (
+    "insert into sums values (?, 1, ?) on conflict (sensor)"
+    " do update set readings = readings + 1, total = total + excluded.total"
 )
 
 
@@ -73,11 +83,7 @@ class Sums(EventProcessor):
                     raise FencedError(f"partition {partition}: epoch {epoch} is older than {stored_epoch}")
                 for number, reading in readings:
                     if number > counted:
-                        file.execute(
-                            "insert into sums values (?, 1, ?) on conflict (sensor)"
-                            " do update set readings = readings + 1, total = total + excluded.total",
-                            [reading["sensor"], reading["value"]],
-                        )
+                        file.execute(ADD, [reading["sensor"], reading["value"]])
                 last = max([counted, *(number for number, _ in readings)])
                 file.execute("insert or replace into progress values (?, ?, ?)", [partition, epoch, last])
 
@@ -87,12 +93,58 @@ class Sums(EventProcessor):
         return int(readings or 0), int(total or 0)
 
 
-async def process(connection_string: str, hub: str, folder: Path, count: int | None, lease_duration: float) -> None:
-    sums = Sums(folder / "sums.db")
+class KeyedSums(KeyedProcessor):
+    """Adds up readings of several sensors at a time. One object serves all partitions."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(self.add, key=lambda event: event.partition_key or "", concurrency=8, max_batch_per_key=20)
+        self.path = path
+        self.result = Sums(path).result
+        with closing(sqlite3.connect(path, timeout=30)) as file, file:
+            file.execute("create table if not exists owners (partition text primary key, epoch integer)")
+            file.execute(
+                "create table if not exists progress_of_keys"
+                " (partition text, key text, number integer, primary key (partition, key))"
+            )
+
+    async def open(self, context: PartitionContext) -> None:
+        await asyncio.to_thread(self.count, context.partition_id, context.owner_level, "", [])
+
+    async def add(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        readings = [(event.sequence_number, event.body_as_json()) for event in events]
+        key = events[0].partition_key or ""
+        await asyncio.to_thread(self.count, context.partition_id, context.owner_level, key, readings)
+
+    def count(self, partition: str, epoch: int, key: str, readings: Sequence[tuple[int, dict[str, int | str]]]) -> None:
+        with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as file:
+            file.execute("begin immediate")
+            with file:
+                row = file.execute("select epoch from owners where partition = ?", [partition]).fetchone()
+                if row is not None and epoch < row[0]:
+                    raise FencedError(f"partition {partition}: epoch {epoch} is older than {row[0]}")
+                file.execute("insert or replace into owners values (?, ?)", [partition, epoch])
+                row = file.execute(
+                    "select number from progress_of_keys where partition = ? and key = ?", [partition, key]
+                ).fetchone()
+                counted = -1 if row is None else row[0]
+                for number, reading in readings:
+                    if number > counted:
+                        file.execute(ADD, [reading["sensor"], reading["value"]])
+                last = max([counted, *(number for number, _ in readings)])
+                file.execute("insert or replace into progress_of_keys values (?, ?, ?)", [partition, key, last])
+
+
+async def process(
+    connection_string: str, hub: str, folder: Path, count: int | None, lease_duration: float, *, keyed: bool
+) -> None:
+    sums = KeyedSums(folder / "sums.db") if keyed else Sums(folder / "sums.db")
     host = EventProcessorHost(
         connection_string,
         hub,
         processor=sums,
+        # A key is not retried forever: a partition whose readings cannot be counted is left to another process.
+        handler_retry=RetryOptions(max_retries=5 if keyed else None),
+        on_retries_exhausted="stop_partition",
         lease_store=SqliteLeaseStore(folder / "leases.db", lease_duration=lease_duration),
         checkpoint_policy=CheckpointPolicy(every_seconds=5),
     )
@@ -121,7 +173,13 @@ async def publish(connection_string: str, hub: str, count: int) -> int:
 
 
 async def main(
-    connection_string: str | None, hub: str, folder: Path | None, count: int | None, lease_duration: float
+    connection_string: str | None,
+    hub: str,
+    folder: Path | None,
+    count: int | None,
+    lease_duration: float,
+    *,
+    keyed: bool = False,
 ) -> None:
     async with AsyncExitStack() as stack:
         if connection_string is None:
@@ -131,7 +189,7 @@ async def main(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        await process(connection_string, hub, folder, count, lease_duration)
+        await process(connection_string, hub, folder, count, lease_duration, keyed=keyed)
 
 
 if __name__ == "__main__":
@@ -143,8 +201,11 @@ if __name__ == "__main__":
     parser.add_argument(
         "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
     )
+    parser.add_argument("--keyed", action="store_true", help="count several sensors of a partition at a time")
     args = parser.parse_args()
     try:
         asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.lease_duration))
     except (EventPumpError, KeyboardInterrupt) as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    given = (args.connection_string, args.hub, args.folder, args.count, args.lease_duration)
+    asyncio.run(main(*given, keyed=args.keyed))

@@ -19,7 +19,7 @@ from eventpump.aio.signals import handling_first_signal
 from eventpump.aio.tasks import gather, reject, resolve
 from eventpump.app.handlers import Function, Handler, Middleware, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
-from eventpump.app.results import ResultPublisher, finality_of
+from eventpump.app.results import ResultPublisher
 from eventpump.clients.connection import ClientOptions
 from eventpump.clients.consumers import EventProcessorHost, HostOptions
 from eventpump.clients.producers import BufferedOptions, BufferedProducer
@@ -492,11 +492,7 @@ class EventHubsApp:
             publisher = publishers[hub] = ResultPublisher(
                 hub,
                 functools.partial(_make_producer, text, hub, rest),
-                finality=functools.partial(
-                    finality_of,
-                    keeps_state=options.get("state_store") is not None,
-                    takes_new_id=options.get("on_state_lost") == "new",
-                ),
+                keeps_state=options.get("state_store") is not None,
                 on_opened=functools.partial(self._producers.__setitem__, hub),
                 on_final=functools.partial(reject, ended),
             )

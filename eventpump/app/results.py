@@ -41,22 +41,19 @@ class Finality(enum.Enum):
     """It fails again, with a new producer too, or one would act against the options."""
 
 
-def finality_of(error: Exception, *, keeps_state: bool, takes_new_id: bool) -> Finality:
+def finality_of(error: Exception, *, keeps_state: bool) -> Finality:
     """Return what follows an error with which events were not published.
 
     Args:
         error: The error.
-        keeps_state: Whether the producer has a state store.
-        takes_new_id: Whether its option `on_state_lost` is "new".
+        keeps_state: Whether the producer has a state store, which cannot be opened twice.
     """
     match error:
         case ProducerDisconnectedError():
             # Another process has taken over, and is not to be fenced out in turn.
             return Finality.END
-        case ProducerStateLostError():
-            return Finality.END if keeps_state and not takes_new_id else Finality.REPLACE
-        case InvalidClientStateError():
-            return Finality.REPLACE
+        case ProducerStateLostError() | InvalidClientStateError():
+            return Finality.END if keeps_state else Finality.REPLACE
         case PublishOutcomeUnknownError(is_settling=False):
             return Finality.END  # a start in doubt; `on_doubt` decides
         case EntityNotFoundError() | RequestRefusedError():
@@ -73,8 +70,8 @@ class ResultPublisher:
 
     Args:
         hub: The hub.
+        keeps_state: Whether its producer has a state store: it is not replaced then, and the error is final.
         make: Returns a new producer that calls the function it is given with the events of each failure.
-        finality: Returns what follows an error.
         on_opened: Called with every producer that was opened.
         on_final: Called with an error after which nothing is published any more.
     """
@@ -84,19 +81,19 @@ class ResultPublisher:
         hub: str,
         make: Callable[[OnError], BufferedProducer],
         *,
-        finality: Callable[[Exception], Finality],
+        keeps_state: bool,
         on_opened: Callable[[BufferedProducer], None],
         on_final: Callable[[Exception], None],
     ) -> None:
         self._hub = hub
         self._make = make
-        self._finality = finality
+        self._keeps_state = keeps_state
         self._on_opened = on_opened
         self._on_final = on_final
         self._producer: BufferedProducer | None = None
         self._is_spent = True
-        self._suspect: str | None = None
-        """A partition that the hub may have lost."""
+        self._suspect: tuple[str, Exception] | None = None
+        """A partition that the hub may have lost, and the error that says so."""
         self._renewal: SingleFlight[None] = SingleFlight("replace a producer of results", of="application")
         self._is_closed = False
         self._generation = 0
@@ -140,27 +137,32 @@ class ResultPublisher:
         """Decide what follows a failure. The events' functions are called again: their receipts have the error."""
         if generation != self._generation or self._is_closed:
             return
-        match self._finality(error):
+        match finality_of(error, keeps_state=self._keeps_state):
             case Finality.END:
                 self._on_final(error)
             case Finality.REPLACE if not self._is_spent:
                 self._is_spent = True
                 _log.warning("hub %s: its producer is replaced, because of %s", self._hub, error)
             case Finality.MAYBE_GONE:
-                self._suspect = partition_id
+                self._suspect = partition_id, error
 
     async def _renew(self) -> None:
         """Replace the producer, if it can publish nothing more to a partition."""
         producer, suspect = self._producer, self._suspect
         if not self._is_spent and producer is not None and suspect is not None:
+            partition_id, error = suspect
             self._suspect = None
             try:
-                self._is_spent = suspect not in await producer.get_partition_ids()
-            except EventPumpError as error:
-                _log.warning("hub %s: its partitions cannot be read: %s", self._hub, error)
-            if not self._is_spent:
+                is_gone = partition_id not in await producer.get_partition_ids()
+            except EventPumpError as another:
+                _log.warning("hub %s: its partitions cannot be read: %s", self._hub, another)
                 return
-            _log.warning("hub %s: its producer is replaced, because partition %s is gone", self._hub, suspect)
+            if is_gone and self._keeps_state:
+                self._on_final(error)
+            if not is_gone or self._keeps_state:
+                return
+            self._is_spent = True
+            _log.warning("hub %s: its producer is replaced, because partition %s is gone", self._hub, partition_id)
         if producer is not None:
             with suppress(EventPumpError):  # of events whose receipts have it
                 await producer.aclose(deadline=CLOSE_TIMEOUT)

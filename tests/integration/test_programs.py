@@ -160,13 +160,14 @@ def test_the_example_of_exactly_once_brings_its_own_service() -> None:
     assert f"2000 readings, total {published}" in result.stdout
 
 
+@pytest.mark.parametrize("form", [[], ["--keyed"]], ids=["plain", "keyed"])
 async def test_the_example_of_exactly_once_counts_once_over_kills_and_moves(
-    eventpump_emulator: Emulator, tmp_path: Path
+    eventpump_emulator: Emulator, tmp_path: Path, form: list[str]
 ) -> None:
     """Processes that share its folder join, move partitions and are killed while events come; the sums stay exact."""
     connection_string, count, rng = eventpump_emulator.connection_string, 4000, random.Random(14)
     arguments = ["--connection-string", connection_string, "--folder", str(tmp_path), "--lease-duration", "2"]
-    command = [sys.executable, "examples/exactly_once.py", *arguments, "--count", str(count)]
+    command = [sys.executable, "examples/exactly_once.py", *arguments, "--count", str(count), *form]
     total = 0
     running: list[subprocess.Popen[str]] = []
 
