@@ -264,11 +264,11 @@ async def test_a_result_that_fails_meanwhile_holds_the_checkpoint() -> None:
 
 async def test_a_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
     """Though a part of its batch is finished, and asked for."""
-    handled, covered, replaying = list[int](), list[int | None](), list[asyncio.Task[object]]()
+    handled, covered, begun = list[int](), list[int | None](), asyncio.Event()
 
     async def handle(number: int, context: PartitionContext) -> None:
         if not handled:
-            replaying.append(asyncio.create_task(host.replay("default", from_=6, to=9)))
+            begun.set()
             await asyncio.sleep(1)
         await context.checkpoint()
         handled.append(number)
@@ -279,6 +279,8 @@ async def test_a_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
         host = await fleet.start(
             "a", partial(RouteProcessor, _route(handle)), checkpoint_policy=policy, max_batch_size=5
         )
+        await begun.wait()
+        await host.replay("default", from_=6, to=9)
         await fleet.until(lambda: len(handled) == 14, 20)
         assert handled == [0, 1, 2, 3, 4, 6, 7, 8, 9, 5, 6, 7, 8, 9]
         assert covered == [None, 0, 1, 2, 3, 3, 3, 3, 3, 4, 5, 6, 7, 8]
