@@ -193,6 +193,24 @@ def test_standard_property_of_a_list_that_is_not_filled_is_an_error() -> None:
                 getattr(ReceivedEvent(bytes(raw)), name)
 
 
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        *(({"a": 1, "b": 2}, count) for count in (0, 2, 3, 5, 6, 255)),
+        *(({"a": [1, 2]}, count) for count in (0, 1, 3, 255)),
+        *(({"a": {"b": 1, "c": 2}}, count) for count in (0, 2, 3, 6, 255)),
+    ],
+)
+def test_properties_that_count_other_items_than_they_have_are_an_error(value: dict[str, Any], count: int) -> None:
+    """Maps and lists are filled by their items, the innermost too."""
+    raw = bytearray(Message(application_properties=value, body=Data((b"body",))).encode())
+    inner = value["a"]
+    at = raw.rindex(b"\xc0" if isinstance(inner, list) else b"\xc1") + 2
+    raw[at] = count
+    for name in ("properties", "to_event_data", "raw_message"):
+        assert read(name, ReceivedEvent(bytes(raw))).startswith("EventError: "), name
+
+
 @pytest.mark.parametrize("again", [section(0x74, {}), section(0x74, {"b": 2}), section(0x73, [])])
 def test_properties_after_a_section_that_is_there_twice_are_an_error(again: bytes) -> None:
     """Before a body of data, where the sections' lengths alone are read in most messages."""
