@@ -959,6 +959,7 @@ cdef enum:
 cdef type datetime_class = None
 cdef tuple standard_names = (), system_names = ()
 cdef frozenset standard_set = frozenset()
+cdef frozenset id_names = frozenset(("message_id", "correlation_id"))
 
 cdef const char *STANDARD_KINDS = b"ibvsviyyttsus"
 """By field: i is an id, b binary, v any value, s text, y a symbol, t a time, u a uint."""
@@ -1340,6 +1341,8 @@ cdef class PlainEventData:
             for name in named:
                 if name not in standard_set and name != "properties":
                     return False
+                if name in id_names and not PyUnicode_CheckExact(named[name]):
+                    return False  # not every type is one of ids
         if PyUnicode_CheckExact(body):
             try:
                 body = PyUnicode_AsUTF8String(body)

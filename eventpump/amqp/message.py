@@ -70,10 +70,13 @@ class Header:
     _prepare: ClassVar[tuple[Callable[[Any], Any] | None, ...]]
 
 
+def is_message_id(value: object) -> bool:
+    """Return whether a value is of a type that ids have (3.2.11 to 3.2.14): text, a number, a UUID or binary."""
+    return isinstance(value, str | int | bytes | bytearray | memoryview | UUID) and not isinstance(value, bool)
+
+
 def _message_id(value: Any) -> Any:
-    # 3.2.11 to 3.2.14
-    if isinstance(value, bool) or not isinstance(value, int | str | bytes | bytearray | memoryview | UUID):
-        raise TypeError("an id is text, a number that is not negative, a UUID or bytes")
+    # 3.2.11 to 3.2.14: not a long. A peer's id of another type is sent on as it came.
     return ULong(value) if type(value) is int else value
 
 

@@ -24,6 +24,7 @@ from eventpump.amqp.message import (
     decode_body,
     decode_properties,
     decode_property,
+    is_message_id,
     listed,
 )
 from eventpump.amqp.sections import (
@@ -279,6 +280,9 @@ class EventData:
                 f"{sorted(unknown)[0]} is not a standard property of AMQP, which are {', '.join(STANDARD_PROPERTIES)}; "
                 "give application properties as `properties`"
             )
+        for name in ("message_id", "correlation_id"):
+            if (given := standard.get(name)) is not None and not is_message_id(given):
+                raise EventError(f"{name} must be text, a whole number, a UUID or bytes, not {type(given).__name__}")
         if value is not None:
             self._body = AmqpValue(value)
         elif sequence is not None:

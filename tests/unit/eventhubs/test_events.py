@@ -629,3 +629,16 @@ def test_id_of_a_type_that_amqp_does_not_have_is_refused(name: str, value: Any) 
     """An id is text, a number that is not negative, a UUID or bytes; receivers of another could not read the event."""
     with pytest.raises(EventError, match=name):
         EventData("x", **{name: value}).encode()
+
+
+@pytest.mark.parametrize("value", [1.5, True, [1], {"a": 1}])
+def test_id_of_such_a_type_that_a_peer_sent_is_sent_on(value: Any) -> None:
+    """So that an event that a peer made can be forwarded and parked, whatever it has for an id."""
+    place = {"x-opt-sequence-number": 7, "x-opt-offset": "7", "x-opt-enqueued-time": Timestamp(5)}
+    message = Message(
+        message_annotations={Symbol(name): each for name, each in place.items()},
+        properties=Properties(message_id=value),
+        body=Data((b"x",)),
+    )
+    event = ReceivedEvent(message.encode()).to_event_data()
+    assert Message.decode(event.encode()).properties == Properties(message_id=value)
