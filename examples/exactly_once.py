@@ -203,9 +203,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("--keyed", action="store_true", help="count several sensors of a partition at a time")
     args = parser.parse_args()
+    given = (args.connection_string, args.hub, args.folder, args.count, args.lease_duration)
     try:
-        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.lease_duration))
+        asyncio.run(main(*given, keyed=args.keyed))
     except (EventPumpError, KeyboardInterrupt) as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    given = (args.connection_string, args.hub, args.folder, args.count, args.lease_duration)
-    asyncio.run(main(*given, keyed=args.keyed))

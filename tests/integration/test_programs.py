@@ -201,6 +201,18 @@ async def test_the_example_of_exactly_once_counts_once_over_kills_and_moves(
             process.communicate()
 
 
+async def test_the_example_of_exactly_once_counts_keys_that_finish_in_any_order(tmp_path: Path) -> None:
+    """Per partition and key: a lower number of another key counts, a repeat does not, and a former owner is refused."""
+    summing = cast(Any, runpy.run_path(str(ROOT / "examples/exactly_once.py")))["KeyedSums"](tmp_path / "sums.db")
+    summing.count("0", 3, "b", [(7, {"sensor": "b", "value": 5})])
+    summing.count("0", 3, "a", [(4, {"sensor": "a", "value": 5})])
+    summing.count("0", 4, "b", [(7, {"sensor": "b", "value": 5}), (8, {"sensor": "b", "value": 5})])
+    assert summing.result() == (3, 15)
+    with pytest.raises(Exception, match="epoch 3 is older than 4"):
+        summing.count("0", 3, "a", [(9, {"sensor": "a", "value": 5})])
+    assert summing.result() == (3, 15)
+
+
 async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path) -> None:
     """An owner whose epoch is older than the stored one changes nothing, whatever it counts; nor does a repeat."""
     sums = cast(Any, runpy.run_path(str(ROOT / "examples/exactly_once.py")))["Sums"](tmp_path / "sums.db")
