@@ -5,8 +5,8 @@
 
 A batch is one transaction, which updates the totals and, per partition, the number of the last event that they contain
 and the epoch of the owner that wrote it: events that come again are left out, and a former owner is refused, so the
-totals are exact whatever is killed (docs/howto/exactly-once-into-a-database.md). A body that is not a reading is
-counted and left out, so that it does not stop its partition.
+totals are exact whatever is killed (docs/howto/exactly-once-into-a-database.md; a `KeyedProcessor` needs the number per
+key). A body that is not a reading is counted and left out, so that it does not stop its partition.
 
 `/live` answers as long as the event loop runs; `/ready` with 200 once the host has found the hub and its lease store.
 SIGTERM and Ctrl-C end it: the batches at work are finished, checkpoints stored, and leases released. Start it several
