@@ -6,7 +6,7 @@
     ├── ConfigurationError            a value given by the user cannot work: option, connection string, file
     ├── ProtocolError                 the peer broke AMQP 1.0; the connection is closed with `condition`
     ├── EventError                    an event cannot be encoded or decoded
-    │   ├── EventTooLargeError        it, or its batch, is larger than the link allows
+    │   ├── EventTooLargeError        it, or its batch, is larger than the link or the service allows
     │   └── DecodeError               the payload of a received event is not what its decoder expects
     ├── ServiceError                  the service or the connection to it failed; `recovery` says what to rebuild
     │   ├── ConnectionLostError       the connection ended or could not be made
@@ -106,15 +106,17 @@ class EventError(EventPumpError):
 
 
 class EventTooLargeError(EventError):
-    """An event or batch is larger than the link allows.
+    """An event or batch is larger than the link allows, or the service refused it as too large. It is not stored.
 
     Args:
         size: Its encoded size in bytes.
-        limit: The link's maximum message size in bytes.
+        limit: The link's maximum message size in bytes; None if the service refused a message within that. Default:
+            None.
     """
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"the message takes {size} bytes, the link allows {limit}")
+    def __init__(self, size: int, limit: int | None = None) -> None:
+        allowed = "the service refused it as too large" if limit is None else f"the link allows {limit}"
+        super().__init__(f"the message takes {size} bytes, {allowed}")
         self.size = size
         self.limit = limit
 

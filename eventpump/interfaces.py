@@ -180,7 +180,8 @@ class SendLink(Protocol):
             on_sent: Called when the first byte is passed to the connection; not if the send ends before. Default: None.
 
         Raises:
-            EventTooLargeError: The message is larger than `max_message_size`; nothing was sent.
+            EventTooLargeError: The message is larger than `max_message_size`, and nothing was sent; or, with `limit`
+                None, the service refused it as too large.
             ServiceError: The service refused the message, or the link or the connection ended. After
                 `ServiceTimeoutError`, `LinkDetachedError` and `ConnectionLostError` the outcome is unknown.
         """

@@ -8,7 +8,7 @@ publisher reports everything that happens to the link and its transfers, and `st
         match sequencer.step:
             case Step.ATTACH:  a new link (closing the old one) with `attach_request`; then `attached(...)`
             case Step.SEND:    first = `sending()`; transfer the batch, numbered from `first`; then one of `accepted`,
-                               `refused`, `refused_for_now`, `refused_out_of_order`, `fenced`,
+                               `refused`, `refused_for_now`, `refused_out_of_order`, `refused_as_too_large`, `fenced`,
                                `outcome_unknown`
             case Step.WAIT:    another task's transfer is out: wait for it
             case Step.FAIL:    raise `error()`
@@ -22,15 +22,18 @@ DETACHED      no link, no head                      attached: IDLE
 IDLE          a link, no head                       offered: READY; detached: DETACHED
 WAITING       no link; no transfer may be stored    attached: READY; withdrawn: DETACHED
 READY         a link; no transfer may be stored     sending: SENDING; detached: WAITING; withdrawn: IDLE
-SENDING       the first transfer that counts is     accepted, refused: IDLE; refused for now: READY; out of order:
-              out                                   FAILED; unknown, detached: DOUBTFUL
+SENDING       the first transfer that counts is     accepted, refused, too large: IDLE; refused for now: READY; out of
+              out                                   order: FAILED; unknown, detached: DOUBTFUL
 DOUBTFUL      no link; a transfer may be stored     attached, and the answer is the head's last number: IDLE; attached,
                                                     and it is the number before its first: UNSTORED
 UNSTORED      a link; not stored when we looked     sending: RESENDING; detached: DOUBTFUL
 RESENDING     the same bytes, same numbers, again   accepted: IDLE; refused for now: UNSTORED; out of order:
-                                                    CONTRADICTED; refused, unknown, detached: DOUBTFUL
+                                                    CONTRADICTED; too large: OVERSIZED; refused, unknown, detached:
+                                                    DOUBTFUL
 CONTRADICTED  no link; was refused out of order     attached, and the answer is the head's last number: IDLE; else
               though it seemed unstored             FAILED
+OVERSIZED     no link; was refused as too large       attached, published or not as the answer says: IDLE
+              though it seemed unstored
 FAILED        final                                 an answer that is neither number, or being fenced or
                                                     forgotten, leads here from anywhere
 ============  ====================================  =================================================================
@@ -39,7 +42,9 @@ The rules behind it:
 
 * Numbers are assigned when a batch is offered (at the first attach, where none is known yet), and stay the same for all
   its transfers. An attach whose answer shows them unused frees nothing: the old transfer may still arrive. They are
-  free again when the service has refused *every* transfer of the batch; a batch in doubt keeps them permanently.
+  free again when the service has refused *every* transfer of the batch; a batch in doubt keeps them permanently. The
+  exception is a batch that is refused as too large: all its transfers are of one size, so that an old one that arrives
+  later is refused too, and what arrived before is in the answer to an attach that follows the refusal.
 * A link is attached again with a null number, because the service echoes a given number.
 * A number given at attach (a starting number, or one that a level is raised with) is a claim until a batch is accepted
   on it: meanwhile the service may answer that nothing is published (-1 or 0), and an answer that equals the head's last
@@ -120,6 +125,7 @@ class SequencerState(enum.Enum):
     UNSTORED = "unstored"
     RESENDING = "resending"
     CONTRADICTED = "contradicted"
+    OVERSIZED = "oversized"
     FAILED = "failed"
 
 
@@ -133,6 +139,7 @@ class SequencerInput(enum.Enum):
     REFUSED = "refused"
     REFUSED_FOR_NOW = "refused for now"
     OUT_OF_ORDER = "out of order"
+    TOO_LARGE = "too large"
     UNKNOWN = "unknown"
     DETACHED = "detached"
     FENCED = "fenced"
@@ -170,6 +177,7 @@ TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = Ma
         (_S.SENDING, _I.REFUSED): _S.IDLE,
         (_S.SENDING, _I.REFUSED_FOR_NOW): _S.READY,
         (_S.SENDING, _I.OUT_OF_ORDER): _S.FAILED,
+        (_S.SENDING, _I.TOO_LARGE): _S.IDLE,
         (_S.SENDING, _I.FENCED): _S.FAILED,
         (_S.SENDING, _I.UNKNOWN): _S.DOUBTFUL,
         (_S.SENDING, _I.DETACHED): _S.DOUBTFUL,
@@ -188,6 +196,7 @@ TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = Ma
         (_S.RESENDING, _I.REFUSED): _S.DOUBTFUL,
         (_S.RESENDING, _I.REFUSED_FOR_NOW): _S.UNSTORED,
         (_S.RESENDING, _I.OUT_OF_ORDER): _S.CONTRADICTED,
+        (_S.RESENDING, _I.TOO_LARGE): _S.OVERSIZED,
         (_S.RESENDING, _I.FENCED): _S.FAILED,
         (_S.RESENDING, _I.UNKNOWN): _S.DOUBTFUL,
         (_S.RESENDING, _I.DETACHED): _S.DOUBTFUL,
@@ -198,6 +207,12 @@ TRANSITIONS: Mapping[tuple[SequencerState, SequencerInput], SequencerState] = Ma
         (_S.CONTRADICTED, _I.FENCED): _S.FAILED,
         (_S.CONTRADICTED, _I.DETACHED): _S.CONTRADICTED,
         (_S.CONTRADICTED, _I.WITHDRAWN): _S.CONTRADICTED,
+        (_S.OVERSIZED, _I.ATTACHED): _S.IDLE,
+        (_S.OVERSIZED, _I.STORED): _S.IDLE,
+        (_S.OVERSIZED, _I.MISMATCH): _S.FAILED,
+        (_S.OVERSIZED, _I.FENCED): _S.FAILED,
+        (_S.OVERSIZED, _I.DETACHED): _S.OVERSIZED,
+        (_S.OVERSIZED, _I.WITHDRAWN): _S.OVERSIZED,
         (_S.FAILED, _I.FENCED): _S.FAILED,
         (_S.FAILED, _I.DETACHED): _S.FAILED,
         (_S.FAILED, _I.WITHDRAWN): _S.FAILED,
@@ -216,11 +231,12 @@ _STEPS: Mapping[SequencerState, Step] = MappingProxyType(
         _S.UNSTORED: Step.SEND,
         _S.RESENDING: Step.WAIT,
         _S.CONTRADICTED: Step.ATTACH,
+        _S.OVERSIZED: Step.ATTACH,
         _S.FAILED: Step.FAIL,
     }
 )
 
-_MAY_BE_STORED = frozenset({_S.DOUBTFUL, _S.UNSTORED, _S.RESENDING, _S.CONTRADICTED})
+_MAY_BE_STORED = frozenset({_S.DOUBTFUL, _S.UNSTORED, _S.RESENDING, _S.CONTRADICTED, _S.OVERSIZED})
 """The states in which an earlier transfer of the head is in doubt, whatever the outcome of a later one."""
 
 
@@ -428,6 +444,14 @@ class PartitionSequencer(Generic[B]):
             )
             self._free()
 
+    def refused_as_too_large(self) -> None:
+        """Record that the service has refused this transfer as too large: it is stored only if the next attach answers
+        that an earlier transfer was."""
+        # The answer to a claim proves nothing: an earlier transfer stays in doubt.
+        self._move(SequencerInput.REFUSED if self._is_claimed else SequencerInput.TOO_LARGE)
+        if self.state is SequencerState.IDLE:
+            self._free()
+
     def outcome_unknown(self) -> None:
         """Record that the outcome of the transfer is unknown: any error that is not a refusal."""
         self._move(SequencerInput.UNKNOWN)
@@ -447,6 +471,9 @@ class PartitionSequencer(Generic[B]):
             return
         if happened is SequencerInput.STORED:
             self._published()
+            return
+        if before is SequencerState.OVERSIZED:
+            self._free()
             return
         if self.last_number is None:
             self.producer_id, self.owner_level, self.last_number = producer_id, owner_level, number

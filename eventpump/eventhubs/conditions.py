@@ -81,7 +81,7 @@ _ROWS: dict[str, Row] = {
     PRODUCER_EPOCH_STOLEN: (ProducerDisconnectedError, Recovery.GIVE_UP),
     OUT_OF_ORDER_SEQUENCE: _REFUSED,
     RESOURCE_LIMIT_EXCEEDED: (QuotaExceededError, Recovery.GIVE_UP),
-    MESSAGE_SIZE_EXCEEDED: _REFUSED,
+    MESSAGE_SIZE_EXCEEDED: _REFUSED,  # a send link makes it EventTooLargeError, with the size
     # Holds where the text or the status says that an entity is missing; `error_for` knows the other case.
     NOT_FOUND: (EntityNotFoundError, Recovery.GIVE_UP),
     UNAUTHORIZED_ACCESS: (AuthenticationError, Recovery.GIVE_UP),

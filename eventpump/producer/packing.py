@@ -88,20 +88,21 @@ class BatchPacker:
         """Return the size of the events from number `start` to `end`, in bytes."""
         return sum(map(len, self._pieces[2 * start : 2 * end]))
 
-    def divide(self, start: int, end: int, limit: int) -> list[SealedBatch]:
+    def divide(self, start: int, end: int, limit: int | None) -> list[SealedBatch]:
         """Return the events from number `start` to `end` as several messages.
 
         Args:
             start: The number of the first event.
             end: The number after the last event.
-            limit: The maximum size of each message, in bytes, as far as it has more than one event. Where they all fit
-                one message, they are divided into halves.
+            limit: The maximum size of each message, in bytes, as far as it has more than one event; None if it is not
+                known. Then, and where they all fit one message, they are divided into halves.
         """
         pieces = self._pieces[2 * start : 2 * end]
-        packer = BatchPacker(limit, idempotent=self._idempotent, stamped=self._stamped, oversized=True)
-        packed = [packer.pack(head, rest) for head, rest in zip(pieces[::2], pieces[1::2], strict=True)]
-        if packer.count < end - start:
-            return [*(sealed for sealed in packed if sealed is not None), packer.take()]
+        if limit is not None:
+            packer = BatchPacker(limit, idempotent=self._idempotent, stamped=self._stamped, oversized=True)
+            packed = [packer.pack(head, rest) for head, rest in zip(pieces[::2], pieces[1::2], strict=True)]
+            if packer.count < end - start:
+                return [*(sealed for sealed in packed if sealed is not None), packer.take()]
         middle = (end - start) // 2 * 2
         return [self._sealed(pieces[:middle]), self._sealed(pieces[middle:])]
 

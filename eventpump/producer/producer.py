@@ -300,7 +300,8 @@ class HubProducer:
 
         Raises:
             ConfigurationError: A target that it does not send to, or a key that is too long; nothing is sent.
-            EventTooLargeError: They do not fit one message; nothing is sent.
+            EventTooLargeError: They do not fit one message, and nothing is sent; or, with `limit` None, the service
+                refused the message as too large.
             EventError: Events or a batch that are published, being sent or, in another set, in doubt.
             ServiceError: Refused, or no success within the retries. Plain: after a lost connection or a time-out the
                 events may have been stored; cancelled, they may have been too. Idempotent: they are not stored.

@@ -18,11 +18,19 @@ from eventpump.aio.tasks import reject, resolve, wait_for_event
 from eventpump.amqp.types import Int, Short
 from eventpump.cancellation import is_cancelled
 from eventpump.core.backoff import TryPace, is_used_up, least_delay
-from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, Step
+from eventpump.core.sequencer import (
+    AttachRequest,
+    Outcome,
+    PartitionSequencer,
+    Publication,
+    SequencerState,
+    Step,
+)
 from eventpump.errors import (
     ClosedError,
     EntityNotFoundError,
     EventPumpError,
+    EventTooLargeError,
     ProducerStateLostError,
     PublishOutcomeUnknownError,
     Recovery,
@@ -129,13 +137,18 @@ class _Waiters(Generic[_T]):
 
 
 class _Job:
-    """A batch on its way, and the callers that wait for its outcome."""
+    """A batch on its way, and the callers that wait for its outcome.
 
-    __slots__ = ("publication", "sealed", "waiters")
+    Attributes:
+        too_large: Why it is not stored, if the next attach does not answer that it is.
+    """
+
+    __slots__ = ("publication", "sealed", "too_large", "waiters")
 
     def __init__(self, sealed: SealedBatch) -> None:
         self.sealed = sealed
         self.publication: Publication[SealedBatch] | None = None
+        self.too_large: EventTooLargeError | None = None
         self.waiters: _Waiters[int] = _Waiters()
 
 
@@ -237,6 +250,7 @@ class PartitionPublisher:
             The number of its first event.
 
         Raises:
+            EventTooLargeError: It is larger than the link allows, or the service refused it as too large; not stored.
             PublishOutcomeUnknownError: No success within the retries, and it may be stored; it is being settled.
             ServiceError: Refused, or no success within the retries, and it is not stored.
             ProducerDisconnectedError: Another publisher took over. Final.
@@ -469,7 +483,8 @@ class PartitionPublisher:
     def _explained(self, link: SendLink, error: EventPumpError) -> bool:
         """Record in the state machine what an error implies for a transfer.
 
-        Unless the service rejected the transfer on a live link, the outcome of a transfer in flight is unknown.
+        Unless the service rejected the transfer on a live link, or as too large, the outcome of a transfer in flight is
+        unknown.
 
         Returns:
             Whether the state machine's next step handles the error; otherwise it counts as a failed attempt.
@@ -485,7 +500,15 @@ class PartitionPublisher:
             if not link.is_attached:
                 sequencer.detached()
             return False
-        if not isinstance(error, ServiceError) or not link.is_attached:
+        if isinstance(error, EventTooLargeError):
+            sequencer.refused_as_too_large()
+            if not link.is_attached:
+                sequencer.detached()
+            if sequencer.state is SequencerState.OVERSIZED:
+                assert self._current is not None
+                self._current.too_large = error
+                return True
+        elif not isinstance(error, ServiceError) or not link.is_attached:
             sequencer.outcome_unknown()
         elif error.condition == OUT_OF_ORDER_SEQUENCE:
             sequencer.refused_out_of_order()
@@ -568,7 +591,7 @@ class PartitionPublisher:
         if job.publication.outcome is Outcome.PUBLISHED:
             self._pace.reset()
         elif job.waiters:
-            failure = self._sequencer.error() if self._sequencer.failure is not None else error
+            failure = self._sequencer.error() if self._sequencer.failure is not None else error or job.too_large
             assert failure is not None
             error = _saying("the events are not stored", failure)
         self._finish(job, error)

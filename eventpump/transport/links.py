@@ -22,7 +22,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.eventhubs.addresses import parse_address
-from eventpump.eventhubs.conditions import error_for
+from eventpump.eventhubs.conditions import MESSAGE_SIZE_EXCEEDED, error_for
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveSink
 from eventpump.logs import present
 from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
@@ -286,7 +286,7 @@ class ClientSendLink(ClientLink):
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._on_lost_link = on_lost
         self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
-        self._unsettled: dict[int, asyncio.Future[None]] = {}
+        self._unsettled: dict[int, tuple[asyncio.Future[None], int]] = {}  # with the size of the message
         # One timer for all messages: they have the same time each, so that the first that is due is the oldest.
         self._due: dict[asyncio.Future[None], float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -364,8 +364,9 @@ class ClientSendLink(ClientLink):
             if not outcome.done():
                 if on_sent is not None:
                     on_sent()
-                self._unsettled[link.send(message, message_format=message_format)] = outcome
-                connection.queued(len(message))
+                size = len(message)
+                self._unsettled[link.send(message, message_format=message_format)] = outcome, size
+                connection.queued(size)
 
     def on_writable(self) -> None:
         """The peer reads again."""
@@ -379,23 +380,44 @@ class ClientSendLink(ClientLink):
 
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
         for delivery_id, outcome in outcomes:
-            waiting = self._unsettled.pop(delivery_id, None)
-            if waiting is None:
+            sent = self._unsettled.pop(delivery_id, None)
+            if sent is None:
                 continue
-            error = self._error(outcome)
+            waiting, size = sent
+            error = self._error(outcome, size)
             if error is None:
                 resolve(waiting, None)
             else:
                 reject(waiting, error)
 
-    def _error(self, outcome: Any) -> EventPumpError | None:
+    def on_detached(self, error: ServiceError) -> None:
+        if self._is_open and error.condition == MESSAGE_SIZE_EXCEEDED and self.connection.is_alive:
+            # Whichever message it is for, the largest one under way is not smaller: no new link takes that either. The
+            # others are sent again.
+            largest = max((size for _, size in self._unsettled.values()), default=0)
+            for waiting, size in self._unsettled.values():
+                if size == largest:
+                    reject(waiting, self._too_large(size, error))
+            error = LinkDetachedError(
+                error.description, condition=error.condition, entity=self.entity, tracking_id=error.tracking_id
+            )
+        super().on_detached(error)
+
+    @staticmethod
+    def _too_large(size: int, refusal: ServiceError) -> EventTooLargeError:
+        error = EventTooLargeError(size)
+        error.__cause__ = refusal
+        return error
+
+    def _error(self, outcome: Any, size: int) -> EventPumpError | None:
         match outcome:
             case EventPumpError():
                 return outcome  # it was not sent
             case Accepted():
                 return None
             case Rejected(error) if error is not None:
-                return error_for(str(error.condition), error.description, entity=self.entity)
+                refusal = error_for(str(error.condition), error.description, entity=self.entity)
+                return self._too_large(size, refusal) if refusal.condition == MESSAGE_SIZE_EXCEEDED else refusal
             case Released() | Modified():
                 return ServiceError("the service released the message", entity=self.entity)
             case _:
@@ -423,7 +445,7 @@ class ClientSendLink(ClientLink):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for waiting in (*self._queue, *self._unsettled.values()):
+        for waiting in (*self._queue, *(waiting for waiting, _ in self._unsettled.values())):
             reject(waiting, error)
         self._queue.clear()
         self._unsettled.clear()

@@ -20,7 +20,8 @@ from eventpump import (
     RetryOptions,
     SendResult,
 )
-from eventpump.emulator.faults import Action, DropConnection, Hold, LinkRole, Reject
+from eventpump.emulator.faults import Action, DetachLink, DropConnection, Hold, LinkRole, Reject
+from eventpump.eventhubs.conditions import MESSAGE_SIZE_EXCEEDED
 from tests.ways import Served, Way, over_both
 
 pytestmark = over_both()
@@ -151,6 +152,25 @@ async def _keep_a_smaller_limit(service: Served, *, idempotent: bool) -> None:
             first = outcomes[0].published_sequence_number
             assert first is not None
             assert [each.published_sequence_number for each in outcomes] == list(range(first, first + 100))
+
+
+@pytest.mark.parametrize("action", [Reject, DetachLink])
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_send_that_the_service_refuses_as_too_large_goes_in_parts(
+    service: Served, action: type[Reject | DetachLink], *, idempotent: bool
+) -> None:
+    """A batch that fits the link and is refused for its size, by a rejection or a detach, is halved."""
+    fault = service.faults.add(action(MESSAGE_SIZE_EXCEEDED), role=LinkRole.PRODUCER, count=3)
+    async with buffered(service, idempotent=idempotent, retry=RETRY, on_error=_ignore) as producer:
+        receipts = [await producer.send(EventData(str(number)), partition_id="0") for number in range(4)]
+        outcomes = await asyncio.gather(*receipts, return_exceptions=True)
+        assert fault.fired == 3  # four, two and one
+        large, *others = outcomes
+        assert isinstance(large, EventTooLargeError)
+        assert large.limit is None
+        assert [event.body_as_str() for event in await service.read("telemetry", "0")] == ["1", "2", "3"]
+        if idempotent:
+            assert [each.published_sequence_number for each in others if isinstance(each, SendResult)] == [1, 2, 3]
 
 
 async def test_options_that_cannot_work_are_refused(service: Served) -> None:

@@ -40,6 +40,7 @@ class Answer(enum.Enum):
     ACCEPTED = "accepted"
     OUT_OF_ORDER = "out of order"
     FENCED = "fenced"
+    TOO_LARGE = "too large"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Service:
     keeps_claims: bool
     log: list[Event] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
+    too_large: set[Batch] = field(default_factory=set)
     producers: dict[int, Ledger] = field(default_factory=dict)
 
     def add(self, producer_id: int, level: int, last: int | None) -> None:
@@ -103,6 +105,8 @@ class Service:
 
     def take(self, transfer: Transfer) -> Answer:
         """Store a transfer, or not."""
+        if transfer.events in self.too_large:
+            return Answer.TOO_LARGE
         known = self.producers[transfer.producer_id]
         if transfer.level < known.level:
             return Answer.FENCED
@@ -334,7 +338,15 @@ class World:
                 self.sequencer.refused_out_of_order()
             case Answer.FENCED:
                 self.sequencer.fenced("stolen", transfer_refused=True)
+            case Answer.TOO_LARGE:
+                self.sequencer.refused_as_too_large()
         self._look()
+
+    def shrink(self) -> None:
+        """Let the service take no message of this size any more, and the transfer reach it."""
+        assert self.out is not None
+        self.service.too_large.add(self.out.events)
+        self.arrive()
 
     def refuse(self, *, for_now: bool) -> None:
         """Let the service refuse the transfer for a reason of another kind."""
@@ -423,7 +435,8 @@ class World:
                 assert publication.first is None
                 if not self.has_former:
                     level = self.sequencer.owner_level
-                    on_the_way = {event for each in self.held if each.level == level for event in each.events}
+                    late = [each.events for each in self.held if each.level == level]
+                    on_the_way = {event for each in late if each not in self.service.too_large for event in each}
                     assert not on_the_way & set(batch), "refused, but it may still arrive"
                     assert not set(batch) & set(self.service.log), "refused, but stored"
                     for place, _ in batch:
@@ -452,6 +465,8 @@ class World:
 
     def finish(self) -> None:
         """Let everything go well from now on: doubt ends, and nothing is left over."""
+        if self.publication is not None and self.state is not SequencerState.OVERSIZED:
+            self.service.too_large.discard(self.publication.batch)
         for _ in range(12):
             if self.is_out:
                 self.arrive()
@@ -490,7 +505,7 @@ class World:
         if self.may_send:
             moves += [self.send] * 6
         if self.is_out:
-            moves += [self.arrive] * 4 + [self.hold] * 2
+            moves += [self.arrive] * 4 + [self.hold] * 2 + [self.shrink]
             moves += [lambda: self.refuse(for_now=rng.random() < 0.6), lambda: self.lose(is_stored=rng.random() < 0.5)]
         else:
             moves += [self.detach]

@@ -511,6 +511,7 @@ _PATHS: dict[S, list[Verb]] = {
     S.UNSTORED: [_OFFER, _SEND, _LOSE, _LOOK],
     S.RESENDING: [_OFFER, _SEND, _LOSE, _LOOK, _SEND],
     S.CONTRADICTED: [_OFFER, _SEND, _LOSE, _LOOK, _SEND, PartitionSequencer.refused_out_of_order],
+    S.OVERSIZED: [_OFFER, _SEND, _LOSE, _LOOK, _SEND, PartitionSequencer.refused_as_too_large],
 }
 _VERBS: dict[I, Verb] = {
     I.SENDING: lambda s: s.sending(),
@@ -518,6 +519,7 @@ _VERBS: dict[I, Verb] = {
     I.REFUSED: lambda s: s.refused(),
     I.REFUSED_FOR_NOW: lambda s: s.refused_for_now(),
     I.OUT_OF_ORDER: lambda s: s.refused_out_of_order(),
+    I.TOO_LARGE: lambda s: s.refused_as_too_large(),
     I.UNKNOWN: lambda s: s.outcome_unknown(),
     I.DETACHED: lambda s: s.detached(),
     I.FENCED: lambda s: s.fenced("x", transfer_refused=False),
@@ -536,6 +538,7 @@ _LEGAL: dict[S, dict[I, S]] = {
         I.REFUSED: S.IDLE,
         I.REFUSED_FOR_NOW: S.READY,
         I.OUT_OF_ORDER: S.FAILED,
+        I.TOO_LARGE: S.IDLE,
         I.UNKNOWN: S.DOUBTFUL,
         I.DETACHED: S.DOUBTFUL,
     },
@@ -546,10 +549,12 @@ _LEGAL: dict[S, dict[I, S]] = {
         I.REFUSED: S.DOUBTFUL,
         I.REFUSED_FOR_NOW: S.UNSTORED,
         I.OUT_OF_ORDER: S.CONTRADICTED,
+        I.TOO_LARGE: S.OVERSIZED,
         I.UNKNOWN: S.DOUBTFUL,
         I.DETACHED: S.DOUBTFUL,
     },
     S.CONTRADICTED: {I.ATTACHED: S.FAILED, I.STORED: S.IDLE, I.MISMATCH: S.FAILED},
+    S.OVERSIZED: {I.ATTACHED: S.IDLE, I.STORED: S.IDLE, I.MISMATCH: S.FAILED},
 }
 
 
@@ -657,6 +662,11 @@ class AnyInterleaving(RuleBasedStateMachine):
     @rule(for_now=st.booleans())
     def refuse(self, for_now: bool) -> None:
         self.world.refuse(for_now=for_now)
+
+    @precondition(lambda self: self.world.is_out)
+    @rule()
+    def shrink(self) -> None:
+        self.world.shrink()
 
     @precondition(lambda self: not self.world.is_out)
     @rule()

@@ -609,6 +609,40 @@ async def test_send_of_too_large_a_message_is_refused(scene: Scene) -> None:
     assert await publisher.send(sealed("a")) == 1
 
 
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("detached", [False, True])
+async def test_send_that_the_service_refuses_as_too_large_leaves_no_doubt(
+    scene: Scene, *, detached: bool, lost: bool
+) -> None:
+    """Its numbers are free, also where the refusal ends the link, or an earlier transfer was lost."""
+
+    links: list[FakeSendLink] = []
+
+    class Strict(FakeHub):
+        def store(self, payload: bytes, *args: Any, **options: Any) -> None:
+            if len(payload) > 500:
+                if detached:
+                    links[-1].end(EventTooLargeError(len(payload)))
+                raise EventTooLargeError(len(payload))
+            super().store(payload, *args, **options)
+
+    class Noting(FakeTransport):
+        async def open_send_link(self, spec: SendLinkSpec) -> FakeSendLink:
+            links.append(await super().open_send_link(spec))
+            return links[-1]
+
+    scene.hub = Strict()
+    publisher = scene.publisher(transport=Noting(scene.hub))
+    batch = sealed("x" * 600)
+    if lost:
+        scene.hub.lose(BEFORE)
+    error = await error_of(publisher.send(batch))
+    assert isinstance(error, EventTooLargeError)
+    assert error.limit is None
+    assert (scene.concluded, publisher.doubtful) == ({batch: None}, None)
+    assert [await publisher.send(sealed("a")), await publisher.send(sealed("b"))] == [1, 2]
+
+
 async def test_send_whose_link_ends_at_every_attach_uses_up_its_tries(scene: Scene) -> None:
     """Attaching again and again counts as tries, with delays between them."""
 

@@ -17,6 +17,7 @@ from eventpump.errors import (
     ConnectionLostError,
     EntityNotFoundError,
     EventPumpError,
+    EventTooLargeError,
     LinkDetachedError,
     Recovery,
     RequestRefusedError,
@@ -30,6 +31,7 @@ from eventpump.transport.links import ClientSendLink
 from eventpump.transport.native import NativeTransport
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event
 
+TOO_LARGE = AmqpError("amqp:link:message-size-exceeded", "The received message exceeds the limit.")
 FORCED = AmqpError(
     "amqp:link:detach-forced",
     "The link was closed. TrackingId:abc_G1_B2, SystemTracker:ns:eventhub:telemetry~0, Timestamp:2024-01-01T00:00:00",
@@ -277,6 +279,49 @@ async def test_send_ends_with_every_outcome(
     assert (caught.value.recovery, caught.value.entity) == (recovery, "telemetry/Partitions/0")
     service.script.hold_messages.clear()
     await link.send(event())
+
+
+async def test_send_rejected_for_its_size_is_too_large(service: Service, transport: NativeTransport) -> None:
+    """A message that fits the link's limit and is rejected as too large is an error with its size; the link remains."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    sends = [asyncio.ensure_future(link.send(event(b"x" * size))) for size in (1, 100, 2)]
+    await settle()
+    there = service.held[1][0]
+    for (_, delivery_id), outcome in zip(service.held, (Accepted(), Rejected(TOO_LARGE), Accepted()), strict=True):
+        there.settle(delivery_id, delivery_id, outcome)
+    service.connection.flush()
+    first, large, last = await asyncio.gather(*sends, return_exceptions=True)
+    assert (first, last, link.is_attached) == (None, None, True)
+    assert isinstance(large, EventTooLargeError)
+    assert (large.size, large.limit) == (len(event(b"x" * 100)), None)
+    assert str(large) == f"the message takes {large.size} bytes, the service refused it as too large"
+    assert isinstance(large.__cause__, RequestRefusedError)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_detach_for_a_size_is_final_for_the_largest_message_only(
+    service: Service, transport: NativeTransport, *, cancelled: bool
+) -> None:
+    """Sends on a link that ends for a message's size need another link, except the largest; it may be cancelled."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+    sends = [asyncio.ensure_future(link.send(event(b"x" * size))) for size in (1, 100, 2)]
+    await settle()
+    if cancelled:
+        sends[1].cancel()
+        await settle()
+    service.connection.only("Partitions/0").detach(TOO_LARGE)
+    service.connection.flush()
+    first, large, last = await asyncio.gather(*sends, return_exceptions=True)
+    assert isinstance(large, asyncio.CancelledError if cancelled else EventTooLargeError)
+    for each in (first, last, await _failure(link.send(event()))):
+        assert isinstance(each, LinkDetachedError)
+        assert each.recovery is Recovery.RELINK
+
+
+async def _failure(send: Coroutine[Any, Any, None]) -> BaseException | None:
+    return (await asyncio.gather(send, return_exceptions=True))[0]
 
 
 async def test_disposition_over_a_range_ends_every_send_in_it(service: Service, transport: NativeTransport) -> None:
