@@ -33,7 +33,7 @@ async def emulator() -> AsyncIterator[Emulator]:
 
 
 @pytest.mark.parametrize(
-    "raw", ["005372c100", "005375a10178", "00537540", "005374a10178005375a00178", "005372405375a00178"]
+    "raw", ["005372c100", "005375a10178", "00537541", "005374a10178005375a00178", "005372405375a00178"]
 )
 @pytest.mark.parametrize("in_batch", [False, True])
 async def test_send_of_what_is_no_message_is_rejected(peer: AmqpPeer, raw: str, in_batch: bool) -> None:

@@ -54,8 +54,9 @@ def begin(
     on_doubt: OnDoubt = OnDoubt.FAIL,
     on_state_lost: OnStateLost = OnStateLost.FAIL,
     first: AttachRequest = AttachRequest(),  # noqa: B008 - frozen
+    claim: str = "mine",
 ) -> Procedure[Started]:
-    return start("0", StartPolicy(mode, on_doubt, on_state_lost), "mine", first)
+    return start("0", StartPolicy(mode, on_doubt, on_state_lost), claim, first)
 
 
 class Script:
@@ -141,10 +142,10 @@ def test_exclusive_start_is_in_doubt_where_the_partition_grew() -> None:
     assert not caught.value.is_settling
     left = script.asked[-3]
     assert isinstance(left, SwapState)
-    again = Script(begin())
+    again = Script(begin(claim="next"))
     again.answer(stored(left.state))
     intent = PublisherIntent(6, TAIL, 45)
-    assert again.asked[-1] == SwapState(replace(left.state, intent=intent), stored(left.state))
+    assert again.asked[-1] == SwapState(replace(left.state, claim="next", intent=intent), stored(left.state))
     assert again.swapped() == AttachProducer(AttachRequest(9, 6, 45))
     assert again.answer(ProducerAnswer(9, 6, 45)) == ReadTail()
     with pytest.raises(PublishOutcomeUnknownError):
