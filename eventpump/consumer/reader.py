@@ -143,7 +143,7 @@ class PartitionReader:
         """
         self._home.enter()
         if self._is_closed or self._feed is not None:
-            raise ClosedError("partition reader")
+            raise ClosedError(type(self).__name__)
         transport = self._transport = self._transport_factory()
         try:
             if self._end is not None or self._start.offset == LATEST_OFFSET:
@@ -258,7 +258,7 @@ class PartitionReader:
         if self._keyed is not None:
             raise _is_running()
         if self._feed is None or self._is_closed:
-            raise ClosedError("partition reader")
+            raise self._not_open()
         context = self._context()
         keyed = self._keyed = KeyedReading(
             processor,
@@ -328,9 +328,16 @@ class PartitionReader:
             self._before_these = EventPosition.at_offset(ReceivedEvent(messages[-1]).offset)
         return messages
 
+    def _not_open(self) -> ClosedError:
+        name = type(self).__name__
+        if self._is_closed:
+            return ClosedError(name)
+        self._home.release()  # it has nothing that the end of the loop would leave open
+        return ClosedError(name, "is not open: use it with `async with`")
+
     async def _read(self, max_messages: int, max_wait_time: float | None) -> list[bytes]:
         if self._feed is None or self._cursor is None or self._is_closed:
-            raise ClosedError("partition reader")
+            raise self._not_open()
         loop = asyncio.get_running_loop()
         until = None if max_wait_time is None else loop.time() + max_wait_time
         if self._failure is not None:

@@ -122,6 +122,27 @@ async def test_read_of_raw_batches_has_position_and_newest_event() -> None:
         assert reader.last_enqueued.sequence_number == 9
 
 
+async def test_read_of_a_reader_that_was_not_opened_says_how_to_open_it() -> None:
+    """It is not called closed, can be opened afterwards, and can be used on another loop: it belongs to none yet."""
+    hub = FakeHub()
+    hub.publish("0", "a")
+    reader = _reader(hub)
+    for call in (reader.read, reader.read_raw, lambda: anext(aiter(reader))):
+        with pytest.raises(ClosedError, match="the PartitionReader is not open: use it with `async with`"):
+            await call()
+
+    def read_elsewhere() -> None:
+        async def read() -> None:
+            async with reader:
+                assert len(await reader.read()) == 1
+
+        asyncio.run(read())
+
+    await asyncio.to_thread(read_elsewhere)
+    with pytest.raises(ClosedError, match="the PartitionReader is closed"):
+        await reader.read()
+
+
 async def test_read_without_events_ends_in_time(clock: Any) -> None:
     """A read with a time to wait comes back empty after it, and nothing is lost."""
     hub = FakeHub()
