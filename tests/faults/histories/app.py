@@ -126,7 +126,7 @@ class _Receipt:
         return asyncio.shield(self._stored).__await__()
 
 
-class _UnrulyFunction(UnrulyProcessor):
+class UnrulyFunction(UnrulyProcessor):
     """A decorated function: what it does with an event, and what it asks for."""
 
     async def handle(self, event: ReceivedEvent, context: PartitionContext) -> bytes:
@@ -214,7 +214,7 @@ class AppHistory(ConsumerHistory):
             raise OSError("no room to park")
 
     def processor(self, life: Life) -> Any:
-        function = _UnrulyFunction(self.world, life, self.ledger, self.manners)
+        function = UnrulyFunction(self.world, life, self.ledger, self.manners)
         results = Publication("results", partition_key=lambda value: None, producer=_Results(self, life))
         route = Route(Handler(function.handle, PAYLOADS), [results])
         if self.is_keyed:

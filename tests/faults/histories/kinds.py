@@ -14,6 +14,8 @@ from tests.faults.histories.keyed import STREAMS, keyed_history, keyed_streams_h
 from tests.faults.histories.keyed_reader import keyed_reader_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
+from tests.faults.histories.publishers import PROFILES as PUBLISHERS_PROFILES
+from tests.faults.histories.publishers import publishers_history
 from tests.faults.histories.reader import reader_history
 from tests.faults.histories.rewinds import PROFILES as REWINDS_PROFILES
 from tests.faults.histories.rewinds import rewind_history
@@ -26,6 +28,7 @@ SIZE = 40
 
 KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"app:{name}": app_history for name in APP_PROFILES},
+    **{f"app:{name}": publishers_history for name in PUBLISHERS_PROFILES},
     **{f"consumer:{name}": consumer_history for name in CONSUMER_PROFILES},
     **{f"keyed:{name}": keyed_history for name in KEYED_PROFILES},
     **{f"keyed:{name}": keyed_streams_history for name in STREAMS},
