@@ -117,10 +117,10 @@ class PublishersHistory(AppHistory):
         super().__init__(world, profile, directory, is_keyed=is_keyed)
         rng = world.stream("results")
         if rng.random() < 0.7:
-            # What cannot be published is not passed over.
+            # What cannot be published is not passed over. With keys, retries need a limit.
             self.options |= {
                 "failure_policy": "retry",
-                "handler_retry": RetryOptions(max_retries=None, base_delay=0.2, max_delay=3.0),
+                "handler_retry": RetryOptions(max_retries=100 if is_keyed else None, base_delay=0.2, max_delay=3.0),
             }
         self.is_idempotent = rng.random() < 0.7
         self.ledger = _PublishersLedger(
