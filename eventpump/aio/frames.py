@@ -44,7 +44,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _frames(work: object, task: asyncio.Task[Any] | None) -> Iterator[FrameType]:
-    """Give the frames of a suspended coroutine, from the outermost one on, and of the tasks that it waits for."""
+    """Yield the frames of a suspended coroutine, from the outermost one on, and of the tasks that it waits for."""
     for _ in range(_DEEPEST):
         inner: object
         if inspect.iscoroutine(work):
