@@ -752,7 +752,7 @@ def listing() -> web.Response:
 
 @asynccontextmanager
 async def store_on(answer: Callable[[web.Request], web.Response]) -> AsyncIterator[tuple[BlobLeaseStore, list[str]]]:
-    """An open store on a service that answers everything but the listing, and the group's record, as it is told."""
+    """An open store on a service with an empty container and no record of the group; all else is answered as given."""
 
     def respond(request: web.Request) -> web.Response:
         if request.query.get("comp") == "list":

@@ -27,7 +27,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
-from eventpump.testing.transport import FakeHub, FakeSendLink
+from eventpump.testing.transport import FakeHub, FakeSendLink, SendFault
 from tests.faults.histories.app import PROFILES as APP_PROFILES
 from tests.faults.histories.app import AppHistory, AppLedger, UnrulyFunction
 from tests.faults.histories.callbacks import Callbacks
@@ -37,7 +37,15 @@ from tests.faults.histories.ledger import Call
 from tests.faults.histories.world import Life, LifeTransport, World, own_paces
 
 _RETRY = RetryOptions(max_retries=2, base_delay=0.2, max_delay=2.0)
-_RESULTS = {"forget": 1.5, "recreate results": 1.0, "refuse results": 0.7, "accept results": 2.0, "cut results": 1.0}
+_RESULTS = {
+    "forget": 1.5,
+    "recreate results": 1.0,
+    "refuse results": 0.7,
+    "accept results": 2.0,
+    "cut results": 1.0,
+    "lose an answer": 3.0,
+    "late results": 1.0,
+}
 
 PROFILES: dict[str, Profile] = {
     name: Profile(
@@ -231,8 +239,18 @@ class PublishersHistory(AppHistory):
         self.world.note("cut results")
         self.results.lose_connections()
 
+    async def lose_an_answer(self) -> None:
+        rng = self.world.rng
+        fault, connection, after = rng.choice(list(SendFault)), rng.random() < 0.3, rng.choice((0, 0, 1, 3))
+        self.world.note("lose an answer", fault.name, connection, after)
+        self.results.lose(fault, connection=connection, after=after)
+
+    async def late_results(self) -> None:
+        self.world.note("late results", self.results.deliver_late())
+
     async def _end_faults(self) -> None:
         await self.accept_results()
+        await self.late_results()
         if self.world.rng.random() < 0.5:
             await self.act(self.world.rng.choice(("forget", "recreate results")))
         await super()._end_faults()
