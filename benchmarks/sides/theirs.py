@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from itertools import cycle, islice
 from typing import Any
 
@@ -26,6 +27,26 @@ from benchmarks.sides.common import (
     port_of,
     rest_until_told,
 )
+
+
+async def _receive(
+    client: EventHubConsumerClient,
+    done: asyncio.Future[None],
+    on_event_batch: Callable[[PartitionContext, list[EventData]], Awaitable[None]],
+    prefetch: int,
+    max_batch_size: int = 300,
+) -> None:
+    """Receive from the beginning until `done`, and raise what failed."""
+    receiving = asyncio.create_task(
+        client.receive_batch(on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1")
+    )
+    await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
+    if not done.done():
+        await receiving
+    await done
+    # Left to end by itself it would sleep out its load-balancing interval.
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
 
 
 async def receive(
@@ -64,18 +85,7 @@ async def receive(
         connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
     )
     async with client:
-        receiving = asyncio.create_task(
-            client.receive_batch(
-                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
-            )
-        )
-        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            await receiving
-        await done
-        # Left to end by itself it would sleep out its load-balancing interval.
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        await _receive(client, done, on_event_batch, prefetch, max_batch_size)
     return tally.meter.result()
 
 
@@ -134,18 +144,7 @@ async def forward(
             done.set_exception(error)
 
     async with producer, client:
-        receiving = asyncio.create_task(
-            client.receive_batch(
-                on_event_batch, max_batch_size=max_batch_size, prefetch=prefetch, starting_position="-1"
-            )
-        )
-        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            await receiving
-        await done
-        # Left to end by itself it would sleep out its load-balancing interval.
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        await _receive(client, done, on_event_batch, prefetch, max_batch_size)
     return tally.meter.result()
 
 
@@ -185,14 +184,7 @@ async def paced(
         connection_string, "$Default", eventhub_name=hub, **client_options(connection_string, options)
     )
     async with client:
-        receiving = asyncio.create_task(client.receive_batch(on_event_batch, prefetch=prefetch, starting_position="-1"))
-        await asyncio.wait({receiving, done}, return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            await receiving
-        await done
-        # Left to end by itself it would sleep out its load-balancing interval.
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
+        await _receive(client, done, on_event_batch, prefetch)
     await rest_until_told()
     return tally.result()
 
