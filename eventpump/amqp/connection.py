@@ -824,6 +824,10 @@ class Connection:
         if isinstance(performative, Begin):
             self._on_begin(performative, channel, SESSION_COST + cost)
             return
+        if isinstance(performative, End | Detach) and channel not in self._sessions_by_remote_channel:
+            # Both ends of the session have ended it, and a peer may send these late. Microsoft's engine, which is the
+            # service's, takes no notice either (azure-amqp: AmqpConnection.OnReceiveSessionFrame).
+            return
         session = self._session_on(channel)
         if isinstance(performative, End):
             self._on_end(session, performative)
@@ -855,7 +859,7 @@ class Connection:
     def _session_on(self, channel: int) -> Session:
         session = self._sessions_by_remote_channel.get(channel)
         if session is None:
-            raise ProtocolError("amqp:not-allowed", f"channel {channel} has no session")
+            raise ProtocolError("amqp:not-found", f"channel {channel} has no session")
         return session
 
     def _on_close(self, close: Close) -> None:

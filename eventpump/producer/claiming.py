@@ -63,6 +63,14 @@ _FINAL = (
 """The errors that end a start permanently, whatever its stored state."""
 
 
+def is_unknown_producer(error: ServiceError) -> bool:
+    """Return whether a refused attach shows that the service does not know the producer (protocol.md 8.5).
+
+    The same condition on a connection's close, which has no entity, is about a frame of any of its users.
+    """
+    return error.condition == NOT_ALLOWED and error.entity is not None
+
+
 class PublisherLinks:
     """Attaches the links of one partition's idempotent publisher, and notices that the service has forgotten it."""
 
@@ -103,7 +111,7 @@ class PublisherLinks:
                 link = await self._transport.open_send_link(spec)
             except ServiceError as error:
                 is_ours = self._is_attached and spec.properties.get(PRODUCER_ID) is not None
-                if error.condition == NOT_ALLOWED and is_ours:
+                if is_ours and is_unknown_producer(error):
                     raise self._lost(error.description) from error
                 raise
         self._is_attached = True
@@ -338,7 +346,7 @@ class PublisherStart:
         except ServiceError as error:
             if error.condition == PRODUCER_EPOCH_STOLEN:
                 return AttachRefused(is_stolen=True, description=error.description)
-            if error.condition == NOT_ALLOWED and asked.producer_id is not None:
+            if asked.producer_id is not None and is_unknown_producer(error):
                 return AttachRefused(is_stolen=False, description=error.description)
             raise
         return ProducerAnswer(*attach_answer(link))

@@ -244,6 +244,23 @@ async def test_send_stored_late_is_stored_once(emulator: Emulator, way: Way, is_
     assert await stored(emulator.connection_string, "0", **way.options) == list("abcd")
 
 
+async def test_send_settles_a_doubt_while_connections_are_closed_for_a_frame(emulator: Emulator, way: Way) -> None:
+    """*No loss*: a close with the condition by which attaches of unknown producers are refused is a lost connection."""
+    async with producer_to(emulator.connection_string, **way.options) as producer:
+        await producer.send(EventData("a"), partition_id="0")
+        emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER)
+        close = CloseConnection("amqp:not-allowed")
+        closes = emulator.faults.add(close, on=Performative.ATTACH, role=LinkRole.PRODUCER)
+        events = [EventData("b")]
+        while events[0].published_sequence_number is None:
+            try:
+                await producer.send(events, partition_id="0")
+            except (PublishOutcomeUnknownError, ServiceError):
+                continue
+        assert closes.fired == 1
+    assert await stored(emulator.connection_string, "0", **way.options) == ["a", "b"]
+
+
 async def test_send_to_a_busy_service_waits_and_is_stored_once(emulator: Emulator, way: Way) -> None:
     """*Recovery*: a throttled batch is waited for as long as the service asks, on the same link, and stored once."""
     async with producer_to(emulator.connection_string, **way.options) as producer:

@@ -366,10 +366,9 @@ def test_invalid_open_closes_the_connection_with_an_open_of_its_own(bad: Open, r
         (b"\x00\x00\x00\x08\x02\x02\x00\x00", "amqp:connection:framing-error"),
         (b"\x00\x00\x00\x09\x02\x00\x00\x00\x40", "amqp:decode-error"),
         (frame(0, Begin(None, 0, 1, 1), b"x"), "amqp:connection:framing-error"),
-        (frame(0, Open("again")), "amqp:not-allowed"),
-        (frame(7, End()), "amqp:not-allowed"),
-        (frame(7, Flow(None, 1, 1, 1)), "amqp:not-allowed"),
-        (frame(7, Transfer(0)), "amqp:not-allowed"),
+        (frame(0, Open("again")), "amqp:not-found"),
+        (frame(7, Flow(None, 1, 1, 1)), "amqp:not-found"),
+        (frame(7, Transfer(0)), "amqp:not-found"),
         (frame(256, Begin(None, 0, 1, 1)), "amqp:not-allowed"),
         (frame(0, Begin(3, 0, 1, 1)), "amqp:not-allowed"),
         (frame(0, Begin(None, 0, 1, 1)) * 2, "amqp:not-allowed"),
@@ -385,6 +384,18 @@ def test_broken_rule_closes_the_connection_with_its_condition(data: bytes, expec
     assert condition(pair.server.receive(data + data)) == expected
     assert pair.server.receive(data) == []
     assert expected.encode() in pair.server.data_to_send()
+
+
+@pytest.mark.parametrize("late", [End(), Detach(0, closed=True)])
+def test_end_or_detach_of_an_ended_session_is_ignored(late: End | Detach) -> None:
+    """Both ends have ended the session: a late end or detach of it is ignored, and its channel begins a new one."""
+    pair = opened()
+    session, _ = pair.session()
+    session.end()
+    pair.run()
+    assert pair.server.receive(frame(0, late)) == []
+    assert pair.server.data_to_send() == b""
+    pair.session()
 
 
 def test_begin_uses_channels_up_to_the_lower_channel_max() -> None:
