@@ -18,6 +18,7 @@ LEAST = 0.5
 COUNTS = {
     "calls": "calls of Python functions",
     "calls of C functions": "calls of C functions",
+    "allocations": "allocations",
     "callbacks": "callbacks of the event loop",
     "timers made": "timers made",
     "timers cancelled": "timers cancelled",
@@ -26,7 +27,7 @@ COUNTS = {
 
 
 def delivery(quick: bool, log: Log) -> list[Row]:
-    """Count calls, callbacks, timers and context switches per delivery, over TLS, in each build."""
+    """Count calls, allocations, callbacks, timers and context switches per delivery, over TLS, in each build."""
     deliveries = 500 if quick else 2_000
     rows: list[Row] = []
     with certificate() as made, tempfile.TemporaryDirectory() as directory:

@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import eventpump
+from benchmarks.sides.allocations import Allocations
 from eventpump import EventProcessor, EventProcessorHost, MemoryLeaseStore, PartitionContext, ReceivedEvent
 
 _HERE = __file__
@@ -57,15 +58,16 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
     """Count what so many deliveries take, of events that come one by one.
 
     Args:
-        deliveries: Of each of the three phases.
+        deliveries: Of each of the four phases.
         options: Of the connection.
 
     Returns:
-        Per delivery: `switches` (voluntary context switches), `calls` of Python functions, `calls of C functions`,
+        Per delivery: `switches` (voluntary context switches), `allocations`, `calls` of Python functions, `calls of C functions`,
         `callbacks` of the event loop, `timers made`, `timers cancelled`; and `in PLACE`, the calls of Python functions
         by module of the package, asyncio or ssl.
     """
-    processor = _Counting([deliveries] * 3)
+    processor = _Counting([deliveries] * 4)
+    allocations = Allocations()
     host = EventProcessorHost(
         connection_string, hub, processor=processor, lease_store=MemoryLeaseStore(), failure_policy="stop", **options
     )
@@ -85,8 +87,11 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
         before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         await processor.ends[1].wait()
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
-        sys.setprofile(profile)
+        allocations.begin()
         await processor.ends[2].wait()
+        allocated = allocations.end()
+        sys.setprofile(profile)
+        await processor.ends[3].wait()
         sys.setprofile(None)
         host.stop()
         await running
@@ -98,5 +103,5 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
         found[f"in {_place(code)}"] += number
         if code in _COUNTED:
             found[_COUNTED[code]] += number
-    found["calls of C functions"], found["switches"] = of_c, switches
+    found |= Counter({"calls of C functions": of_c, "switches": switches, "allocations": allocated})
     return {name: number / deliveries for name, number in found.items()}
