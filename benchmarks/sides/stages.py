@@ -152,6 +152,14 @@ def _four(event: ReceivedEvent) -> object:
     return event.body, event.offset, event.sequence_number, event.enqueued_time
 
 
+def _with_properties(event: ReceivedEvent) -> object:
+    return event.body, event.offset, event.sequence_number, event.enqueued_time, event.properties
+
+
+def _with_content_type(event: ReceivedEvent) -> object:
+    return event.body, event.offset, event.sequence_number, event.enqueued_time, event.content_type
+
+
 def _telemetry(event: ReceivedEvent) -> object:
     properties = event.properties
     return properties["type"], properties["firmware"], event.partition_key, event.body_as_str(), _four(event)
@@ -167,10 +175,10 @@ def _forwarded(event: ReceivedEvent) -> object:
 
 
 PARTS: dict[str, Callable[[ReceivedEvent], object]] = {
-    "properties_0": lambda event: (_four(event), event.properties),
-    "properties_2": lambda event: (_four(event), event.properties),
-    "properties_8": lambda event: (_four(event), event.properties),
-    "standard": lambda event: (_four(event), event.content_type),
+    "properties_0": _with_properties,
+    "properties_2": _with_properties,
+    "properties_8": _with_properties,
+    "standard": _with_content_type,
     "telemetry": _telemetry,
     "typed": _typed,
     "forwarded": _forwarded,
