@@ -62,9 +62,9 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
         options: Of the connection.
 
     Returns:
-        Per delivery: `switches` (voluntary context switches), `allocations`, `calls` of Python functions, `calls of C functions`,
-        `callbacks` of the event loop, `timers made`, `timers cancelled`; and `in PLACE`, the calls of Python functions
-        by module of the package, asyncio or ssl.
+        Per delivery: `switches` (voluntary context switches), `allocations`, `calls` of Python functions, `calls of C
+        functions`, `callbacks` of the event loop, `timers made`, `timers cancelled`; and `in PLACE`, the calls of
+        Python functions by module of the package, asyncio or ssl.
     """
     processor = _Counting([deliveries] * 4)
     allocations = Allocations()
