@@ -86,7 +86,7 @@ _COVERED_BY = {
     "consumer/steps.py": "unit/app/test_handlers.py",
     "consumer/tenure.py": "unit/consumer/test_escapes.py unit/consumer/test_manager.py",
     "consumer/workers.py": "unit/consumer/test_keyed.py unit/consumer/test_host.py",
-    "consumer/turns.py": "unit/consumer/test_limits.py",
+    "consumer/bounds/turns.py": "unit/consumer/bounds/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
     "demo/command.py": "integration/test_programs.py",
     "demo/exchange.py": "integration/test_programs.py",

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
+from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.checkpoints import store_error
 from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
-from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.opening import GroupStart
 from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.planning import LeasePlanner

@@ -10,11 +10,11 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
+from eventpump.consumer.bounds.limits import BoundedLeaseStore
+from eventpump.consumer.bounds.turns import Turns
 from eventpump.consumer.handler import PumpEndedError, as_exception
-from eventpump.consumer.limits import BoundedLeaseStore
 from eventpump.consumer.parking import Parking
 from eventpump.consumer.subscriptions import Subscription
-from eventpump.consumer.turns import Turns
 from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState

@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from eventpump.consumer import limits
+from eventpump.consumer.bounds import limits
 from eventpump.errors import EventPumpError
 from eventpump.interfaces import ReceiveLinkSpec, ReceiveSink
 from eventpump.testing.clock import VirtualTimeLoop

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host import PartitionHost
-from eventpump.consumer.limits import (
+from eventpump.consumer.bounds.limits import (
     ATTACH_BURST,
     ATTACH_RATE,
     ATTACHES,
@@ -20,7 +19,8 @@ from eventpump.consumer.limits import (
     BoundedTransport,
     PacedDirectory,
 )
-from eventpump.consumer.turns import Turns
+from eventpump.consumer.bounds.turns import Turns
+from eventpump.consumer.host import PartitionHost
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition

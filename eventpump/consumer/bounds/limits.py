@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from eventpump.aio.tasks import resolve
 from eventpump.aio.users import Users
-from eventpump.consumer.turns import Turns
+from eventpump.consumer.bounds.turns import Turns
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
