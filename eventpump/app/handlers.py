@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, get_type_hints
 
-from eventpump.consumer.handler import next_event
+from eventpump.consumer.calls.handler import next_event
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.steps import StepwiseProcessor
 from eventpump.errors import ConfigurationError

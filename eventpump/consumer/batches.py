@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any, Self
 
 from eventpump.aio.tasks import resolve
+from eventpump.consumer.calls.handler import HandlerRunner, InHand
 from eventpump.consumer.dispatch import SerialDispatch
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner, InHand
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.requests import Requests

@@ -7,9 +7,9 @@ from collections.abc import Awaitable
 from typing import Final
 
 from eventpump.consumer.batches import BatchDispatch, BatchSource
+from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError
 from eventpump.consumer.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner, PumpEndedError
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.keyed_dispatch import KeyedDispatch
 from eventpump.consumer.opening import HubRecreatedError, loss_error

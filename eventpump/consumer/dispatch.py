@@ -6,8 +6,8 @@ import asyncio
 from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
+from eventpump.consumer.calls.handler import Call, HandlerRunner
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import Call, HandlerRunner
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.requests import Requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from eventpump.consumer.handler import HandlerRunner
+from eventpump.consumer.calls.handler import HandlerRunner
 from eventpump.consumer.partition import has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.tenure import Tenure

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from eventpump.aio.tasks import reject, resolve
+from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.feeds import FeedMaker
-from eventpump.consumer.handler import PumpEndedError
 from eventpump.core.rewind import PlaceSearch
 from eventpump.errors import ConsumerDisconnectedError, EventError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint

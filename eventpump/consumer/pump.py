@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from eventpump.aio.tasks import wait_for_event
+from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.delivery import Delivery
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.partition import OpenPartition
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reading import PartitionReading

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import resolve
+from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import (

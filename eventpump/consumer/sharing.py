@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet, reject
+from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.feeds import FeedMaker
-from eventpump.consumer.handler import PumpEndedError
 from eventpump.consumer.member import MemberCalls, MemberFeed
 from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.places import PlaceLook, look_for

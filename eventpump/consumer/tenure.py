@@ -12,7 +12,7 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.bounds.turns import Turns
-from eventpump.consumer.handler import PumpEndedError, as_exception
+from eventpump.consumer.calls.handler import PumpEndedError, as_exception
 from eventpump.consumer.parking import Parking
 from eventpump.consumer.subscriptions import Subscription
 from eventpump.core.budget import BufferBudget

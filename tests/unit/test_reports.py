@@ -123,7 +123,7 @@ def _raised(function: Any) -> Exception:
 @pytest.mark.parametrize(("level", "is_whole"), [(logging.INFO, False), (logging.DEBUG, True)])
 def test_traceback_of_a_processor_begins_with_the_users_frames(level: int, *, is_whole: bool) -> None:
     """What the library did before is there at DEBUG; the error keeps its own traceback in any case."""
-    ours: dict[str, Any] = {"__name__": "eventpump.consumer.handler"}
+    ours: dict[str, Any] = {"__name__": "eventpump.consumer.calls.handler"}
     exec("def call(function):\n    function()", ours)
 
     def handler() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
-from eventpump.consumer.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
+from eventpump.consumer.calls.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
 from eventpump.core.turns import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent

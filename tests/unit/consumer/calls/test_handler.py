@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eventpump.consumer.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HandlerSlow, ProcessorFailed
 
