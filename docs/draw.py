@@ -109,7 +109,7 @@ RECEIVED: Final[Sequence[Row]] = (
     [Node("core/checkpoint.py", "decides", "after it returned: is a checkpoint due, and where?")],
     [
         Node(
-            "consumer/checkpoints.py",
+            "consumer/record/checkpoints.py",
             "acts",
             "one write in flight, the newest wins; the lease store fences it by the lease",
         )

@@ -12,10 +12,10 @@ from eventpump.consumer.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.keyed_dispatch import KeyedDispatch
-from eventpump.consumer.opening import HubRecreatedError, loss_error
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.record.opening import HubRecreatedError, loss_error
 from eventpump.consumer.requests import Requests
 from eventpump.consumer.rewind import Rewinding
 from eventpump.consumer.steps import Steps, StepwiseProcessor

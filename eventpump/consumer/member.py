@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.feed import FeedCursor, FeedStream, PartitionFeed
-from eventpump.consumer.opening import Beginning
 from eventpump.consumer.places import FIRST_EVENT_TIME
+from eventpump.consumer.record.opening import Beginning
 from eventpump.core.sharing import Held, LinkState, Pressure
 from eventpump.core.silence import Look
 from eventpump.core.starts import first_number

@@ -10,11 +10,11 @@ from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.feeds import FeedMaker
-from eventpump.consumer.opening import BeginningRecord
 from eventpump.consumer.pump import PartitionPump
+from eventpump.consumer.record.opening import BeginningRecord
+from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch
-from eventpump.consumer.subscriptions import Subscription, Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from eventpump.consumer.checkpoints import CheckpointWriter
-from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.member import MemberFeed
-from eventpump.consumer.opening import Beginning
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.record.checkpoints import CheckpointWriter
+from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.opening import Beginning
 from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges

@@ -20,8 +20,8 @@ from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.keyed_reading import KeyedReading
-from eventpump.consumer.opening import HubRecreatedError
 from eventpump.consumer.processor import CloseReason, PartitionContext
+from eventpump.consumer.record.opening import HubRecreatedError
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import PumpEndedError
-from eventpump.consumer.checkpoints import CheckpointWriter, store_error
-from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.member import MemberCalls, MemberFeed
-from eventpump.consumer.opening import (
+from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
+from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.record.checkpoints import CheckpointWriter, store_error
+from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.opening import (
     BEYOND_END_PAUSE,
     Beginning,
     HubRecreatedError,
@@ -22,13 +24,11 @@ from eventpump.consumer.opening import (
     RecordChangedError,
     loss_error,
 )
-from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
-from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.record.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.requests import Seek
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.steps import StepwiseProcessor
-from eventpump.consumer.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker

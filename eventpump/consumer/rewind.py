@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from eventpump.aio.tasks import resolve
-from eventpump.consumer.continuity import ContinuityCheck
 from eventpump.consumer.dispatch import Dispatch
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.member import MemberFeed
-from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.opening import Beginning, HubRecreatedError
 from eventpump.consumer.requests import Replay, Requests, Seek
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.starts import retained_from

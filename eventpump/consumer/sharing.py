@@ -12,8 +12,8 @@ from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.feed import PartitionFeed
 from eventpump.consumer.feeds import FeedMaker
 from eventpump.consumer.member import MemberCalls, MemberFeed
-from eventpump.consumer.opening import Beginning, HubRecreatedError
 from eventpump.consumer.places import PlaceLook, look_for
+from eventpump.consumer.record.opening import Beginning, HubRecreatedError
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import Placement, ShareLedger
 from eventpump.core.streams import Selection

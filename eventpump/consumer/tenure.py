@@ -14,7 +14,7 @@ from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.bounds.turns import Turns
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
 from eventpump.consumer.parking import Parking
-from eventpump.consumer.subscriptions import Subscription
+from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from eventpump.aio.tasks import gather
 from eventpump.cancellation import is_failure
-from eventpump.consumer.checkpoints import store_error
-from eventpump.consumer.subscriptions import Subscriptions
+from eventpump.consumer.record.checkpoints import store_error
+from eventpump.consumer.record.subscriptions import Subscriptions
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.starts import lag_after, start_of
 from eventpump.errors import EventPumpError, ServiceError

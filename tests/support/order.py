@@ -12,7 +12,7 @@ LONGEST = (
     "integration/test_cli_send_tail.py",  # sixty processes, each a second of imports
     "integration/test_programs.py",  # the demo, three times eight seconds of publishing and a takeover
     "contract/test_lease_stores.py",  # leases of Azurite's have to end, after 15 seconds
-    "unit/consumer/test_subscriptions.py",  # twelve random histories
+    "unit/consumer/record/test_subscriptions.py",  # twelve random histories
     "faults/test_sink.py",
     "interop/test_javascript.py",
     "contract/test_transports.py",

@@ -13,7 +13,7 @@ import pytest
 
 from eventpump.consumer.feeds import FeedMaker
 from eventpump.consumer.member import MemberCalls, MemberFeed
-from eventpump.consumer.opening import Beginning, HubRecreatedError
+from eventpump.consumer.record.opening import Beginning, HubRecreatedError
 from eventpump.consumer.sharing import SharedPartition
 from eventpump.core.sharing import Held
 from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError

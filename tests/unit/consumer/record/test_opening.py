@@ -7,7 +7,7 @@ import math
 import random
 from typing import Any, cast
 
-from eventpump.consumer.opening import PartitionOpening
+from eventpump.consumer.record.opening import PartitionOpening
 from eventpump.errors import AuthenticationError, ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.options.consumer import HostSettings

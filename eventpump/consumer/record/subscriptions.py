@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from eventpump.aio.tasks import gather
-from eventpump.consumer.checkpoints import call_store
-from eventpump.consumer.opening import BeginningRecord, RecordChangedError
 from eventpump.consumer.processor import ProcessorSource
+from eventpump.consumer.record.checkpoints import call_store
+from eventpump.consumer.record.opening import BeginningRecord, RecordChangedError
 from eventpump.core.starts import OnDataLoss, first_number, start_of
 from eventpump.core.streams import Selection
 from eventpump.errors import ConfigurationError, StoreError

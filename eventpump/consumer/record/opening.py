@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
-from eventpump.consumer.checkpoints import call_store, store_error
+from eventpump.consumer.record.checkpoints import call_store, store_error
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease

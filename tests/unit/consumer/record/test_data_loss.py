@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.opening import GroupStart, _HubChangedError
 from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.record.opening import GroupStart, _HubChangedError
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError
