@@ -91,7 +91,7 @@ RECEIVED: Final[Sequence[Row]] = (
     [Node("transport/connection.py, links.py", "acts", "gives the list to the sink of its link")],
     [
         Node(
-            "consumer/feed.py",
+            "consumer/link/feed.py",
             "acts",
             "appends the list to the cache (core/cache.py), sets the credit that "
             "core/credit.py allows, wakes the pump once",

@@ -74,11 +74,13 @@ _COVERED_BY = {
     "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
     "consumer/failing.py": "unit/consumer/test_parking.py unit/consumer/test_escapes.py",
     "consumer/dispatch.py": "unit/consumer/test_host.py unit/consumer/test_parking.py unit/consumer/test_rewind.py",
-    "consumer/feeds.py": "unit/consumer/test_sharing.py unit/consumer/test_begun_anew.py",
+    "consumer/link/feeds.py": "unit/consumer/link/test_sharing.py unit/consumer/test_begun_anew.py",
     "consumer/keyed_dispatch.py": "unit/consumer/test_keyed.py",
-    "consumer/member.py": "unit/consumer/test_sharing.py unit/consumer/test_catch_up.py unit/consumer/test_streams.py",
+    "consumer/link/member.py": (
+        "unit/consumer/link/test_sharing.py unit/consumer/link/test_catch_up.py unit/consumer/link/test_streams.py"
+    ),
     "consumer/partition.py": "unit/consumer/test_host.py unit/consumer/test_context_checkpoint.py",
-    "consumer/places.py": "unit/consumer/test_rewind.py unit/consumer/test_sharing.py",
+    "consumer/link/places.py": "unit/consumer/test_rewind.py unit/consumer/link/test_sharing.py",
     "consumer/pump.py": "unit/consumer/test_host.py unit/consumer/calls/test_handler_timeout.py",
     "consumer/reading.py": "unit/consumer/record/test_starts.py unit/consumer/test_begun_anew.py",
     "consumer/requests.py": "unit/consumer/test_rewind.py",

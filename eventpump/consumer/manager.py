@@ -13,6 +13,7 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
+from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.planning import LeasePlanner
 from eventpump.consumer.processor import ProcessorSource
@@ -20,7 +21,6 @@ from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.opening import GroupStart
 from eventpump.consumer.record.subscriptions import Subscription, SubscriptionRecords, Subscriptions
-from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.startup import HostOpening
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.unserved import UnservedSubscriptions

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet
-from eventpump.consumer.feeds import FeedMaker
+from eventpump.consumer.link.feeds import FeedMaker
+from eventpump.consumer.link.sharing import SharedPartition
+from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.pump import PartitionPump
 from eventpump.consumer.record.opening import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
-from eventpump.consumer.sharing import SharedPartition
-from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from eventpump.consumer.member import MemberFeed
+from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.record.checkpoints import CheckpointWriter
 from eventpump.consumer.record.continuity import ContinuityCheck

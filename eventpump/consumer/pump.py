@@ -10,14 +10,14 @@ from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
 from eventpump.consumer.delivery import Delivery
 from eventpump.consumer.failing import FailureHandling
+from eventpump.consumer.link.sharing import SharedPartition
+from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.partition import OpenPartition
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.consumer.requests import Drain, Replay, Requests, Seek
 from eventpump.consumer.rewind import Rewinding
-from eventpump.consumer.sharing import SharedPartition
-from eventpump.consumer.silence import SilenceWatch
 from eventpump.consumer.tenure import PumpSurroundings, Tenure
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease

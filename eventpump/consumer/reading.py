@@ -11,7 +11,9 @@ from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.member import MemberCalls, MemberFeed
+from eventpump.consumer.link.member import MemberCalls, MemberFeed
+from eventpump.consumer.link.sharing import SharedPartition
+from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.record.checkpoints import CheckpointWriter, store_error
@@ -26,8 +28,6 @@ from eventpump.consumer.record.opening import (
 )
 from eventpump.consumer.record.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.consumer.requests import Seek
-from eventpump.consumer.sharing import SharedPartition
-from eventpump.consumer.silence import SilenceWatch, SilentLink
 from eventpump.consumer.steps import StepwiseProcessor
 from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import UNLIMITED

@@ -7,7 +7,7 @@ import asyncio
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.dispatch import Dispatch
 from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.member import MemberFeed
+from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.reading import PartitionReading
 from eventpump.consumer.record.continuity import ContinuityCheck

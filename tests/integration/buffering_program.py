@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eventpump import EventProcessor, EventProcessorHost, PartitionContext, ReceivedEvent
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.storage.leases.memory import MemoryLeaseStore
 
 LARGE = 10_000

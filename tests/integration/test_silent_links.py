@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eventpump.clients.connection import make_transport
-from eventpump.consumer import silence
 from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.link import silence
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.faults import Hold, LinkRole
 from eventpump.emulator.server import Emulator

@@ -34,7 +34,7 @@ from eventpump.aio.tasks import gather
 from eventpump.amqp.codec import AmqpDecodeError, decode, encode
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
-from eventpump.consumer.feed import PartitionFeed, as_received
+from eventpump.consumer.link.feed import PartitionFeed, as_received
 from eventpump.core.backoff import Backoff, least_delay
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer, SequencerState
 from eventpump.errors import (

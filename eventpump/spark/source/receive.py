@@ -14,7 +14,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from eventpump.aio.tasks import TaskSet
-from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.consumer.link.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.core.backoff import Backoff
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition

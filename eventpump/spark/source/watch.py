@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from eventpump.aio.tasks import TaskSet, gather
-from eventpump.consumer.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.consumer.link.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.errors import EntityNotFoundError, EventError, RequestRefusedError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLinkSpec, Transport

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.consumer.reader import PartitionReader
 from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
 from eventpump.eventhubs.conditions import error_for

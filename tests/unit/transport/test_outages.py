@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from eventpump.amqp.types import Int, Short
-from eventpump.consumer.feed import PartitionFeed, as_received
+from eventpump.consumer.link.feed import PartitionFeed, as_received
 from eventpump.errors import ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_EPOCH, PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER

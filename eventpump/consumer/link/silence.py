@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.core.silence import (
     LOOK_INTERVAL,
     PROBE_TIMEOUT,

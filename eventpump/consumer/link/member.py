@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eventpump.aio.tasks import resolve
-from eventpump.consumer.feed import FeedCursor, FeedStream, PartitionFeed
-from eventpump.consumer.places import FIRST_EVENT_TIME
+from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
+from eventpump.consumer.link.places import FIRST_EVENT_TIME
 from eventpump.consumer.record.opening import Beginning
 from eventpump.core.sharing import Held, LinkState, Pressure
 from eventpump.core.silence import Look
@@ -21,7 +21,7 @@ from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties
 
 if TYPE_CHECKING:
-    from eventpump.consumer.sharing import SharedPartition
+    from eventpump.consumer.link.sharing import SharedPartition
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet, reject
 from eventpump.consumer.calls.handler import PumpEndedError
-from eventpump.consumer.feed import PartitionFeed
-from eventpump.consumer.feeds import FeedMaker
-from eventpump.consumer.member import MemberCalls, MemberFeed
-from eventpump.consumer.places import PlaceLook, look_for
+from eventpump.consumer.link.feed import PartitionFeed
+from eventpump.consumer.link.feeds import FeedMaker
+from eventpump.consumer.link.member import MemberCalls, MemberFeed
+from eventpump.consumer.link.places import PlaceLook, look_for
 from eventpump.consumer.record.opening import Beginning, HubRecreatedError
 from eventpump.core.rewind import PlaceSearch
 from eventpump.core.sharing import Placement, ShareLedger

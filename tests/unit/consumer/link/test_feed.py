@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.consumer.feed import PartitionFeed, as_received
+from eventpump.consumer.link.feed import PartitionFeed, as_received
 from eventpump.errors import (
     ConnectionLostError,
     ConsumerDisconnectedError,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.feeds import FeedMaker
-from eventpump.consumer.member import MemberCalls, MemberFeed
+from eventpump.consumer.link.feeds import FeedMaker
+from eventpump.consumer.link.member import MemberCalls, MemberFeed
+from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.record.opening import Beginning, HubRecreatedError
-from eventpump.consumer.sharing import SharedPartition
 from eventpump.core.sharing import Held
 from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR, error_for

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import repeat
 
-from eventpump.consumer.feed import PartitionFeed
+from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.consumer.record.opening import HubRecreatedError
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import EventError

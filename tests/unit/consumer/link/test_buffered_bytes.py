@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.feed import LARGE, FeedFullError, PartitionFeed, as_received
 from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.link.feed import LARGE, FeedFullError, PartitionFeed, as_received
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import ConnectionLostError

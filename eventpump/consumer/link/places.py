@@ -10,7 +10,7 @@ from datetime import datetime
 
 from eventpump.aio.tasks import reject, resolve
 from eventpump.consumer.calls.handler import PumpEndedError
-from eventpump.consumer.feeds import FeedMaker
+from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.core.rewind import PlaceSearch
 from eventpump.errors import ConsumerDisconnectedError, EventError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint
