@@ -99,12 +99,16 @@ RECEIVED: Final[Sequence[Row]] = (
     ],
     [
         Node(
-            "consumer/delivery.py",
+            "consumer/pump/delivery.py",
             "acts",
             "takes up to max_batch_size from the cache, which creates the ReceivedEvents",
         )
     ],
-    [Node("consumer/dispatch.py", "acts", "checks that the lease is alive, and has handler.py call the processor")],
+    [
+        Node(
+            "consumer/pump/dispatch.py", "acts", "checks that the lease is alive, and has handler.py call the processor"
+        )
+    ],
     [Node("your process_events", "outside", "the first read of a field scans the message once (amqp/sections.py)")],
     [Node("core/checkpoint.py", "decides", "after it returned: is a checkpoint due, and where?")],
     [

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     )
     from eventpump.clients.producers import BufferedOptions, BufferedProducer, EventProducer, ProducerOptions
     from eventpump.compiled import BuildInfo, build_info
-    from eventpump.consumer.batches import BatchIterator, ReceivedBatch
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
+    from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
     from eventpump.core.balancer import LeasePlan
     from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
     from eventpump.core.checkpoint import CheckpointPolicy
@@ -376,7 +376,7 @@ _MODULES: Final = {
     "clients.consumers": "EventHubSource EventProcessorHost FeedOptions HostOptions PartitionReader ReaderOptions",
     "clients.producers": "BufferedOptions BufferedProducer EventProducer ProducerOptions",
     "compiled": "BuildInfo build_info",
-    "consumer.batches": "BatchIterator ReceivedBatch",
+    "consumer.pump.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
     "consumer.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",

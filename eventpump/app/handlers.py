@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeAlias, get_type_hints
 
 from eventpump.consumer.calls.handler import next_event
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.steps import StepwiseProcessor
+from eventpump.consumer.pump.steps import StepwiseProcessor
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.decoding import Decode, Decoder, encoded, guarded
 from eventpump.eventhubs.events import EventData, ReceivedEvent

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from eventpump.aio.tasks import gather
-from eventpump.consumer.pump import PartitionPump
+from eventpump.consumer.pump.pump import PartitionPump
 from eventpump.core.rewind import end_of_range
 from eventpump.errors import OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition

@@ -19,14 +19,14 @@ from eventpump.aio.home import HomeLoop
 from eventpump.aio.signals import handling_first_signal
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
-from eventpump.consumer.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.turns import Turns
 from eventpump.consumer.manager import PartitionManager
 from eventpump.consumer.owned import PartitionStatus
-from eventpump.consumer.parking import Parking
 from eventpump.consumer.processor import Processor, ProcessorSource
-from eventpump.consumer.tenure import PumpSurroundings
+from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
+from eventpump.consumer.pump.parking import Parking
+from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError

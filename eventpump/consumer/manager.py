@@ -17,12 +17,12 @@ from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.planning import LeasePlanner
 from eventpump.consumer.processor import ProcessorSource
-from eventpump.consumer.pump import PartitionPump
+from eventpump.consumer.pump.pump import PartitionPump
+from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.opening import GroupStart
 from eventpump.consumer.record.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.consumer.startup import HostOpening
-from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.consumer.unserved import UnservedSubscriptions
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION

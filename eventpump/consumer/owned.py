@@ -12,10 +12,10 @@ from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch
-from eventpump.consumer.pump import PartitionPump
+from eventpump.consumer.pump.pump import PartitionPump
+from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.consumer.record.opening import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
-from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
 from eventpump.core.sharing import LinkState, PressureState

@@ -11,10 +11,10 @@ from typing import TypeVar
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet
 from eventpump.cancellation import is_failure
+from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.opening import GroupStart
 from eventpump.consumer.record.subscriptions import Subscriptions
-from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError, StoreError
 from eventpump.reports import LeaseStoreEmpty, ServiceFailed, StartIgnored, StoreFailed, StoreRestored

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from eventpump.aio.tasks import gather
 from eventpump.cancellation import is_failure
+from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.subscriptions import Subscriptions
-from eventpump.consumer.tenure import PumpSurroundings
 from eventpump.core.starts import lag_after, start_of
 from eventpump.errors import EventPumpError, ServiceError
 from eventpump.eventhubs.partitions import partition_order

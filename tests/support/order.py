@@ -60,7 +60,7 @@ LONGEST = (
     "interop/test_azure_recovers.py",
     "contract/test_publisher_states.py",
     "contract/test_sources.py",
-    "unit/consumer/test_rewind.py",
+    "unit/consumer/pump/test_rewind.py",
     "integration/test_emulator_idempotence.py",
     "integration/test_producer.py",
     "integration/test_emulator_data.py",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from eventpump.aio.tasks import resolve
-from eventpump.consumer.dispatch import Dispatch
-from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.link.member import MemberFeed
-from eventpump.consumer.partition import OpenPartition, has_place
-from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.pump.dispatch import Dispatch
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.reading import PartitionReading
+from eventpump.consumer.pump.requests import Replay, Requests, Seek
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.consumer.record.continuity import ContinuityCheck
 from eventpump.consumer.record.opening import Beginning, HubRecreatedError
-from eventpump.consumer.requests import Replay, Requests, Seek
-from eventpump.consumer.tenure import Tenure
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 
 from eventpump.consumer.calls.handler import HandlerRunner
-from eventpump.consumer.partition import has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.tenure import Tenure
+from eventpump.consumer.pump.partition import has_place
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.errors import DecodeError, ProcessorFailedError

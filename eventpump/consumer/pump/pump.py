@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
-from eventpump.consumer.delivery import Delivery
-from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch
-from eventpump.consumer.partition import OpenPartition
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.pump.delivery import Delivery
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition
+from eventpump.consumer.pump.reading import PartitionReading
+from eventpump.consumer.pump.requests import Drain, Replay, Requests, Seek
+from eventpump.consumer.pump.rewind import Rewinding
+from eventpump.consumer.pump.tenure import PumpSurroundings, Tenure
 from eventpump.consumer.record.subscriptions import Subscription
-from eventpump.consumer.requests import Drain, Replay, Requests, Seek
-from eventpump.consumer.rewind import Rewinding
-from eventpump.consumer.tenure import PumpSurroundings, Tenure
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.batches import BatchIterator, ReceivedBatch
 from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import AuthenticationError, ClosedError, ConfigurationError, OwnershipLostError, StoreError
 from eventpump.options.consumer import Park

@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
-from eventpump.consumer.batches import BatchDispatch, BatchSource
 from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError
-from eventpump.consumer.dispatch import Dispatch, SerialDispatch
-from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.keyed_dispatch import KeyedDispatch
-from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reading import PartitionReading
+from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
+from eventpump.consumer.pump.dispatch import Dispatch, SerialDispatch
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.keyed_dispatch import KeyedDispatch
+from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.reading import PartitionReading
+from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.rewind import Rewinding
+from eventpump.consumer.pump.steps import Steps, StepwiseProcessor
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.consumer.record.opening import HubRecreatedError, loss_error
-from eventpump.consumer.requests import Requests
-from eventpump.consumer.rewind import Rewinding
-from eventpump.consumer.steps import Steps, StepwiseProcessor
-from eventpump.consumer.tenure import Tenure
 from eventpump.core.pump_state import PumpState
 from eventpump.core.starts import retained_from
 from eventpump.eventhubs.events import ReceivedEvent

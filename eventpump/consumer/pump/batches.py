@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import HandlerRunner, InHand
-from eventpump.consumer.dispatch import SerialDispatch
-from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.requests import Requests
-from eventpump.consumer.tenure import Tenure
+from eventpump.consumer.pump.dispatch import SerialDispatch
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings

@@ -7,12 +7,12 @@ from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.calls.handler import Call, HandlerRunner
-from eventpump.consumer.failing import FailureHandling
-from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.requests import Requests
-from eventpump.consumer.steps import Steps
-from eventpump.consumer.tenure import Tenure
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.steps import Steps
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.eventhubs.events import ReceivedEvent
 
 

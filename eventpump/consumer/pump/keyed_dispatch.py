@@ -9,13 +9,13 @@ from functools import partial
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.calls.handler import HandlerRunner
 from eventpump.consumer.calls.workers import Entry, KeyedWorkers
-from eventpump.consumer.dispatch import still_belongs
-from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
-from eventpump.consumer.partition import OpenPartition, has_place
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.requests import Requests
-from eventpump.consumer.tenure import Tenure
+from eventpump.consumer.pump.dispatch import still_belongs
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import ReceivedEvent

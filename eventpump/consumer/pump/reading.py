@@ -9,13 +9,16 @@ from collections.abc import Callable
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import PumpEndedError
-from eventpump.consumer.failing import FailureHandling
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.link.member import MemberCalls, MemberFeed
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch, SilentLink
-from eventpump.consumer.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.processor import EventProcessor
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
+from eventpump.consumer.pump.requests import Seek
+from eventpump.consumer.pump.steps import StepwiseProcessor
+from eventpump.consumer.pump.tenure import Tenure
 from eventpump.consumer.record.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.record.continuity import ContinuityCheck
 from eventpump.consumer.record.opening import (
@@ -27,9 +30,6 @@ from eventpump.consumer.record.opening import (
     loss_error,
 )
 from eventpump.consumer.record.subscriptions import SubscriptionEndedError, SubscriptionStart
-from eventpump.consumer.requests import Seek
-from eventpump.consumer.steps import StepwiseProcessor
-from eventpump.consumer.tenure import Tenure
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.pump_state import CloseReason

@@ -15,7 +15,7 @@ import pytest
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.requests import Requests, Seek
+from eventpump.consumer.pump.requests import Requests, Seek
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.sharing import LinkState
 from eventpump.errors import ClosedError, ConfigurationError, ConnectionLostError, OwnershipLostError

@@ -13,7 +13,7 @@ from eventpump.cancellation import is_failure
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.bounds.turns import Turns
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
-from eventpump.consumer.parking import Parking
+from eventpump.consumer.pump.parking import Parking
 from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
