@@ -73,7 +73,7 @@ _COVERED_BY = {
     "consumer/commands.py": "unit/consumer/pump/test_rewind.py",
     "consumer/record/continuity.py": "unit/consumer/record/test_data_loss.py unit/consumer/pump/test_begun_anew.py",
     "consumer/pump/delivery.py": "unit/consumer/test_host.py unit/consumer/test_manager.py",
-    "consumer/ending.py": "unit/consumer/test_reader.py unit/consumer/test_host.py",
+    "consumer/reader/ending.py": "unit/consumer/reader/test_reader.py unit/consumer/test_host.py",
     "consumer/pump/failing.py": "unit/consumer/pump/test_parking.py unit/consumer/pump/test_escapes.py",
     "consumer/pump/dispatch.py": (
         "unit/consumer/test_host.py unit/consumer/pump/test_parking.py unit/consumer/pump/test_rewind.py"

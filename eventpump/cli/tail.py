@@ -29,7 +29,7 @@ from eventpump.cli.streams import (
     whole_number,
 )
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,

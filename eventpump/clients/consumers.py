@@ -14,9 +14,9 @@ from eventpump.clients.connection import (
     split_options,
     takes_options,
 )
-from eventpump.consumer import reader
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import Processor
+from eventpump.consumer.reader import reader
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.fleet import PartitionBalancer
 from eventpump.errors import ConfigurationError

@@ -15,7 +15,7 @@ import pytest
 from eventpump.clients.connection import make_transport
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eventpump import KeyedProcessor, PartitionContext, ReceivedEvent, RetryOptions
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import ConnectionLostError, DataLossError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition

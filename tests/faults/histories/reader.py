@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpump.consumer.link.feed import PartitionFeed
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.core.backoff import Backoff
 from eventpump.errors import ConfigurationError, PublishOutcomeUnknownError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventData

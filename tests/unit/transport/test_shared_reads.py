@@ -11,7 +11,7 @@ import pytest
 
 from eventpump.consumer.host import PartitionHost
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.emulator.faults import (
     Action,
     CloseConnection,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import Recovery, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.consumer import ReaderSettings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import DecodeError, ProcessorFailedError
 from eventpump.eventhubs.codecs import PayloadCodec

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.consumer.record.opening import GroupStart, _HubChangedError
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind

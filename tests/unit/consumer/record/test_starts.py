@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ScopeRecord, StoredScopeRecord

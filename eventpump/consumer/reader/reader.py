@@ -16,12 +16,12 @@ from typing import Self
 
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
-from eventpump.consumer.ending import RangeWatch
 from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.keyed_reading import KeyedReading
 from eventpump.consumer.link.feed import FeedCursor, PartitionFeed, as_received
 from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.processor import CloseReason, PartitionContext
+from eventpump.consumer.reader.ending import RangeWatch
+from eventpump.consumer.reader.keyed_reading import KeyedReading
 from eventpump.consumer.record.opening import HubRecreatedError
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from

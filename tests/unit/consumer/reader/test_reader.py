@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.ending import QUIET
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.ending import QUIET
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,

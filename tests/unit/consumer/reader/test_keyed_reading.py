@@ -14,7 +14,7 @@ import pytest
 
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
-from eventpump.consumer.reader import PartitionReader
+from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
