@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     )
     from eventpump.clients.producers import BufferedOptions, BufferedProducer, EventProducer, ProducerOptions
     from eventpump.compiled import BuildInfo, build_info
+    from eventpump.consumer.host.owned import PartitionStatus
     from eventpump.consumer.keyed import KeyedProcessor
-    from eventpump.consumer.owned import PartitionStatus
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
     from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
     from eventpump.core.balancer import LeasePlan
@@ -378,7 +378,7 @@ _MODULES: Final = {
     "compiled": "BuildInfo build_info",
     "consumer.pump.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
-    "consumer.owned": "PartitionStatus",
+    "consumer.host.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",
     "core.balancer": "LeasePlan",
     "core.balancers": "FairBalancer GreedyBalancer RingBalancer StaticAssignment",

@@ -70,30 +70,30 @@ _COVERED_BY = {
     "consumer/record/checkpoints.py": (
         "unit/consumer/pump/test_context_checkpoint.py unit/consumer/record/test_data_loss.py"
     ),
-    "consumer/commands.py": "unit/consumer/pump/test_rewind.py",
+    "consumer/host/commands.py": "unit/consumer/pump/test_rewind.py",
     "consumer/record/continuity.py": "unit/consumer/record/test_data_loss.py unit/consumer/pump/test_begun_anew.py",
-    "consumer/pump/delivery.py": "unit/consumer/test_host.py unit/consumer/test_manager.py",
-    "consumer/reader/ending.py": "unit/consumer/reader/test_reader.py unit/consumer/test_host.py",
+    "consumer/pump/delivery.py": "unit/consumer/host/test_host.py unit/consumer/host/test_manager.py",
+    "consumer/reader/ending.py": "unit/consumer/reader/test_reader.py unit/consumer/host/test_host.py",
     "consumer/pump/failing.py": "unit/consumer/pump/test_parking.py unit/consumer/pump/test_escapes.py",
     "consumer/pump/dispatch.py": (
-        "unit/consumer/test_host.py unit/consumer/pump/test_parking.py unit/consumer/pump/test_rewind.py"
+        "unit/consumer/host/test_host.py unit/consumer/pump/test_parking.py unit/consumer/pump/test_rewind.py"
     ),
     "consumer/link/feeds.py": "unit/consumer/link/test_sharing.py unit/consumer/pump/test_begun_anew.py",
     "consumer/pump/keyed_dispatch.py": "unit/consumer/test_keyed.py",
     "consumer/link/member.py": (
         "unit/consumer/link/test_sharing.py unit/consumer/link/test_catch_up.py unit/consumer/link/test_streams.py"
     ),
-    "consumer/pump/partition.py": "unit/consumer/test_host.py unit/consumer/pump/test_context_checkpoint.py",
+    "consumer/pump/partition.py": "unit/consumer/host/test_host.py unit/consumer/pump/test_context_checkpoint.py",
     "consumer/link/places.py": "unit/consumer/pump/test_rewind.py unit/consumer/link/test_sharing.py",
-    "consumer/pump/pump.py": "unit/consumer/test_host.py unit/consumer/calls/test_handler_timeout.py",
+    "consumer/pump/pump.py": "unit/consumer/host/test_host.py unit/consumer/calls/test_handler_timeout.py",
     "consumer/pump/reading.py": "unit/consumer/record/test_starts.py unit/consumer/pump/test_begun_anew.py",
     "consumer/pump/requests.py": "unit/consumer/pump/test_rewind.py",
-    "consumer/startup.py": "unit/consumer/test_refusals.py unit/consumer/test_host.py",
+    "consumer/host/startup.py": "unit/consumer/host/test_refusals.py unit/consumer/host/test_host.py",
     "consumer/pump/steps.py": "unit/app/test_handlers.py",
-    "consumer/pump/tenure.py": "unit/consumer/pump/test_escapes.py unit/consumer/test_manager.py",
-    "consumer/calls/workers.py": "unit/consumer/test_keyed.py unit/consumer/test_host.py",
+    "consumer/pump/tenure.py": "unit/consumer/pump/test_escapes.py unit/consumer/host/test_manager.py",
+    "consumer/calls/workers.py": "unit/consumer/test_keyed.py unit/consumer/host/test_host.py",
     "consumer/bounds/turns.py": "unit/consumer/bounds/test_limits.py",
-    "core/lease.py": "unit/core/test_balancer.py unit/consumer/test_manager.py",
+    "core/lease.py": "unit/core/test_balancer.py unit/consumer/host/test_manager.py",
     "demo/command.py": "integration/test_programs.py",
     "demo/exchange.py": "integration/test_programs.py",
     "demo/fleet.py": "integration/test_programs.py",
@@ -118,7 +118,7 @@ _COVERED_BY = {
         "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py "
         "contract/test_sources.py"
     ),
-    "options/consumer.py": "unit/options/test_positions.py unit/options/test_retry.py unit/consumer/test_host.py",
+    "options/consumer.py": "unit/options/test_positions.py unit/options/test_retry.py unit/consumer/host/test_host.py",
     "options/producer.py": "unit/producer/test_buffered.py unit/test_clients.py",
     "producer/intake.py": "unit/producer/test_buffered.py unit/test_core.py",
     "producer/targets.py": "unit/producer/test_producer.py unit/producer/test_overlapping.py",

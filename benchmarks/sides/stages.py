@@ -17,7 +17,7 @@ from benchmarks.sides.common import BODY_SIZE
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import Connection, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.connection import service_config
 from eventpump.eventhubs.cloudevents import CloudEvent

@@ -14,7 +14,7 @@ from eventpump.clients.connection import (
     split_options,
     takes_options,
 )
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.processor import Processor
 from eventpump.consumer.reader import reader
 from eventpump.core.checkpoint import CheckpointPolicy

@@ -15,7 +15,7 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
 from eventpump import EventProcessor, PartitionContext, ReceivedEvent
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.blob import BlobLeaseStore

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump import CheckpointPolicy, EventProcessor, PartitionContext
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub

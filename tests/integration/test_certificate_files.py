@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.emulator.server import Emulator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.link import silence
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.faults import Hold, LinkRole

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent

@@ -68,7 +68,7 @@ LONGEST = (
     "unit/benchmarks/test_fanout.py",
     "integration/test_app.py",
     "integration/test_uamqp_transport.py",
-    "unit/consumer/test_manager.py",
+    "unit/consumer/host/test_manager.py",
     "contract/test_blob_subscriptions.py",
     "faults/test_emulator_killed.py",
     "unit/test_core.py",

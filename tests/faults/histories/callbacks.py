@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from eventpump import PartitionContext
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.errors import ConfigurationError, EventPumpError
 from tests.faults.histories.world import Life, World

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.balancer import LeasePlan
 from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy

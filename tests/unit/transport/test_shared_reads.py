@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader.reader import PartitionReader
 from eventpump.emulator.faults import (

@@ -20,7 +20,7 @@ from eventpump.consumer.bounds.limits import (
     PacedDirectory,
 )
 from eventpump.consumer.bounds.turns import Turns
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.link.feed import LARGE, FeedFullError, PartitionFeed, as_received
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.budget import Account, BufferBudget

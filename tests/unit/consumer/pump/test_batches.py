@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import AuthenticationError, ClosedError, ConfigurationError, OwnershipLostError, StoreError

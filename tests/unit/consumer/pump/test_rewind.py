@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.requests import Requests, Seek

@@ -12,18 +12,18 @@ from typing import TypeVar
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
-from eventpump.consumer.commands import drain_all, in_order, replay_all, seek_all
+from eventpump.consumer.host.commands import drain_all, in_order, replay_all, seek_all
+from eventpump.consumer.host.owned import OwnedPartition, OwnerCalls, PartitionStatus
+from eventpump.consumer.host.planning import LeasePlanner
+from eventpump.consumer.host.startup import HostOpening
+from eventpump.consumer.host.unserved import UnservedSubscriptions
 from eventpump.consumer.link.silence import SilenceWatch
-from eventpump.consumer.owned import OwnedPartition, OwnerCalls, PartitionStatus
-from eventpump.consumer.planning import LeasePlanner
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump.pump import PartitionPump
 from eventpump.consumer.pump.tenure import PumpSurroundings
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.opening import GroupStart
 from eventpump.consumer.record.subscriptions import Subscription, SubscriptionRecords, Subscriptions
-from eventpump.consumer.startup import HostOpening
-from eventpump.consumer.unserved import UnservedSubscriptions
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease

@@ -21,8 +21,8 @@ from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.turns import Turns
-from eventpump.consumer.manager import PartitionManager
-from eventpump.consumer.owned import PartitionStatus
+from eventpump.consumer.host.manager import PartitionManager
+from eventpump.consumer.host.owned import PartitionStatus
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.consumer.pump.parking import Parking

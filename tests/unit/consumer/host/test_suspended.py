@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from eventpump.consumer.host import PartitionHost
+from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
