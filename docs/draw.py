@@ -162,7 +162,7 @@ ROW: Final[Sequence[Row]] = (
         Node("sink, driver", "outside", "Spark calls foreachBatch", 1),
     ],
     [
-        Node("spark/source/looks.py", "decides", "keeps a snapshot of each hub's first and last numbers", 0),
+        Node("spark/source/known_hubs.py", "decides", "keeps a snapshot of each hub's first and last numbers", 0),
         Node(
             "spark/sink/protocol.py",
             "decides",

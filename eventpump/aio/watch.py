@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Self, TypeVar
 
-from eventpump.core.turns import NOTED_STEP
+from eventpump.core.loop_load import NOTED_STEP
 
 _T = TypeVar("_T")
 

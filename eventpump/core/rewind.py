@@ -12,7 +12,7 @@ from eventpump.core.starts import TimedPartitionFacts, at_end, first_number, ret
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, Checkpoint, EventPosition
 
 
-class UnknownPlaceError(ValueError):
+class UnknownPositionError(ValueError):
     """The partition has no such position."""
 
 
@@ -29,7 +29,7 @@ class Probe:
     limit: int
 
 
-class PlaceSearch:
+class PositionSearch:
     """Finds the checkpoint after which reading begins as it does from a position.
 
     While `found` is None, receive from `probe` on and call `received` with each event until it returns true.
@@ -40,7 +40,7 @@ class PlaceSearch:
         facts: The properties of the partition now.
 
     Raises:
-        UnknownPlaceError: The position lies beyond the partition's end.
+        UnknownPositionError: The position lies beyond the partition's end.
     """
 
     __slots__ = ("_back", "_before", "_facts", "_first", "_partition_id", "_position", "_was_silent", "found", "probe")
@@ -96,7 +96,7 @@ class PlaceSearch:
             facts: The properties of the partition, read after that.
 
         Raises:
-            UnknownPlaceError: No event came for the second time.
+            UnknownPositionError: No event came for the second time.
         """
         self._facts = facts
         if self._first is None:
@@ -105,7 +105,7 @@ class PlaceSearch:
             # What it was to begin with may have been dropped meanwhile.
             self._begins_with(self._first)
         if self.found is None and self._was_silent:
-            raise UnknownPlaceError(f"no event was received from {self._position} on: is it a position of this hub?")
+            raise UnknownPositionError(f"no event was received from {self._position} on: is it a position of this hub?")
         self._was_silent = True
 
     def _begins_with(self, first: int | None) -> None:
@@ -114,7 +114,7 @@ class PlaceSearch:
             return
         facts, end = self._facts, self._facts.last_enqueued_sequence_number + 1
         if first > end:
-            raise UnknownPlaceError(
+            raise UnknownPositionError(
                 f"{self._position} lies beyond the end: the partition's newest event has sequence number {end - 1}"
             )
         self._first = first

@@ -221,7 +221,7 @@ class SilenceCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class HubAnswer:
     """Management's answer about a partition.
 
     Args:
@@ -269,7 +269,7 @@ def lag(
     *,
     delivered: int | None,
     stated: int | None,
-    look: Look | None,
+    answer: HubAnswer | None,
     is_attached: bool,
     silent_for: float | None,
     now: float,
@@ -278,22 +278,22 @@ def lag(
     """Return how many events a partition's newest one is ahead of the last delivered; None if unknown.
 
     The lag is unknown while the link is not attached; if the newest event is known neither from the last received event
-    nor from a later look; and if the link has been silent for longer than `patience` seconds and no look of the last
-    `2 * patience` seconds confirms it. A silent link is attached, has credit, and has nothing received left to deliver;
-    its silence begins with the last message, on this link or an earlier one. If nothing was delivered yet, the lag is 0
-    if a look confirms that there is nothing to deliver.
+    nor from a later answer of management; and if the link has been silent for longer than `patience` seconds and no
+    answer of the last `2 * patience` seconds confirms it. A silent link is attached, has credit, and has nothing
+    received left to deliver; its silence begins with the last message, on this link or an earlier one. If nothing was
+    delivered yet, the lag is 0 if an answer confirms that there is nothing to deliver.
 
     Args:
         delivered: The sequence number of the last delivered event.
         stated: That of the newest event, as stated by the last received one.
-        look: The last look, if nothing was received since.
+        answer: The last answer of management, if nothing was received since.
         silent_for: How many seconds the link has been silent; None if it is not.
     """
     if not is_attached:
         return None
-    if silent_for is not None and silent_for > patience and (look is None or now - look.at > 2 * patience):
+    if silent_for is not None and silent_for > patience and (answer is None or now - answer.at > 2 * patience):
         return None
     if delivered is None:
-        return 0 if look is not None and look.is_ahead is False else None
-    newest = stated if look is None else look.last
+        return 0 if answer is not None and answer.is_ahead is False else None
+    newest = stated if answer is None else answer.last
     return None if newest is None else max(0, newest - delivered)

@@ -141,7 +141,7 @@ class PartitionFacts(Protocol):
 
 
 class TimedPartitionFacts(PartitionFacts, Protocol):
-    """The same, with a time."""
+    """`PartitionFacts`, and the time of the newest event."""
 
     @property
     def last_enqueued_time(self) -> datetime:

@@ -299,17 +299,17 @@ class _DecodedEvent(ReceivedEvent):
 
     @property
     def body_type(self) -> str:
-        """As of `ReceivedEvent`."""
+        """See `ReceivedEvent.body_type`."""
         return super().body_type if self._payload() is None else "data"
 
     @property
     def value(self) -> Any:
-        """As of `ReceivedEvent`; for an encoded event, the decoded body."""
+        """See `ReceivedEvent.value`; for an encoded event, the decoded body."""
         payload = self._payload()
         return super().value if payload is None else payload
 
     def to_event_data(self) -> EventData:
-        """As of `ReceivedEvent`: with the decoded body, and a content encoding without what was decoded."""
+        """See `ReceivedEvent.to_event_data`: with the decoded body, and a content encoding without what was decoded."""
         copy = copy_of(self)
         if self._payload() is None:
             return copy

@@ -51,7 +51,7 @@ class StoreWaits:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count what is awaited within as such a call."""
+        """Count a call of the store for as long as the `with` block runs."""
         key = object()
         self._since[key] = asyncio.get_running_loop().time()
         try:

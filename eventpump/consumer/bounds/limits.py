@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from eventpump.aio.tasks import resolve
 from eventpump.aio.users import Users
-from eventpump.consumer.bounds.turns import Turns
+from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.core.bucket import TokenBucket
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.request_queue import RequestQueue
@@ -126,16 +126,16 @@ class BoundedLeaseStore:
         store: The store.
         timeout: Seconds that one call may take.
         clock: The clock by which leases expire.
-        turns: Holds deliveries back that would make a call exceed its time.
+        loop_gate: Holds deliveries back that would make a call exceed its time.
 
     Raises:
         TimeoutError: From each call that takes longer.
     """
 
-    def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, turns: Turns) -> None:
+    def __init__(self, store: LeaseStore, *, timeout: float, clock: Clock, loop_gate: LoopGate) -> None:
         self._store = store
         self._timeout = timeout
-        self._turns = turns
+        self._loop_gate = loop_gate
         self._clock = clock
         self._gate = RequestGate(RequestQueue(STORE_CALLS, STORE_SHARES))
         self._takes_more = True
@@ -296,7 +296,7 @@ class BoundedLeaseStore:
 
     async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
         async with self._gate.turn(priority, order):
-            with self._turns.call(self._timeout):
+            with self._loop_gate.call(self._timeout):
                 async with asyncio.timeout(self._timeout):
                     return await call()
 

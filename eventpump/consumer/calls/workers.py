@@ -13,7 +13,7 @@ from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
 from eventpump.consumer.calls.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
-from eventpump.core.turns import NOTED_STEP
+from eventpump.core.loop_load import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
 
 CALLS_PER_STEP = 100

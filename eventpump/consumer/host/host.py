@@ -20,13 +20,13 @@ from eventpump.aio.signals import handling_first_signal
 from eventpump.cancellation import is_failure
 from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
-from eventpump.consumer.bounds.turns import Turns
+from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
 from eventpump.consumer.host.owned import PartitionStatus
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.consumer.pump.parking import Parking
-from eventpump.consumer.pump.tenure import PumpSurroundings
+from eventpump.consumer.pump.services import HostServices
 from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
@@ -482,11 +482,11 @@ class PartitionHost:
         settings = self._settings
         transport = self._transport = self._transport_factory()
         store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
-        turns = Turns(self._clock)
-        around = PumpSurroundings(
+        loop_gate = LoopGate(self._clock)
+        services = HostServices(
             transport=BoundedTransport(transport, rng=self._rng),
             directory=PacedDirectory(transport, transport.fully_qualified_namespace),
-            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, turns=turns),
+            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_gate=loop_gate),
             settings=settings,
             scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
             owner_id=self._owner_id,
@@ -495,12 +495,12 @@ class PartitionHost:
             reporter=self._reporter,
             store_timeout=store_timeout,
             blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
-            turns=turns,
+            loop_gate=loop_gate,
             renew_interval=self._renew_interval,
             parking=self._parking,
             budget=self._budget,
         )
-        return PartitionManager(around, self._source, renew_interval=self._renew_interval)
+        return PartitionManager(services, self._source, renew_interval=self._renew_interval)
 
     def _sender(self, hub: str) -> EventSender:
         assert self._transport is not None

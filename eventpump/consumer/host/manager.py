@@ -20,9 +20,9 @@ from eventpump.consumer.host.unserved import UnservedSubscriptions
 from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump.pump import PartitionPump
-from eventpump.consumer.pump.tenure import PumpSurroundings
+from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
-from eventpump.consumer.record.opening import GroupStart
+from eventpump.consumer.record.starts import GroupStart
 from eventpump.consumer.record.subscriptions import Subscription, SubscriptionRecords, Subscriptions
 from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
@@ -88,26 +88,32 @@ class PartitionManager:
     The store (`BoundedLeaseStore`) bounds the number of its calls that are under way.
 
     Args:
-        around: What all pumps of the host share.
+        services: What all pumps of the host share.
         renew_interval: Seconds between renewals.
     """
 
-    def __init__(self, around: PumpSurroundings, source: ProcessorSource | None, *, renew_interval: float) -> None:
-        self._around = around
-        self._settings = around.settings
-        self._store = around.store
-        self._clock = around.clock
-        self._group = GroupStart(around.store, around.directory, around.settings, store_timeout=around.store_timeout)
-        records = SubscriptionRecords(
-            around.store, around.directory, self._group.hub, self._settings.hub, store_timeout=around.store_timeout
+    def __init__(self, services: HostServices, source: ProcessorSource | None, *, renew_interval: float) -> None:
+        self._services = services
+        self._settings = services.settings
+        self._store = services.store
+        self._clock = services.clock
+        self._group = GroupStart(
+            services.store, services.directory, services.settings, store_timeout=services.store_timeout
         )
-        self._subscriptions = Subscriptions(records, self._settings, around.owner_id, self._report)
-        self._unserved = UnservedSubscriptions(around, self._subscriptions)
+        records = SubscriptionRecords(
+            services.store,
+            services.directory,
+            self._group.hub,
+            self._settings.hub,
+            store_timeout=services.store_timeout,
+        )
+        self._subscriptions = Subscriptions(records, self._settings, services.owner_id, self._report)
+        self._unserved = UnservedSubscriptions(services, self._subscriptions)
         self._has_default = source is not None
         if source is not None:
             self._subscriptions.set_default(Subscription(DEFAULT_SUBSCRIPTION, self._settings, source, self._group))
         self._renew_interval = renew_interval
-        self._planner = LeasePlanner(self._settings.balancer, around.owner_id, around.rng, around.reporter)
+        self._planner = LeasePlanner(self._settings.balancer, services.owner_id, services.rng, services.reporter)
         self._partitions: dict[str, OwnedPartition] = {}
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
@@ -120,7 +126,7 @@ class PartitionManager:
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
         self._silence = SilenceWatch(
-            around.directory, self._settings.hub, self._settings.max_wait_time, self._unexpected
+            services.directory, self._settings.hub, self._settings.max_wait_time, self._unexpected
         )
         self._end = _Outcome()
         self._close_by = math.inf
@@ -153,7 +159,7 @@ class PartitionManager:
             until = self._clock.monotonic() + self._settings.startup_timeout
             self._start_of_host = HostStart(until)
             group = self._group if self._has_default else None
-            opening = HostOpening(self._around, group, self._subscriptions, self._chores, self._end.wake)
+            opening = HostOpening(self._services, group, self._subscriptions, self._chores, self._end.wake)
             if found := await opening.run(until):
                 self._found(found)
             self._is_running_partitions = True
@@ -162,7 +168,7 @@ class PartitionManager:
                 self._chores.spawn(self._discover_once(), "eventpump discovery")
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
                 self._chores.spawn(self._list_subscriptions_once(), "eventpump listing of subscriptions")
-                await self._sleep(self._renew_interval * (1 - JITTER * self._around.rng.random()))
+                await self._sleep(self._renew_interval * (1 - JITTER * self._services.rng.random()))
         except EventPumpError as error:
             self._fail(error)
         finally:
@@ -211,11 +217,11 @@ class PartitionManager:
         # By the loop's own time: a machine that was suspended has not blocked it.
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
-        seen = self._around.reporter.count(LoopBlocked)
+        seen = self._services.reporter.count(LoopBlocked)
         await wait_for_event(self._end.wake, delay)
         late = loop.time() - due
-        if measured and late > self._around.blocked_after and self._around.reporter.count(LoopBlocked) == seen:
-            self._report(LoopBlocked(self._around.owner_id, None, late, None))
+        if measured and late > self._services.blocked_after and self._services.reporter.count(LoopBlocked) == seen:
+            self._report(LoopBlocked(self._services.owner_id, None, late, None))
 
     async def _discover_once(self) -> None:
         """Find new partitions, and a hub that was recreated, unless the last attempt has not ended."""
@@ -224,17 +230,17 @@ class PartitionManager:
         self._is_discovering = True
         try:
             try:
-                properties = await self._around.directory.get_hub_properties(self._settings.hub)
+                properties = await self._services.directory.get_hub_properties(self._settings.hub)
             except EventPumpError as error:
                 operation = f"reading the properties of hub {self._settings.hub}"
-                self._report(ServiceFailed(self._around.owner_id, None, operation, error))
+                self._report(ServiceFailed(self._services.owner_id, None, operation, error))
                 return
             for pump in self._all_pumps():
                 pump.hub_found(properties.created_at)
             new = tuple(each for each in properties.partition_ids if each not in self._known)
             if not new:
                 return
-            timeout = self._around.store_timeout
+            timeout = self._services.store_timeout
             if await self._stored("ensure leases", None, self._store.ensure_leases(new), timeout) is not _FAILED:
                 self._found(new)
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
@@ -243,7 +249,7 @@ class PartitionManager:
 
     def _found(self, partition_ids: tuple[str, ...]) -> None:
         self._known.update(partition_ids)
-        self._report(PartitionsFound(self._around.owner_id, None, partition_ids))
+        self._report(PartitionsFound(self._services.owner_id, None, partition_ids))
 
     async def _balance_once(self) -> None:
         """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
@@ -284,7 +290,9 @@ class PartitionManager:
     async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
         """Plan again soon: a joining host takes the rest of its share after its first lease."""
         await asyncio.wait(tries)
-        await self._sleep(self._renew_interval * FIRST_STEP * (1 - JITTER * self._around.rng.random()), measured=False)
+        await self._sleep(
+            self._renew_interval * FIRST_STEP * (1 - JITTER * self._services.rng.random()), measured=False
+        )
         if not self._is_ending:
             await self._balance_once()
 
@@ -303,7 +311,7 @@ class PartitionManager:
 
     async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
         """Make a subscription, or adopt one, and start its pumps on the partitions owned; see `PartitionHost`."""
-        await self._store.open(self._around.scope)
+        await self._store.open(self._services.scope)
         await self._subscriptions.subscribe(settings, source)
         self._run_subscriptions()
         if self._is_running_partitions and not self._owned:
@@ -311,7 +319,7 @@ class PartitionManager:
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
         """End a subscription, and its pumps here; see `PartitionHost`."""
-        await self._store.open(self._around.scope)
+        await self._store.open(self._services.scope)
         await self._subscriptions.unsubscribe(name, keep_checkpoint=keep_checkpoint)
         self._run_subscriptions()
 
@@ -359,7 +367,7 @@ class PartitionManager:
 
     def _add(self, partition_id: str) -> OwnedPartition:
         partition = self._partitions[partition_id] = OwnedPartition(
-            self._around,
+            self._services,
             partition_id,
             self._group,
             self._subscriptions,
@@ -382,7 +390,7 @@ class PartitionManager:
         partition.is_taking = False
 
     async def _take_one(self, partition: OwnedPartition, snapshot: LeaseSnapshot | None) -> None:
-        owner = self._around.owner_id
+        owner = self._services.owner_id
         if snapshot is None:
             call = self._store.acquire_lease(partition.partition_id, owner)
         else:
@@ -406,7 +414,7 @@ class PartitionManager:
         """Record a lease that was taken or renewed, and when it expires."""
         partition.lease = lease
         due_at = lease.expires_at - self._store.lease_duration + self._renew_interval
-        self._around.turns.lease_held(partition.partition_id, due_at)
+        self._services.loop_gate.lease_held(partition.partition_id, due_at)
         if partition.expiry is not None:
             partition.expiry.cancel()
         delay = max(0.0, lease.expires_at - self._clock.monotonic())
@@ -424,7 +432,7 @@ class PartitionManager:
     def _lost(self, partition: OwnedPartition, why: str) -> None:
         if partition.lease is None:
             return
-        self._report(LeaseLost(self._around.owner_id, partition.partition_id, partition.lease.epoch, why))
+        self._report(LeaseLost(self._services.owner_id, partition.partition_id, partition.lease.epoch, why))
         self._forget(partition)
         for pump in list(partition.pumps.values()):
             pump.ownership_lost()
@@ -432,12 +440,12 @@ class PartitionManager:
     def _forget(self, partition: OwnedPartition) -> None:
         partition.lease_gone()
         self._renewals_due.remove(partition.partition_id)
-        self._around.turns.lease_gone(partition.partition_id)
+        self._services.loop_gate.lease_gone(partition.partition_id)
 
     def _renew_later(self, partition: OwnedPartition, lease: PartitionLease, jitter: float = JITTER) -> None:
         """Schedule a renewal one interval after the last request, shortened at random."""
         asked = lease.expires_at - self._store.lease_duration
-        wait = self._renew_interval * (1 - jitter * self._around.rng.random())
+        wait = self._renew_interval * (1 - jitter * self._services.rng.random())
         self._renewals_due.set(partition.partition_id, asked + wait)
         self._set_renewal_timer()
 
@@ -478,7 +486,7 @@ class PartitionManager:
         """Renew a lease; retried while that fails and the lease has not expired."""
         # Not `retrying`: what to do next depends after each attempt, and after each delay, on what has happened to the
         # lease meanwhile, and a renewal that succeeds may have to be repeated as well.
-        backoff = Backoff(self._around.store_timeout / 16, self._around.store_timeout / 4)
+        backoff = Backoff(self._services.store_timeout / 16, self._services.store_timeout / 4)
         # A lease without a pump is never kept, however the pump ended.
         while (lease := partition.lease) is not None and partition.pumps:
             if self._clock.monotonic() >= lease.expires_at:
@@ -490,7 +498,7 @@ class PartitionManager:
             if partition.lease is not lease:
                 return
             if isinstance(renewed, _Failed):
-                await asyncio.sleep(backoff.next(self._around.rng))
+                await asyncio.sleep(backoff.next(self._services.rng))
                 continue
             if renewed is None:
                 is_stolen = partition.stolen is not None
@@ -512,7 +520,7 @@ class PartitionManager:
         avoided_for = self._store.lease_duration
         partition.stolen = None
         partition.avoid_until = self._clock.monotonic() + avoided_for
-        self._report(OutsideReader(self._around.owner_id, partition.partition_id, avoided_for, error))
+        self._report(OutsideReader(self._services.owner_id, partition.partition_id, avoided_for, error))
         for pump in partition.pumps.values():
             pump.stop(CloseReason.OWNERSHIP_LOST)
 
@@ -536,7 +544,7 @@ class PartitionManager:
         remaining = self._close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
         if await self._stored("release", partition.partition_id, self._store.release_lease(lease), timeout) is True:
-            self._report(LeaseReleased(self._around.owner_id, partition.partition_id, lease.epoch))
+            self._report(LeaseReleased(self._services.owner_id, partition.partition_id, lease.epoch))
 
     # -------------------------------------------------------------------------------------------------- pumps
 
@@ -575,7 +583,7 @@ class PartitionManager:
         # The error that ends a host is raised by `run`, and not reported once per partition as well.
         self._withheld.append(
             PartitionFailed(
-                self._around.owner_id, partition.partition_id, avoided_for, error, subscription=pump.subscription
+                self._services.owner_id, partition.partition_id, avoided_for, error, subscription=pump.subscription
             )
         )
 
@@ -594,7 +602,7 @@ class PartitionManager:
     async def drain(self, name: str) -> tuple[str, ...]:
         """Wait until a subscription has processed what there is now; see `PartitionHost`."""
         pumps = await self._running("drain", name, None)
-        return await drain_all(pumps, self._around.directory, self._settings.hub)
+        return await drain_all(pumps, self._services.directory, self._settings.hub)
 
     def pause(self, name: str) -> tuple[str, ...]:
         """Deliver no more to a subscription on the partitions owned; see `PartitionHost`."""
@@ -700,25 +708,25 @@ class PartitionManager:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            failure = store_error(error, operation, partition_id, timeout or self._around.store_timeout)
+            failure = store_error(error, operation, partition_id, timeout or self._services.store_timeout)
             if isinstance(failure, ConfigurationError) and not self._start_of_host.was_answered:
                 # What it refuses it has refused from the start, as a name that it cannot store: no retry can help.
                 self._fail(failure)
                 return _FAILED
             self._store_troubles.setdefault(key, self._clock.monotonic())
-            self._report(StoreFailed(self._around.owner_id, partition_id, operation, failure))
+            self._report(StoreFailed(self._services.owner_id, partition_id, operation, failure))
             return _FAILED
         if key in self._store_troubles:
             failed_for = self._clock.monotonic() - min(self._store_troubles.values())
             self._store_troubles.clear()
-            self._report(StoreRestored(self._around.owner_id, partition_id, operation, failed_for))
+            self._report(StoreRestored(self._services.owner_id, partition_id, operation, failed_for))
         return result
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
-        self._report(UnexpectedFailure(self._around.owner_id, None, operation, error))
+        self._report(UnexpectedFailure(self._services.owner_id, None, operation, error))
 
     def _report(self, report: HostReport) -> None:
-        self._around.reporter.report(report)
+        self._services.reporter.report(report)
 
 
 class _Failed:

@@ -13,8 +13,8 @@ from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.pump.pump import PartitionPump
-from eventpump.consumer.pump.tenure import PumpSurroundings
-from eventpump.consumer.record.opening import BeginningRecord
+from eventpump.consumer.pump.services import HostServices
+from eventpump.consumer.record.starts import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpState
@@ -95,7 +95,7 @@ class OwnedPartition:
     """Runs the pumps of one partition, while the manager takes, renews and releases its lease.
 
     Args:
-        around: What all pumps of the host share.
+        services: What all pumps of the host share.
         partition_id: The partition.
         group: The consumer group's record.
         subscriptions: The subscriptions that have a processor here.
@@ -116,7 +116,7 @@ class OwnedPartition:
 
     def __init__(
         self,
-        around: PumpSurroundings,
+        services: HostServices,
         partition_id: str,
         group: BeginningRecord,
         subscriptions: Subscriptions,
@@ -124,7 +124,7 @@ class OwnedPartition:
         tasks: TaskSet,
         calls: OwnerCalls,
     ) -> None:
-        self._around = around
+        self._services = services
         self._group = group
         self._subscriptions = subscriptions
         self._silence = silence
@@ -211,7 +211,7 @@ class OwnedPartition:
 
     def start_pumps(self, lease: PartitionLease) -> None:
         """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
-        now = self._around.clock.monotonic()
+        now = self._services.clock.monotonic()
         due = [
             each
             for each in self._subscriptions.runnable
@@ -228,24 +228,24 @@ class OwnedPartition:
             self._start_pump(self.shared, lease, subscription)
 
     def _share(self, lease: PartitionLease) -> SharedPartition:
-        around, settings = self._around, self._around.settings
+        services, settings = self._services, self._services.settings
         feeds = FeedMaker(
-            around.transport,
+            services.transport,
             ReceiveLinkSpec(
-                hub=around.scope.hub,
-                consumer_group=around.scope.consumer_group,
+                hub=services.scope.hub,
+                consumer_group=services.scope.consumer_group,
                 partition_id=lease.partition_id,
                 position=EventPosition.earliest(),
                 owner_level=lease.epoch,
-                receiver_name=around.owner_id,
+                receiver_name=services.owner_id,
                 track_last_enqueued=settings.track_last_enqueued,
                 max_message_size=settings.max_message_size,
             ),
             settings,
-            scope=around.scope,
-            rng=around.rng,
+            scope=services.scope,
+            rng=services.rng,
             hub=self._group.hub,
-            budget=around.budget,
+            budget=services.budget,
         )
         return SharedPartition(feeds, on_closed=self._silence.forget, on_unexpected=self._unexpected)
 
@@ -258,7 +258,7 @@ class OwnedPartition:
                 self._calls.stolen(self)
 
         pump = self.pumps[name] = PartitionPump(
-            self._around,
+            self._services,
             lease,
             subscription,
             shared,
@@ -301,8 +301,8 @@ class OwnedPartition:
         Returns:
             For how long, in seconds.
         """
-        avoided_for = self._around.store.lease_duration
-        until = self._failed_until[pump.subscription] = self._around.clock.monotonic() + avoided_for
+        avoided_for = self._services.store.lease_duration
+        until = self._failed_until[pump.subscription] = self._services.clock.monotonic() + avoided_for
         if not self.is_in_use:
             self.avoid_until = until
         return avoided_for
@@ -338,7 +338,7 @@ class OwnedPartition:
             and any(pump.is_of(each) for each in self._subscriptions.runnable)
         ):
             # Its subscription was ended, which the next listing shows.
-            self._failed_until[pump.subscription] = self._around.clock.monotonic() + self._around.renew_interval
+            self._failed_until[pump.subscription] = self._services.clock.monotonic() + self._services.renew_interval
         if not self.pumps and self.shared is not None:
             await self.shared.aclose()
         await self._calls.ended(self, pump)
@@ -417,7 +417,7 @@ class OwnedPartition:
             self._report(LinkStateChanged, name, before, state)
 
     def _report(self, kind: Callable[..., HostReport], name: str, *facts: object) -> None:
-        self._around.reporter.report(kind(self._around.owner_id, self.partition_id, *facts, subscription=name))
+        self._services.reporter.report(kind(self._services.owner_id, self.partition_id, *facts, subscription=name))
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
-        self._around.reporter.report(UnexpectedFailure(self._around.owner_id, None, operation, error))
+        self._services.reporter.report(UnexpectedFailure(self._services.owner_id, None, operation, error))

@@ -11,9 +11,9 @@ from typing import TypeVar
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet
 from eventpump.cancellation import is_failure
-from eventpump.consumer.pump.tenure import PumpSurroundings
+from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
-from eventpump.consumer.record.opening import GroupStart
+from eventpump.consumer.record.starts import GroupStart
 from eventpump.consumer.record.subscriptions import Subscriptions
 from eventpump.core.backoff import UNLIMITED
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceTimeoutError, StoreError
@@ -29,7 +29,7 @@ class HostOpening:
     """Does what has to succeed once before a host can run partitions.
 
     Args:
-        around: What all pumps of the host share.
+        services: What all pumps of the host share.
         group: The consumer group's record; None if the host has no processor of its own.
         subscriptions: The host's subscriptions.
         tasks: Runs the attempts.
@@ -38,16 +38,16 @@ class HostOpening:
 
     def __init__(
         self,
-        around: PumpSurroundings,
+        services: HostServices,
         group: GroupStart | None,
         subscriptions: Subscriptions,
         tasks: TaskSet,
         ending: asyncio.Event,
     ) -> None:
-        self._around = around
-        self._settings = around.settings
-        self._store = around.store
-        self._clock = around.clock
+        self._services = services
+        self._settings = services.settings
+        self._store = services.store
+        self._clock = services.clock
         self._group = group
         self._subscriptions = subscriptions
         self._tasks = tasks
@@ -65,11 +65,11 @@ class HostOpening:
         Raises:
             EventPumpError: The error of the last attempt: no retry can help, or the time is over.
         """
-        await self._until_done("open the lease store", lambda: self._store.open(self._around.scope), until)
+        await self._until_done("open the lease store", lambda: self._store.open(self._services.scope), until)
         hub = self._settings.hub
         properties = await self._until_done(
             f"reading the properties of hub {hub}",
-            lambda: self._around.directory.get_hub_properties(hub),
+            lambda: self._services.directory.get_hub_properties(hub),
             until,
             is_read=True,
         )
@@ -90,10 +90,10 @@ class HostOpening:
         await self._until_done("list subscriptions", self._subscriptions.refresh, until)
         is_asked = not self._settings.has_relative_start
         if group is not None and record is not None and record.starts != group.starts and is_asked:
-            self._around.reporter.report(StartIgnored(self._around.owner_id, None, record.starts, group.starts))
+            self._services.reporter.report(StartIgnored(self._services.owner_id, None, record.starts, group.starts))
         if group is not None and group.is_first and not self._settings.has_start:
             # Before there are leases, under which a host may store a checkpoint. The start does not fail for it.
-            soon = min(until, self._clock.monotonic() + self._around.store_timeout)
+            soon = min(until, self._clock.monotonic() + self._services.store_timeout)
             with suppress(StoreError):
                 if await self._until_done("read the checkpoints", self._is_without_checkpoint, soon):
                     self._tasks.spawn(self._report_start(ids), "eventpump start: report of an empty store")
@@ -108,14 +108,14 @@ class HostOpening:
 
     async def _report_start(self, partition_ids: tuple[str, ...]) -> None:
         """Report that the group begins, if a partition has events. Beside the start, which it does not delay."""
-        around = self._around
+        services = self._services
 
         for partition_id in partition_ids:
-            read = partial(around.directory.get_partition_properties, self._settings.hub, partition_id)
+            read = partial(services.directory.get_partition_properties, self._settings.hub, partition_id)
             with suppress(EventPumpError):  # it cannot be read at all, as the partition's pump reports
-                if not (await retrying(read, UNLIMITED, around.rng)).is_empty:
-                    scope = around.scope
-                    around.reporter.report(LeaseStoreEmpty(around.owner_id, None, scope.hub, scope.consumer_group))
+                if not (await retrying(read, UNLIMITED, services.rng)).is_empty:
+                    scope = services.scope
+                    services.reporter.report(LeaseStoreEmpty(services.owner_id, None, scope.hub, scope.consumer_group))
                     return
 
     async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
@@ -125,7 +125,9 @@ class HostOpening:
         except StoreError as error:
             if error.partition_id is None or not await self._store.list_leases():
                 raise
-            self._around.reporter.report(StoreFailed(self._around.owner_id, error.partition_id, "ensure leases", error))
+            self._services.reporter.report(
+                StoreFailed(self._services.owner_id, error.partition_id, "ensure leases", error)
+            )
             return False
         return True
 
@@ -167,12 +169,12 @@ class HostOpening:
             said, again_at = str(failure), now + max(1.0, now - failed_at)
             kind = ServiceFailed if is_read else StoreFailed
             left = max(0.0, until - now)
-            self._around.reporter.report(kind(self._around.owner_id, None, operation, failure, left))
+            self._services.reporter.report(kind(self._services.owner_id, None, operation, failure, left))
 
         attempts = retrying(
             attempt,
             UNLIMITED,
-            self._around.rng,
+            self._services.rng,
             until=asyncio.get_running_loop().time() + until - self._clock.monotonic(),
             least_time=LEAST_START_TIME,
             on_retry=report,
@@ -185,7 +187,7 @@ class HostOpening:
             raise self._own_error(operation, error, is_read) from error
         if failed_at is not None and not is_read:
             failed_for = self._clock.monotonic() - failed_at
-            self._around.reporter.report(StoreRestored(self._around.owner_id, None, operation, failed_for))
+            self._services.reporter.report(StoreRestored(self._services.owner_id, None, operation, failed_for))
         return result
 
     def _own_error(self, operation: str, error: BaseException, is_read: bool) -> EventPumpError:

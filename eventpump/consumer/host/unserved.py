@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from eventpump.aio.tasks import gather
 from eventpump.cancellation import is_failure
-from eventpump.consumer.pump.tenure import PumpSurroundings
+from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.subscriptions import Subscriptions
 from eventpump.core.starts import lag_after, start_of
@@ -22,12 +22,12 @@ class UnservedSubscriptions:
     """Reports each such subscription when it is found, and when the host owns a partition more.
 
     Args:
-        around: What all pumps of the host share.
+        services: What all pumps of the host share.
         subscriptions: Which subscriptions there are, and those with a processor.
     """
 
-    def __init__(self, around: PumpSurroundings, subscriptions: Subscriptions) -> None:
-        self._around = around
+    def __init__(self, services: HostServices, subscriptions: Subscriptions) -> None:
+        self._services = services
         self._subscriptions = subscriptions
         self._reported: dict[str, frozenset[str]] = {}
         self._found: set[str] = set()
@@ -47,8 +47,10 @@ class UnservedSubscriptions:
             known = self._reported.get(key)
             if now - known if known is not None else now or key in found:
                 lags = await self._lags(record, sorted(now, key=partition_order))
-                owner = self._around.owner_id
-                self._around.reporter.report(SubscriptionWithoutProcessor(owner, None, lags, subscription=record.name))
+                owner = self._services.owner_id
+                self._services.reporter.report(
+                    SubscriptionWithoutProcessor(owner, None, lags, subscription=record.name)
+                )
                 self._reported[key] = now
             elif known is not None:
                 # One that is lost and acquired again is reported again.
@@ -57,12 +59,12 @@ class UnservedSubscriptions:
     async def _lags(self, record: SubscriptionRecord, partition_ids: Collection[str]) -> dict[str, int | None]:
         if not partition_ids:
             return {}
-        around = self._around
+        services = self._services
         try:
-            hub = await around.directory.get_hub_properties(around.scope.hub)
+            hub = await services.directory.get_hub_properties(services.scope.hub)
         except EventPumpError as error:
-            operation = f"reading the properties of hub {around.scope.hub}"
-            around.reporter.report(ServiceFailed(around.owner_id, None, operation, error, subscription=record.name))
+            operation = f"reading the properties of hub {services.scope.hub}"
+            services.reporter.report(ServiceFailed(services.owner_id, None, operation, error, subscription=record.name))
             return dict.fromkeys(partition_ids)
         lags = await gather((self._lag(record, hub, each) for each in partition_ids), at_once=_ASKED_AT_ONCE)
         return dict(zip(partition_ids, lags, strict=True))
@@ -71,21 +73,21 @@ class UnservedSubscriptions:
         """Return how many events of a partition wait for the subscription; None if that is not known."""
         if record.hub_created_at != hub.created_at:
             return None
-        around, operation = self._around, "read checkpoint"
+        services, operation = self._services, "read checkpoint"
         try:
-            stored = await around.store.read_checkpoint(partition_id, record.key)
-            facts = await around.directory.get_partition_properties(around.scope.hub, partition_id)
+            stored = await services.store.read_checkpoint(partition_id, record.key)
+            facts = await services.directory.get_partition_properties(services.scope.hub, partition_id)
             return lag_after(stored, start_of(record, partition_id), facts)
         except BaseException as error:
             if not is_failure(error):
                 raise
             if isinstance(error, ServiceError):
-                operation = f"reading the properties of hub {around.scope.hub}"
-                failed = ServiceFailed(around.owner_id, partition_id, operation, error, subscription=record.name)
-                around.reporter.report(failed)
+                operation = f"reading the properties of hub {services.scope.hub}"
+                failed = ServiceFailed(services.owner_id, partition_id, operation, error, subscription=record.name)
+                services.reporter.report(failed)
             else:
-                failure = store_error(error, operation, partition_id, around.store_timeout)
-                around.reporter.report(
-                    StoreFailed(around.owner_id, partition_id, operation, failure, subscription=record.name)
+                failure = store_error(error, operation, partition_id, services.store_timeout)
+                services.reporter.report(
+                    StoreFailed(services.owner_id, partition_id, operation, failure, subscription=record.name)
                 )
             return None

@@ -18,7 +18,7 @@ from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
 from eventpump.core.sharing import FREE_AT
-from eventpump.core.silence import Look
+from eventpump.core.silence import HubAnswer
 from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import (
     ClosedError,
@@ -144,7 +144,7 @@ class PartitionFeed(Generic[_T]):
         """When the last message was received, or the link was attached after it; on the loop's clock."""
         self.received_at = -math.inf
         """When the last message was received; on the loop's clock."""
-        self.look: Look | None = None
+        self.hub_answer: HubAnswer | None = None
         """The answer of management since the last message, if it was asked."""
         self._is_given_up = False
         self._reopening: asyncio.Future[Exception | None] | None = None
@@ -355,7 +355,7 @@ class PartitionFeed(Generic[_T]):
             self.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
         self.batches += 1
         self.received_at = self.quiet_since = asyncio.get_running_loop().time()
-        self.look = None
+        self.hub_answer = None
         self.adjust_credit()
         for cursor in self._plain:
             cursor.wake()

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import repeat
 
 from eventpump.consumer.link.feed import PartitionFeed
-from eventpump.consumer.record.opening import HubRecreatedError
+from eventpump.consumer.record.starts import HubRecreatedError
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import EventError
 from eventpump.eventhubs.codecs import event_maker

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
-from eventpump.consumer.link.places import FIRST_EVENT_TIME
-from eventpump.consumer.record.opening import Beginning
+from eventpump.consumer.link.position_search import FIRST_EVENT_TIME
+from eventpump.consumer.record.starts import Beginning
 from eventpump.core.sharing import Held, LinkState, Pressure
-from eventpump.core.silence import Look
+from eventpump.core.silence import HubAnswer
 from eventpump.core.starts import first_number
 from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import EventError, ServiceError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemberCalls:
-    """What a shared link calls of one that reads along.
+    """What a shared link calls of a subscription that reads over it.
 
     Attributes:
         facts: Reads the partition's properties; tried until that succeeds.
@@ -148,9 +148,9 @@ class MemberFeed:
         return -float("inf") if self._feed is None else self._feed.received_at
 
     @property
-    def look(self) -> Look | None:
+    def hub_answer(self) -> HubAnswer | None:
         """What management said since then, where it was asked."""
-        return None if self._feed is None else self._feed.look
+        return None if self._feed is None else self._feed.hub_answer
 
     def take(self, limit: int) -> Sequence[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""

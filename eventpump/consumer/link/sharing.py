@@ -12,9 +12,9 @@ from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.consumer.link.member import MemberCalls, MemberFeed
-from eventpump.consumer.link.places import PlaceLook, look_for
-from eventpump.consumer.record.opening import Beginning, HubRecreatedError
-from eventpump.core.rewind import PlaceSearch
+from eventpump.consumer.link.position_search import PositionRequest, search_position
+from eventpump.consumer.record.starts import Beginning, HubRecreatedError
+from eventpump.core.rewind import PositionSearch
 from eventpump.core.sharing import Placement, ShareLedger
 from eventpump.core.streams import Selection
 from eventpump.errors import (
@@ -68,7 +68,7 @@ class SharedPartition:
         self._tasks = TaskSet(on_unexpected)
         self._is_opening = False
         self._room = max(1, feeds.settings.prefetch_events // 4)
-        self._looks: deque[PlaceLook] = deque()
+        self._searches: deque[PositionRequest] = deque()
         self._is_held_back = False
         self._pressure_timer: asyncio.TimerHandle | None = None
         self.is_shared = False
@@ -157,10 +157,10 @@ class SharedPartition:
         self._readers_changed()
         return member
 
-    async def find_place(
-        self, search: PlaceSearch, hub_created_at: datetime, facts: Callable[[], Awaitable[PartitionProperties]]
+    async def find_position(
+        self, search: PositionSearch, hub_created_at: datetime, facts: Callable[[], Awaitable[PartitionProperties]]
     ) -> Checkpoint:
-        """Find a place in the partition by receiving events. The link is closed meanwhile, and opened again after it.
+        """Find the event at a position by receiving events. The link is closed meanwhile, and opened again after it.
 
         Args:
             search: What to look for.
@@ -168,18 +168,18 @@ class SharedPartition:
             facts: Reads the partition's properties.
 
         Raises:
-            UnknownPlaceError: There is no such place.
+            UnknownPositionError: There is no such position.
             ServiceError: The position was refused, or the link failed for good.
             HubRecreatedError: The hub was deleted and recreated.
             OwnershipLostError: The partition is given up.
         """
-        look = PlaceLook(search, hub_created_at, facts, asyncio.get_running_loop().create_future())
-        self._looks.append(look)
+        request = PositionRequest(search, hub_created_at, facts, asyncio.get_running_loop().create_future())
+        self._searches.append(request)
         self._begin_opening()
         try:
-            return await look.found
+            return await request.found
         finally:
-            look.found.cancel()
+            request.found.cancel()
 
     def leave(self, member: MemberFeed) -> None:
         """Forget a subscription that reads no more."""
@@ -240,8 +240,8 @@ class SharedPartition:
             if timer is not None:
                 timer.cancel()
         await self._tasks.cancel(CLOSE_TIMEOUT)
-        while self._looks:
-            reject(self._looks.popleft().found, OwnershipLostError(self._spec.partition_id))
+        while self._searches:
+            reject(self._searches.popleft().found, OwnershipLostError(self._spec.partition_id))
 
     # --------------------------------------------------------------------------------------------------- the link
 
@@ -379,7 +379,7 @@ class SharedPartition:
     async def _open_again(self) -> None:
         """Close the link, find the numbers that are not known, and open it at the lowest one."""
         try:
-            while self._members or self._looks:
+            while self._members or self._searches:
                 if self._feed is not None:
                     feed = self._feed
                     for member in self._members.values():
@@ -387,9 +387,9 @@ class SharedPartition:
                     for member in self._own.values():
                         member.unpin()
                     await self.close_feed(feed, CLOSE_TIMEOUT)
-                if self._looks:
-                    await look_for(self._looks[0], self._feeds, self._spec.partition_id)
-                    self._looks.popleft()
+                if self._searches:
+                    await search_position(self._searches[0], self._feeds, self._spec.partition_id)
+                    self._searches.popleft()
                     continue
                 unknown = next((each for each in self._sharing() if each.number is None), None)
                 if unknown is None or len(self._members) == 1:

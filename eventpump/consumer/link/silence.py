@@ -12,7 +12,7 @@ from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.core.silence import (
     LOOK_INTERVAL,
     PROBE_TIMEOUT,
-    Look,
+    HubAnswer,
     Patience,
     Peer,
     SilenceCheck,
@@ -179,9 +179,9 @@ class SilenceWatch:
         on_silent: Callable[[SilentLink], None],
     ) -> None:
         self._peer.dropped(asyncio.get_running_loop().time(), was_mute=not check.is_ahead)
-        if check.is_ahead and feed.look is not None:
+        if check.is_ahead and feed.hub_answer is not None:
             watched.patience.tried()
-            watched.withheld = feed.look.last
+            watched.withheld = feed.hub_answer.last
         judged = self._judged(feed, check)
         on_silent(judged)
         link.drop_connection(f"links over it are silent: {judged.evidence}")
@@ -208,14 +208,14 @@ class SilenceWatch:
             last_time=found.last_enqueued_time.timestamp(),
             is_empty=found.is_empty,
         )
-        feed.look = Look(now, found.last_enqueued_sequence_number, ahead)
+        feed.hub_answer = HubAnswer(now, found.last_enqueued_sequence_number, ahead)
         return ahead
 
     @staticmethod
     def _judged(feed: PartitionFeed[Any], check: SilenceCheck) -> SilentLink:
         silent_for = asyncio.get_running_loop().time() - feed.quiet_since
-        if check.is_ahead and feed.look is not None:
-            evidence = f"the hub holds events up to sequence number {feed.look.last}"
+        if check.is_ahead and feed.hub_answer is not None:
+            evidence = f"the hub holds events up to sequence number {feed.hub_answer.last}"
         elif feed.link is None:
             evidence = "a link in its place was not attached in time"
         else:

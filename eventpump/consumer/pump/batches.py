@@ -14,9 +14,9 @@ from eventpump.consumer.calls.handler import HandlerRunner, InHand
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.dispatch import SerialDispatch
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.consumer.pump.requests import Requests
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings
@@ -239,7 +239,7 @@ class BatchDispatch(SerialDispatch):
     """Offers one batch at a time to the loops, until one of them has acknowledged it.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         runner: Watches how long a loop has a batch.
         context: The partition.
         requests: What is asked of the pump.
@@ -249,14 +249,14 @@ class BatchDispatch(SerialDispatch):
 
     def __init__(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         runner: HandlerRunner,
         context: PartitionContext,
         requests: Requests,
         failing: FailureHandling,
         source: BatchSource,
     ) -> None:
-        super().__init__(tenure, runner, context, requests, failing)
+        super().__init__(ownership, runner, context, requests, failing)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue
         self._offer: Offer | None = None
@@ -266,8 +266,8 @@ class BatchDispatch(SerialDispatch):
     ) -> tuple[ReceivedEvent, ...]:
         """Offer a batch until it is acknowledged, or the pump must not deliver any more; see `Dispatch`."""
         is_idle = not events
-        while self._tenure.may_deliver():
-            if self._turns.ledger.is_watching and await self._hold_back():
+        while self._ownership.may_deliver():
+            if self._loop_gate.ledger.is_watching and await self._hold_back():
                 continue
             offer = await self._offered(partition, events)
             done = len(events) if offer.is_acknowledged else offer.covered
@@ -287,7 +287,7 @@ class BatchDispatch(SerialDispatch):
         last = next(filter(has_place, reversed(events)), None)
 
         def begin() -> bool:
-            if not self._tenure.may_deliver():
+            if not self._ownership.may_deliver():
                 return False
             if last is not None:
                 self._context.last_delivered = last
@@ -319,7 +319,7 @@ class BatchDispatch(SerialDispatch):
 
         def late() -> None:
             waited = self._loop.time() - began
-            self._tenure.report(BatchNotTaken, waited, EventRange.of(offer.events))
+            self._ownership.report(BatchNotTaken, waited, EventRange.of(offer.events))
             self._wait_for_loop(offer, began, waited)
 
         self._not_taken = self._loop.call_later(delay, late)

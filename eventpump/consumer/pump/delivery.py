@@ -13,13 +13,13 @@ from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
 from eventpump.consumer.pump.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.keyed_dispatch import KeyedDispatch
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Requests
 from eventpump.consumer.pump.rewind import Rewinding
 from eventpump.consumer.pump.steps import Steps, StepwiseProcessor
-from eventpump.consumer.pump.tenure import Tenure
-from eventpump.consumer.record.opening import HubRecreatedError, loss_error
+from eventpump.consumer.record.starts import HubRecreatedError, loss_error
 from eventpump.core.pump_state import PumpState
 from eventpump.core.starts import retained_from
 from eventpump.eventhubs.events import ReceivedEvent
@@ -33,7 +33,7 @@ class Delivery:
     """Delivers the events of one pump, in its task.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         runner: Runs the user's code.
         context: What the processor is called with.
         requests: What is asked of the pump.
@@ -44,7 +44,7 @@ class Delivery:
 
     def __init__(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         runner: HandlerRunner,
         context: PartitionContext,
         requests: Requests,
@@ -52,9 +52,9 @@ class Delivery:
         reading: PartitionReading,
         rewinding: Rewinding,
     ) -> None:
-        self._tenure = tenure
-        self._life = tenure.life
-        self._settings = tenure.subscription.settings
+        self._ownership = ownership
+        self._life = ownership.life
+        self._settings = ownership.subscription.settings
         self._runner = runner
         self._context = context
         self._requests = requests
@@ -73,10 +73,10 @@ class Delivery:
             feed = partition.feed
             if life.state is _SUSPENDED:
                 # The link is stolen. The manager checks whether the lease is lost, too.
-                await self._tenure.ending.wait()
+                await self._ownership.ending.wait()
                 return
             if requests.is_due:
-                partition = await self._rewinding.obey(partition, dispatch)
+                partition = await self._rewinding.carry_out(partition, dispatch)
                 continue
             if feed.selection is not None and not await self._passes_missing(partition, dispatch):
                 partition = await self._restart(partition, dispatch)
@@ -97,7 +97,7 @@ class Delivery:
                     partition = await self._restart(partition, dispatch)
                     continue
                 while events := await dispatch.deliver(partition, events):
-                    before, partition = partition, await self._rewinding.obey(partition, dispatch)
+                    before, partition = partition, await self._rewinding.carry_out(partition, dispatch)
                     if partition is not before:
                         break
                 has_settled = feed.processed()
@@ -113,7 +113,7 @@ class Delivery:
                 partition = await self._restart(partition, dispatch)
             elif (
                 not await (feed.wait(settings.max_wait_time) if feed.selection is None else self._news_of(partition))
-                and self._tenure.may_deliver()
+                and self._ownership.may_deliver()
             ):
                 self._reading.waited(feed)
                 if requests.drains:
@@ -123,7 +123,7 @@ class Delivery:
 
     def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
         processor = partition.processor
-        parts = self._tenure, self._runner, self._context, self._requests, self._failing
+        parts = self._ownership, self._runner, self._context, self._requests, self._failing
         if isinstance(processor, BatchSource):
             return BatchDispatch(*parts, processor)
         if isinstance(processor, KeyedProcessor):
@@ -198,13 +198,13 @@ class Delivery:
         if action == "latest":
             # What was received before the gap is not to be passed over with it.
             if not await dispatch.settle(heeds_requests=False):
-                await self._tenure.ending.wait()
+                await self._ownership.ending.wait()
                 raise PumpEndedError
             await self._reading.skip_to_end(loss)
             return False
-        self._tenure.report(DataLost, loss, action)
+        self._ownership.report(DataLost, loss, action)
         if action == "fail":
-            await self._failing.end_with(loss_error(self._settings.hub, self._tenure.partition_id, loss))
+            await self._failing.end_with(loss_error(self._settings.hub, self._ownership.partition_id, loss))
             return False
         return True
 

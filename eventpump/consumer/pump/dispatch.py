@@ -9,10 +9,10 @@ from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.calls.handler import Call, HandlerRunner
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.consumer.pump.requests import Requests
 from eventpump.consumer.pump.steps import Steps
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
 
@@ -70,7 +70,7 @@ class SerialDispatch:
     """Calls `process_events` in the pump's task, with one batch until it is processed or passed over.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         runner: Runs the user's code.
         context: What the processor is called with.
         requests: What is asked of the pump.
@@ -80,17 +80,17 @@ class SerialDispatch:
 
     def __init__(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         runner: HandlerRunner,
         context: PartitionContext,
         requests: Requests,
         failing: FailureHandling,
         steps: Steps | None = None,
     ) -> None:
-        self._tenure = tenure
+        self._ownership = ownership
         self._steps = steps
-        self._life = tenure.life
-        self._turns = tenure.around.turns
+        self._life = ownership.life
+        self._loop_gate = ownership.services.loop_gate
         self._runner = runner
         self._context = context
         self._requests = requests
@@ -119,7 +119,7 @@ class SerialDispatch:
             The events of it that are to be delivered again, once the requests are carried out; else none.
         """
         tracker, processor, context = partition.tracker, partition.processor, self._context
-        ledger = self._turns.ledger
+        ledger = self._loop_gate.ledger
         # An event whose place cannot be read is covered by the checkpoint of a later one.
         last = events[-1] if events and has_place(events[-1]) else next(filter(has_place, reversed(events)), None)
         is_replay = partition.replayed.is_running
@@ -128,7 +128,7 @@ class SerialDispatch:
         call = self._call
         if call is None:
             call = self._call = self._runner.call("process_events")
-        while self._tenure.may_deliver():
+        while self._ownership.may_deliver():
             if ledger.is_watching and await self._hold_back():
                 continue
             step, operation, belongs = None, "process_events", True
@@ -187,7 +187,7 @@ class SerialDispatch:
         """Deliver the events of a batch that failed one by one; as `deliver`."""
         self._failures.narrowed()
         for number, event in enumerate(events):
-            if not self._tenure.may_deliver():
+            if not self._ownership.may_deliver():
                 break
             if self._requests.interrupts_batch() or await self.deliver(partition, (event,), is_narrowed=True):
                 self._failures.settled()
@@ -204,20 +204,20 @@ class SerialDispatch:
 
         The wait ends early if the pump ends.
         """
-        turns = self._turns
-        waiter = self._held_back = turns.hold()
+        loop_gate = self._loop_gate
+        waiter = self._held_back = loop_gate.hold()
         if waiter is None:
             return False
         try:
             await waiter
         finally:
             self._held_back = None
-            turns.release(waiter)
+            loop_gate.release(waiter)
         return True
 
     async def settle(self, *, heeds_requests: bool) -> bool:
         """Return at once: nothing is in hand."""
-        return self._tenure.goes_on()
+        return self._ownership.goes_on()
 
     def hold(self, *, is_held: bool) -> None:
         """Do nothing: the pump itself begins all calls."""

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from eventpump.consumer.calls.handler import HandlerRunner
 from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import has_place
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.errors import DecodeError, ProcessorFailedError
@@ -20,7 +20,7 @@ class FailureHandling:
     """Handles the failures of one pump: reports them, calls `process_error`, waits, skips and parks.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         runner: Runs the user's code.
         context: What the processor is called with.
 
@@ -29,10 +29,10 @@ class FailureHandling:
         failures: The failures of the events in hand, where those are one batch.
     """
 
-    def __init__(self, tenure: Tenure, runner: HandlerRunner, context: PartitionContext) -> None:
-        self._tenure = tenure
-        self._around = tenure.around
-        self._settings = tenure.subscription.settings
+    def __init__(self, ownership: Ownership, runner: HandlerRunner, context: PartitionContext) -> None:
+        self._ownership = ownership
+        self._services = ownership.services
+        self._settings = ownership.subscription.settings
         self._runner = runner
         self._context = context
         self.processor: EventProcessor | None = None
@@ -61,19 +61,19 @@ class FailureHandling:
         Returns:
             What follows, and the seconds to wait before it; None for no wait.
         """
-        can_retry = not is_undecodable(error, self._tenure.partition_id, events or ())
+        can_retry = not is_undecodable(error, self._ownership.partition_id, events or ())
         count = None if events is None else len(events)
-        step = failures.failed(count, self._around.clock.time(), can_retry=can_retry)
+        step = failures.failed(count, self._services.clock.time(), can_retry=can_retry)
         delay = None
-        if step is FailureStep.RETRY and not self._tenure.life.is_ending:
-            delay = failures.delay(self._around.rng)
+        if step is FailureStep.RETRY and not self._ownership.life.is_ending:
+            delay = failures.delay(self._services.rng)
         of = EventRange.of(events) if events else None
-        self._tenure.report(ProcessorFailed, operation, error, failures.in_a_row, delay, of)
+        self._ownership.report(ProcessorFailed, operation, error, failures.in_a_row, delay, of)
         if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
-            failure = ProcessorFailedError(self._tenure.partition_id, operation, stops_host=step is FailureStep.STOP)
+            failure = ProcessorFailedError(self._ownership.partition_id, operation, stops_host=step is FailureStep.STOP)
             failure.__cause__ = error
             # First: a process_error that hangs must not keep the host from stopping.
-            self._tenure.fail(failure)
+            self._ownership.fail(failure)
         await self.call_process_error(error)
         return step, delay
 
@@ -98,7 +98,7 @@ class FailureHandling:
         Returns:
             False if the pump ends before that is done, or it is not to be tried again.
         """
-        if not self._tenure.may_deliver():
+        if not self._ownership.may_deliver():
             return False
         if not events:
             return True
@@ -106,7 +106,7 @@ class FailureHandling:
         number = event.sequence_number if has_place(event) else None
         settings = self._settings
         if step is FailureStep.SKIP:
-            self._tenure.report(EventSkipped, number, error, failures.attempts)
+            self._ownership.report(EventSkipped, number, error, failures.attempts)
             return True
         policies = (settings.failure_policy, settings.on_retries_exhausted)
         park = next(each for each in policies if isinstance(each, Park))
@@ -114,13 +114,13 @@ class FailureHandling:
         assert failures.first_failed is not None
         facts = (park, self._context, event, error, failures.attempts, failures.first_failed)
         # Not `retrying`: each failure goes to `process_error`, and the lease must be alive at each attempt.
-        while self._tenure.may_deliver():
+        while self._ownership.may_deliver():
             try:
-                await self._runner.run("park", self._around.parking.park, *facts, events=events)
+                await self._runner.run("park", self._services.parking.park, *facts, events=events)
             except Exception as failure:
-                delay = backoff.next(self._around.rng)
-                retried_in = None if self._tenure.life.is_ending else delay
-                self._tenure.report(
+                delay = backoff.next(self._services.rng)
+                retried_in = None if self._ownership.life.is_ending else delay
+                self._ownership.report(
                     ProcessorFailed, "park", failure, backoff.failures, retried_in, EventRange.of(events)
                 )
                 await self.call_process_error(failure)
@@ -128,7 +128,7 @@ class FailureHandling:
                     return False
                 continue
             hub = park.to if isinstance(park.to, str) else getattr(park.to, "hub", None)
-            self._tenure.report(EventParked, number, error, failures.attempts, hub)
+            self._ownership.report(EventParked, number, error, failures.attempts, hub)
             return True
         return False
 
@@ -139,11 +139,11 @@ class FailureHandling:
         try:
             await self._runner.run("process_error", self.processor.process_error, self._context, error)
         except Exception as another:
-            self._tenure.report(ProcessorFailed, "process_error", another, 1, None)
+            self._ownership.report(ProcessorFailed, "process_error", another, 1, None)
 
     async def end_with(self, error: Exception) -> None:
         """End the pump because of an error that the processor did not raise, and call `process_error` with it."""
-        self._tenure.fail(error)
+        self._ownership.fail(error)
         await self.call_process_error(error)
 
 

@@ -13,9 +13,9 @@ from eventpump.consumer.keyed import KeyedProcessor, bounds_of
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.dispatch import still_belongs
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.consumer.pump.requests import Requests
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import ReceivedEvent
@@ -28,7 +28,7 @@ class KeyedDispatch:
     place in the partition are accepted: so the watermark is always one of what is being read.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         runner: Runs the user's code.
         context: What the processor is called with.
         requests: What is asked of the pump.
@@ -38,15 +38,15 @@ class KeyedDispatch:
 
     def __init__(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         runner: HandlerRunner,
         context: PartitionContext,
         requests: Requests,
         failing: FailureHandling,
         processor: KeyedProcessor,
     ) -> None:
-        self._tenure = tenure
-        self._turns = tenure.around.turns
+        self._ownership = ownership
+        self._loop_gate = ownership.services.loop_gate
         self._loop = asyncio.get_running_loop()
         self._runner = runner
         self._context = context
@@ -68,14 +68,14 @@ class KeyedDispatch:
             processor.settings.concurrency,
             key=processor.key,
             runner=runner,
-            tasks=tenure.tasks,
+            tasks=ownership.tasks,
             handle=partial(processor.first_call, context),
             may_start=self._may_start,
             recover=self._recover,
             waits=self._progressed,
             ended=self._worker_ended,
             failed=self._worker_failed,
-            stepped=self._turns.stepped,
+            stepped=self._loop_gate.stepped,
         )
 
     @property
@@ -87,7 +87,7 @@ class KeyedDispatch:
         """Accept a batch, as there is room for it; see `Dispatch`."""
         self._partition = partition
         accepted = 0
-        while self._tenure.may_deliver():
+        while self._ownership.may_deliver():
             accepted = self._accept(partition, events, accepted)
             self._workers.look(self._queue)
             if accepted == len(events):
@@ -122,14 +122,14 @@ class KeyedDispatch:
         self._heeds_requests = heeds_requests
         try:
             while self._queue.events:
-                if not self._tenure.goes_on() or (heeds_requests and (requests.is_paused or requests.has_seek())):
+                if not self._ownership.goes_on() or (heeds_requests and (requests.is_paused or requests.has_seek())):
                     return False
                 self._workers.look(self._queue)
                 await self._change()
         finally:
             self._heeds_requests = True
         self.record()
-        return self._tenure.goes_on()
+        return self._ownership.goes_on()
 
     def hold(self, *, is_held: bool) -> None:
         """Begin no call from now on, or begin calls again."""
@@ -146,7 +146,7 @@ class KeyedDispatch:
         self._queue = KeyedQueue(self._bounds)
         self._recorded = self._seen = 0
         self._doubts.clear()
-        if not self._tenure.life.is_ending:
+        if not self._ownership.life.is_ending:
             self._dropped = asyncio.Event()
 
     def record(self) -> None:
@@ -192,14 +192,14 @@ class KeyedDispatch:
             return False
         if self._heeds_requests and (requests.is_paused or requests.has_seek()):
             return False
-        if self._turns.ledger.is_watching and self._is_held_back():
+        if self._loop_gate.ledger.is_watching and self._is_held_back():
             return False
-        return self._tenure.may_deliver()
+        return self._ownership.may_deliver()
 
     def _is_held_back(self) -> bool:
         """Return whether handlers compute and the store needs the loop. The workers are woken when that is over."""
         if self._held_back is None:
-            waiter = self._turns.hold()
+            waiter = self._loop_gate.hold()
             if waiter is None:
                 return False
             self._held_back = waiter
@@ -207,13 +207,13 @@ class KeyedDispatch:
         return True
 
     def _held_no_more(self, waiter: asyncio.Future[None]) -> None:
-        self._turns.release(waiter)
+        self._loop_gate.release(waiter)
         self._held_back = None
         self.wake()
 
     def _worker_failed(self, error: Exception) -> None:
-        if not self._tenure.life.is_ending:
-            self._tenure.fail(error)
+        if not self._ownership.life.is_ending:
+            self._ownership.fail(error)
 
     def _worker_ended(self) -> None:
         self.record()
@@ -354,7 +354,7 @@ class KeyedDispatch:
         if delay:
             await self._workers.rest(self._queue, wait_for_event(dropped, delay))
         while not dropped.is_set() and not self._may_start():
-            if not self._tenure.goes_on():
+            if not self._ownership.goes_on():
                 return False
             await self._change()
         return not dropped.is_set()

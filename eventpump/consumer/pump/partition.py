@@ -11,7 +11,7 @@ from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.record.checkpoints import CheckpointWriter
 from eventpump.consumer.record.continuity import ContinuityCheck
-from eventpump.consumer.record.opening import Beginning
+from eventpump.consumer.record.starts import Beginning
 from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges
@@ -216,7 +216,7 @@ class OpenPartition:
         return lag(
             delivered=self.position,
             stated=None if feed.newest is None else last_enqueued(),
-            look=feed.look,
+            answer=feed.hub_answer,
             is_attached=feed.is_attached,
             silent_for=now - feed.received_at if feed.is_silent else None,
             now=now,

@@ -13,11 +13,12 @@ from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.delivery import Delivery
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Drain, Replay, Requests, Seek
 from eventpump.consumer.pump.rewind import Rewinding
-from eventpump.consumer.pump.tenure import PumpSurroundings, Tenure
+from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease
@@ -36,7 +37,7 @@ class PartitionPump:
     that code to return: the feed, the checkpoint writer and the deadlines are independent of it.
 
     Args:
-        around: What all pumps of a host share.
+        services: What all pumps of a host share.
         lease: The lease of the partition.
         subscription: Whose events it delivers.
         shared: The receive link of the partition.
@@ -50,7 +51,7 @@ class PartitionPump:
 
     def __init__(
         self,
-        around: PumpSurroundings,
+        services: HostServices,
         lease: PartitionLease,
         subscription: Subscription,
         shared: SharedPartition,
@@ -62,24 +63,24 @@ class PartitionPump:
         on_suspended: Callable[[], None],
         on_link_changed: Callable[[], None],
     ) -> None:
-        self._around = around
+        self._services = services
         self._subscription = subscription
         self._on_overdue = on_overdue
-        tenure = self._tenure = Tenure(around, lease, subscription, end=self.stop, on_lost=on_lost)
-        self._life = tenure.life
+        ownership = self._ownership = Ownership(services, lease, subscription, end=self.stop, on_lost=on_lost)
+        self._life = ownership.life
         runner = self._runner = HandlerRunner(
             lease.partition_id,
             subscription.settings,
-            blocked_after=around.blocked_after,
-            blocked_pause=around.renew_interval,
-            stepped=around.turns.stepped,
-            report=tenure.report,
+            blocked_after=services.blocked_after,
+            blocked_pause=services.renew_interval,
+            stepped=services.loop_gate.stepped,
+            report=ownership.report,
         )
         requests = self._requests = Requests()
         context = self.context = PartitionContext(
-            around.scope,
+            services.scope,
             lease.partition_id,
-            around.owner_id,
+            services.owner_id,
             lease.epoch,
             self.subscription,
             checkpoint=self._checkpoint,
@@ -87,9 +88,9 @@ class PartitionPump:
             newest=lambda: None if self._partition is None else self._partition.feed.newest,
             lag=lambda: self._reading.lag(lambda: self.context.last_sequence_number),
         )
-        failing = self._failing = FailureHandling(tenure, runner, context)
+        failing = self._failing = FailureHandling(ownership, runner, context)
         reading = self._reading = PartitionReading(
-            tenure,
+            ownership,
             shared,
             silence=silence,
             failing=failing,
@@ -97,8 +98,8 @@ class PartitionPump:
             on_suspended=on_suspended,
             on_link_changed=on_link_changed,
         )
-        rewinding = Rewinding(tenure, requests, reading, failing)
-        self._delivery = Delivery(tenure, runner, context, requests, failing, reading, rewinding)
+        rewinding = Rewinding(ownership, requests, reading, failing)
+        self._delivery = Delivery(ownership, runner, context, requests, failing, reading, rewinding)
         self._overdue_timer: asyncio.TimerHandle | None = None
         self.is_overdue = False
         """Whether it should have ended and has not."""
@@ -108,7 +109,7 @@ class PartitionPump:
     @property
     def partition_id(self) -> str:
         """The partition."""
-        return self._tenure.partition_id
+        return self._ownership.partition_id
 
     @property
     def subscription(self) -> str:
@@ -178,7 +179,7 @@ class PartitionPump:
         if oldest is None:
             return None
         took, events = oldest
-        return datetime.fromtimestamp(self._around.clock.time() - took, UTC), events
+        return datetime.fromtimestamp(self._services.clock.time() - took, UTC), events
 
     @property
     def held_events(self) -> int:
@@ -193,7 +194,7 @@ class PartitionPump:
     @property
     def failure(self) -> Exception | None:
         """Why the pump failed, if it did not end because of the lease or the host."""
-        return self._tenure.failure
+        return self._ownership.failure
 
     @property
     def was_attached(self) -> bool:
@@ -212,7 +213,7 @@ class PartitionPump:
 
     def renewed(self, lease: PartitionLease) -> None:
         """Continue under a renewed lease."""
-        self._tenure.lease = lease
+        self._ownership.lease = lease
 
     def hub_found(self, created_at: datetime) -> None:
         """Open the link again if the hub was created again since the start position was found."""
@@ -227,13 +228,13 @@ class PartitionPump:
             within: Seconds it may take; None for the close time-out. A later call can only shorten it.
         """
         if not self._life.is_over:
-            self._life.ending(reason, self._around.clock.monotonic(), within)
+            self._life.ending(reason, self._services.clock.monotonic(), within)
             self._begin_to_end()
 
     def ownership_lost(self) -> None:
         """End because the lease is lost: no batch and no checkpoint from now on."""
         if not self._life.is_over and not self._life.is_lost:
-            self._life.ownership_lost(self._around.clock.monotonic())
+            self._life.ownership_lost(self._services.clock.monotonic())
             self._disown()
             self._begin_to_end()
 
@@ -317,9 +318,9 @@ class PartitionPump:
                 if not self._life.is_ending:
                     failure = RuntimeError("the task of the pump was cancelled, and not by eventpump")
                     failure.__cause__ = error
-                    self._tenure.fail(failure)
+                    self._ownership.fail(failure)
             except Exception as error:
-                self._tenure.fail(error)
+                self._ownership.fail(error)
             await self._close()
         finally:
             self._life.terminated()
@@ -328,7 +329,7 @@ class PartitionPump:
             self._clear_timer()
             self._runner.stop()
             await self._reading.abort()
-            await self._tenure.tasks.cancel(self._around.store_timeout)
+            await self._ownership.tasks.cancel(self._services.store_timeout)
 
     async def _open_processor(self) -> EventProcessor:
         """Create the processor and call its `open` until it returns. Raises `PumpEndedError` if the pump ends first."""
@@ -343,11 +344,11 @@ class PartitionPump:
             except Exception as error:
                 _, delay = await self._failing.failed(self._failing.failures, "open", error, None)
                 if delay is not None:
-                    await wait_for_event(self._tenure.ending, delay)
+                    await wait_for_event(self._ownership.ending, delay)
                 continue
             self._life.opened()
             self._failing.failures.settled()
-            self._tenure.check_ending()
+            self._ownership.check_ending()
             return self._failing.processor
         raise PumpEndedError
 
@@ -377,23 +378,23 @@ class PartitionPump:
             except PumpEndedError:
                 pass
             except Exception as error:
-                self._tenure.report(ProcessorFailed, "close", error, 1, None)
+                self._ownership.report(ProcessorFailed, "close", error, 1, None)
         await self._reading.write_last()
         self._disown()
         await self._reading.aclose()
         life.closed()
-        self._tenure.report(PumpClosed, life.reason)
+        self._ownership.report(PumpClosed, life.reason)
 
     # ---------------------------------------------------------------------------------------------------------- its end
 
     def _begin_to_end(self) -> None:
         """Stop receiving, and set the deadlines."""
-        self._tenure.ending.set()
+        self._ownership.ending.set()
         self._requests.close()
         self._delivery.stop()
         self._reading.stop()
         self._clear_timer()
-        now, life = self._around.clock.monotonic(), self._life
+        now, life = self._services.clock.monotonic(), self._life
         self._runner.set_deadlines(max(0.0, life.handler_until - now), max(0.0, life.close_until - now))
         self._overdue_timer = asyncio.get_running_loop().call_later(max(0.0, life.overdue_at - now), self._overdue)
 
@@ -409,8 +410,8 @@ class PartitionPump:
         reason = self._life.reason
         assert reason is not None
         self._disown()
-        waited = self._around.clock.monotonic() - self._life.ending_since
-        self._tenure.report(PumpOverdue, reason, self._runner.operation, waited)
+        waited = self._services.clock.monotonic() - self._life.ending_since
+        self._ownership.report(PumpOverdue, reason, self._runner.operation, waited)
         self.is_overdue = True
         self._on_overdue()
 
@@ -419,7 +420,7 @@ class PartitionPump:
     def _checkpoint(self, event: ReceivedEvent | None) -> asyncio.Future[None] | None:
         if self._life.is_lost or self._life.is_over or self.context.ownership_lost.is_set():
             raise OwnershipLostError(self.partition_id)
-        if not self._tenure.is_lease_valid():
+        if not self._ownership.is_lease_valid():
             raise OwnershipLostError(self.partition_id)
         self._delivery.record()
         return self._reading.checkpoint(event, is_in_batch=self._runner.is_in_batch)

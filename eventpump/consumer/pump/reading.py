@@ -15,25 +15,25 @@ from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.pump.requests import Seek
 from eventpump.consumer.pump.steps import StepwiseProcessor
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.consumer.record.checkpoints import CheckpointWriter, store_error
 from eventpump.consumer.record.continuity import ContinuityCheck
-from eventpump.consumer.record.opening import (
+from eventpump.consumer.record.starts import (
     BEYOND_END_PAUSE,
     Beginning,
     HubRecreatedError,
-    PartitionOpening,
     RecordChangedError,
+    StartFinder,
     loss_error,
 )
 from eventpump.consumer.record.subscriptions import SubscriptionEndedError, SubscriptionStart
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.pump_state import CloseReason
-from eventpump.core.rewind import PlaceSearch, ReplayedRanges, UnknownPlaceError
+from eventpump.core.rewind import PositionSearch, ReplayedRanges, UnknownPositionError
 from eventpump.core.sharing import Held
 from eventpump.core.starts import Loss, LossKind, first_number
 from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, EventPumpError, RequestRefusedError
@@ -59,7 +59,7 @@ class PartitionReading:
     """Reads one partition for one subscription, from the position that its checkpoint or its start gives.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         shared: The receive link of the partition.
         silence: Checks its link when it is silent.
         failing: Reports an error that ends the pump to the processor.
@@ -75,7 +75,7 @@ class PartitionReading:
 
     def __init__(
         self,
-        tenure: Tenure,
+        ownership: Ownership,
         shared: SharedPartition,
         *,
         silence: SilenceWatch,
@@ -84,10 +84,10 @@ class PartitionReading:
         on_suspended: Callable[[], None],
         on_link_changed: Callable[[], None],
     ) -> None:
-        around, subscription = tenure.around, tenure.subscription
-        self._tenure = tenure
-        self._partition_id = tenure.partition_id
-        self._around = around
+        services, subscription = ownership.services, ownership.subscription
+        self._ownership = ownership
+        self._partition_id = ownership.partition_id
+        self._services = services
         self._subscription = subscription
         self._settings = subscription.settings
         self._group = subscription.start
@@ -99,20 +99,20 @@ class PartitionReading:
         self._on_link_changed = on_link_changed
         self._sought_back = (0, 0)
         self._sought: Checkpoint | None = None
-        self._opening = PartitionOpening(
+        self._starts = StartFinder(
             subscription.start,
-            around.store,
-            around.directory,
+            services.store,
+            services.directory,
             self._settings,
             self._partition_id,
-            store_timeout=around.store_timeout,
-            rng=around.rng,
-            lease=lambda: tenure.lease,
+            store_timeout=services.store_timeout,
+            rng=services.rng,
+            lease=lambda: ownership.lease,
             key=lambda: self.key,
-            step=tenure.unless_ending,
-            pause=tenure.pause,
-            report=tenure.report,
-            on_refused=tenure.refused,
+            step=ownership.unless_ending,
+            pause=ownership.pause,
+            report=ownership.report,
+            on_refused=ownership.refused,
         )
         self.partition: OpenPartition | None = None
         self.key = DEFAULT_SUBSCRIPTION
@@ -132,13 +132,13 @@ class PartitionReading:
         try:
             beginning = await self._find_beginning()
         except SubscriptionEndedError:
-            self._tenure.end(CloseReason.SHUTDOWN)
+            self._ownership.end(CloseReason.SHUTDOWN)
             raise PumpEndedError from None
         except EventPumpError as error:
             await self._failing.end_with(error)
             raise PumpEndedError from error
-        self._tenure.check_ending()
-        partition_id, around = self._partition_id, self._around
+        self._ownership.check_ending()
+        partition_id, services = self._partition_id, self._services
         tracker = CheckpointTracker(
             partition_id,
             self._settings.checkpoint_policy,
@@ -146,19 +146,19 @@ class PartitionReading:
             is_in_order=not isinstance(processor, KeyedProcessor | StepwiseProcessor),
         )
         writer = CheckpointWriter(
-            around.store,
+            services.store,
             tracker,
-            lambda: self._tenure.lease,
+            lambda: self._ownership.lease,
             self.key,
-            timeout=around.store_timeout,
-            rng=around.rng,
-            on_written=lambda checkpoint: self._tenure.report(CheckpointWritten, checkpoint),
-            on_failed=lambda error: self._tenure.report(StoreFailed, "write checkpoint", error),
-            on_refused=lambda: self._tenure.lost("a checkpoint was refused"),
-            on_unexpected=self._tenure.unexpected,
+            timeout=services.store_timeout,
+            rng=services.rng,
+            on_written=lambda checkpoint: self._ownership.report(CheckpointWritten, checkpoint),
+            on_failed=lambda error: self._ownership.report(StoreFailed, "write checkpoint", error),
+            on_refused=lambda: self._ownership.lost("a checkpoint was refused"),
+            on_unexpected=self._ownership.unexpected,
         )
         feed = self._join(beginning, shares_from=shares_from)
-        origin = (around.scope, partition_id, beginning.hub_created_at)
+        origin = (services.scope, partition_id, beginning.hub_created_at)
         replayed = ReplayedRanges(*self._sought_back)
         self._sought = None
         self.partition = OpenPartition(
@@ -170,7 +170,7 @@ class PartitionReading:
             self.continuity_from(beginning),
             beginning,
             origin,
-            self._tenure.life,
+            self._ownership.life,
             replayed,
         )
         self._on_link_changed()
@@ -186,12 +186,12 @@ class PartitionReading:
         Raises:
             PumpEndedError: The pump ends.
         """
-        self._tenure.check_ending()
+        self._ownership.check_ending()
         if seek is None:
             partition.note_passed()
             partition.tracker.closing()
         await partition.feed.aclose()
-        await self._tenure.unless_ending(partition.writer.flush(self._around.store_timeout))
+        await self._ownership.unless_ending(partition.writer.flush(self._services.store_timeout))
         await partition.writer.aclose()
         partition.cancel_timer()
         # A checkpoint requested from now on, until reading begins, would be one of what does not exist any more, or of
@@ -201,8 +201,8 @@ class PartitionReading:
         if seek is not None:
             assert isinstance(seek.place, Checkpoint)
             self._sought = seek.place
-            await self._opening.store(seek.place, is_reset=True)
-            self._tenure.report(PositionSought, seek.place)
+            await self._starts.store(seek.place, is_reset=True)
+            self._ownership.report(PositionSought, seek.place)
             if seek.done is not None:
                 resolve(seek.done, True)
             before = partition.feed.number
@@ -219,9 +219,9 @@ class PartitionReading:
         if not isinstance(error, RequestRefusedError) or self.was_attached or start is None:
             return False
         try:
-            return await self._tenure.unless_ending(self._group.give_way(self._partition_id, start))
+            return await self._ownership.unless_ending(self._group.give_way(self._partition_id, start))
         except EventPumpError as another:
-            self._tenure.report(StoreFailed, "write scope record", another)
+            self._ownership.report(StoreFailed, "write scope record", another)
             return False
 
     async def leave(self, partition: OpenPartition) -> Beginning:
@@ -241,7 +241,7 @@ class PartitionReading:
         elif not self._shared.is_open:
             # A link that is opened again begins with the check that the hub is still the same.
             shares_from = 0
-        if self._tenure.goes_on():
+        if self._ownership.goes_on():
             partition.feed = self._join(place, shares_from=shares_from)
             self._on_link_changed()
 
@@ -251,12 +251,12 @@ class PartitionReading:
             beginning,
             self._partition_id,
             self._settings,
-            directory=self._around.directory,
+            directory=self._services.directory,
             group=self._group,
-            clock=self._around.clock,
-            step=self._tenure.unless_ending,
-            until_done=self._opening.until_done,
-            report=self._tenure.report,
+            clock=self._services.clock,
+            step=self._ownership.unless_ending,
+            until_done=self._starts.until_done,
+            report=self._ownership.report,
         )
 
     async def place_of(self, position: EventPosition) -> Checkpoint:
@@ -266,7 +266,7 @@ class PartitionReading:
             ConfigurationError: The partition has no such position.
             EventPumpError: The service failed, or the partition is given up.
         """
-        directory, hub = self._around.directory, self._around.scope.hub
+        directory, hub = self._services.directory, self._services.scope.hub
 
         async def facts() -> PartitionProperties:
             return await directory.get_partition_properties(hub, self._partition_id)
@@ -274,15 +274,15 @@ class PartitionReading:
         created_at = (await self._group.hub()).created_at
         try:
             try:
-                search = PlaceSearch(self._partition_id, position, await facts())
-            except UnknownPlaceError:
+                search = PositionSearch(self._partition_id, position, await facts())
+            except UnknownPositionError:
                 # The properties may lag a little behind the events received.
                 await asyncio.sleep(BEYOND_END_PAUSE)
-                search = PlaceSearch(self._partition_id, position, await facts())
+                search = PositionSearch(self._partition_id, position, await facts())
             if search.found is None:
-                return await self._shared.find_place(search, created_at, facts)
+                return await self._shared.find_position(search, created_at, facts)
             return search.found
-        except UnknownPlaceError as error:
+        except UnknownPositionError as error:
             raise ConfigurationError("position", f"partition {self._partition_id}: {error}") from error
         except RequestRefusedError as error:
             if error.condition != ARGUMENT_ERROR:
@@ -295,11 +295,11 @@ class PartitionReading:
         Raises:
             ServiceError: The service refused.
         """
-        return await self._opening.facts()
+        return await self._starts.facts()
 
     async def skip_to_end(self, loss: Loss) -> None:
         """Store the partition's end as its checkpoint, after a loss, and report the loss."""
-        await self._opening.skip_to_end(loss)
+        await self._starts.skip_to_end(loss)
 
     def waited(self, feed: MemberFeed) -> None:
         """Check a link, if it is time to, after a wait for events that ended without any."""
@@ -339,7 +339,7 @@ class PartitionReading:
             self.partition.stop()
             # The running batch is in hand until `aclose` or `abort` is called.
             detach = self.partition.feed.aclose(is_processing=True)
-            self._tenure.tasks.spawn(detach, f"eventpump detach of partition {self._partition_id}")
+            self._ownership.tasks.spawn(detach, f"eventpump detach of partition {self._partition_id}")
 
     def disown(self) -> None:
         """Write no checkpoint from now on."""
@@ -348,7 +348,7 @@ class PartitionReading:
 
     def closing(self) -> None:
         """Begin to write the last checkpoint, if the lease is still held."""
-        if self.partition is not None and not self._tenure.life.is_lost:
+        if self.partition is not None and not self._ownership.life.is_lost:
             self.partition.note_passed()
             self.partition.tracker.closing()
             self.partition.writer.kick()
@@ -356,8 +356,8 @@ class PartitionReading:
     async def write_last(self) -> None:
         """Write the last checkpoint, within the time that the end may take."""
         if (partition := self.partition) is not None:
-            await partition.continuity.report_last_gap(min(self._around.store_timeout, self._time_to_write()))
-            if not self._tenure.life.is_lost:
+            await partition.continuity.report_last_gap(min(self._services.store_timeout, self._time_to_write()))
+            if not self._ownership.life.is_lost:
                 await partition.writer.flush(self._time_to_write())
 
     async def aclose(self) -> None:
@@ -365,7 +365,7 @@ class PartitionReading:
         if (partition := self.partition) is not None:
             await partition.writer.aclose()
             if (dropped := partition.tracker.unwritten) is not None:
-                self._tenure.report(CheckpointDropped, dropped)
+                self._ownership.report(CheckpointDropped, dropped)
             # A service that does not answer must not use up the time for closing.
             await partition.feed.aclose(min(CLOSE_TIMEOUT, self._time_to_write()))
 
@@ -377,7 +377,7 @@ class PartitionReading:
             await partition.writer.aclose()
 
     def _time_to_write(self) -> float:
-        return max(0.0, self._tenure.life.write_until - self._around.clock.monotonic())
+        return max(0.0, self._ownership.life.write_until - self._services.clock.monotonic())
 
     # ------------------------------------------------------------------------------------------------ beginning
 
@@ -385,9 +385,9 @@ class PartitionReading:
         while True:
             self.key = self._group.key
             stored = await self._read_checkpoint()
-            self._tenure.check_ending()
+            self._ownership.check_ending()
             try:
-                return await self._opening.find(stored)
+                return await self._starts.find(stored)
             except RecordChangedError:
                 assert isinstance(self._group, SubscriptionStart)
                 await self._renew_record(self._group, stored)
@@ -403,7 +403,7 @@ class PartitionReading:
             DataLossError: The options require to fail.
             SubscriptionEndedError: The subscription was ended.
         """
-        until_done, step = self._opening.until_done, self._tenure.unless_ending
+        until_done, step = self._starts.until_done, self._ownership.unless_ending
         hub = await until_done(lambda: step(start.refresh()))
         if hub is None:
             return
@@ -413,36 +413,36 @@ class PartitionReading:
         loss = Loss(LossKind.RECREATED, first, None)
         action = loss.action(self._settings.on_data_loss)
         if action == "fail":
-            self._tenure.report(DataLost, loss, action)
-            raise loss_error(self._around.scope.hub, self._partition_id, loss)
+            self._ownership.report(DataLost, loss, action)
+            raise loss_error(self._services.scope.hub, self._partition_id, loss)
         if await until_done(lambda: step(start.begin_anew(hub, action))):
-            self._tenure.report(DataLost, loss, action)
+            self._ownership.report(DataLost, loss, action)
 
     async def _read_checkpoint(self) -> Checkpoint | None:
         """Read the partition's checkpoint; tried until it succeeds. Raises `PumpEndedError` if the pump ends first.
 
         Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
         """
-        operation, timeout, store = "read checkpoint", self._around.store_timeout, self._around.store
+        operation, timeout, store = "read checkpoint", self._services.store_timeout, self._services.store
 
         def report(error: Exception, _: float) -> None:
-            self._tenure.report(StoreFailed, operation, store_error(error, operation, self._partition_id, timeout))
+            self._ownership.report(StoreFailed, operation, store_error(error, operation, self._partition_id, timeout))
 
         async def read() -> Checkpoint | None:
             if self.key == DEFAULT_SUBSCRIPTION:
                 return await store.read_checkpoint(self._partition_id)
-            claim = await store.claim_checkpoint(self._tenure.lease, self.key)
+            claim = await store.claim_checkpoint(self._ownership.lease, self.key)
             if claim is None:
-                self._tenure.refused()
+                self._ownership.refused()
             return claim.checkpoint
 
         return await retrying(
-            lambda: self._tenure.unless_ending(read()),
+            lambda: self._ownership.unless_ending(read()),
             UNLIMITED,
-            self._around.rng,
+            self._services.rng,
             is_final=lambda _: False,
             on_retry=report,
-            sleep=self._tenure.pause,
+            sleep=self._ownership.pause,
         )
 
     def _join(self, beginning: Beginning, *, shares_from: int | None) -> MemberFeed:
@@ -455,10 +455,10 @@ class PartitionReading:
             self._subscription.name,
             beginning,
             MemberCalls(
-                self._opening.facts,
+                self._starts.facts,
                 lambda: self._attached(describe_position(beginning.position)),
                 self._link_trouble,
-                lambda number: self._tenure.report(LinkRewound, number),
+                lambda number: self._ownership.report(LinkRewound, number),
                 self._slow,
                 self._on_link_changed,
             ),
@@ -473,29 +473,29 @@ class PartitionReading:
     def _attached(self, position: str) -> None:
         if not self.was_attached:
             self.was_attached = True
-            self._tenure.report(PumpStarted, self._tenure.lease.epoch, position)
+            self._ownership.report(PumpStarted, self._ownership.lease.epoch, position)
         elif self._has_link_trouble:
-            self._tenure.report(LinkRestored, self._tenure.lease.epoch, position)
+            self._ownership.report(LinkRestored, self._ownership.lease.epoch, position)
         self._has_link_trouble = False
 
     def _link_trouble(self, error: Exception, delay: float | None, reports: bool) -> None:
-        if self._tenure.life.is_ending:
+        if self._ownership.life.is_ending:
             return
         if isinstance(error, ConsumerDisconnectedError):
             # Not reported here: only the manager can find out whether it is a move inside the fleet.
-            self._tenure.life.stolen()
+            self._ownership.life.stolen()
             self._on_stolen(error)
         elif delay is not None and reports:
             # Without a delay the feed has ended, and the manager reports or raises the error.
             self._has_link_trouble = True
-            self._tenure.report(LinkFailed, error, delay)
+            self._ownership.report(LinkFailed, error, delay)
 
     def _slow(self, held: Held) -> None:
         subscription = self._subscription
-        suspends = subscription.suspends and subscription.catch_up_group is None and not self._tenure.life.is_ending
-        self._tenure.report(SubscriptionSlow, held.share, held.seconds, suspends)
+        suspends = subscription.suspends and subscription.catch_up_group is None and not self._ownership.life.is_ending
+        self._ownership.report(SubscriptionSlow, held.share, held.seconds, suspends)
         if suspends:
             self._on_suspended()
 
     def _link_silent(self, link: SilentLink) -> None:
-        self._tenure.report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)
+        self._ownership.report(LinkStalled, link.evidence, link.silent_for, link.drops_connection)

@@ -13,7 +13,7 @@ from eventpump.interfaces import PartitionProperties
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seek:
-    """Go on elsewhere.
+    """A request to go on reading at another position.
 
     Attributes:
         place: The checkpoint to go on after; or a position, whose checkpoint is to be found first.
@@ -26,7 +26,7 @@ class Seek:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """Deliver a range again, and then go on as before.
+    """A request to deliver a range again, and then to go on as before.
 
     Attributes:
         after: The checkpoint before the first event of the range.

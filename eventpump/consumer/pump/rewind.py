@@ -8,12 +8,12 @@ from eventpump.aio.tasks import resolve
 from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.pump.dispatch import Dispatch
 from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, has_place
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Replay, Requests, Seek
-from eventpump.consumer.pump.tenure import Tenure
 from eventpump.consumer.record.continuity import ContinuityCheck
-from eventpump.consumer.record.opening import Beginning, HubRecreatedError
+from eventpump.consumer.record.starts import Beginning, HubRecreatedError
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition
@@ -24,20 +24,22 @@ class Rewinding:
     """Carries out the requests to one pump.
 
     Args:
-        tenure: The pump's lease and state.
+        ownership: The pump's lease and state.
         requests: The requests.
         reading: Leaves the link, and joins it again.
         failing: Has the failures of the batch in hand.
     """
 
-    def __init__(self, tenure: Tenure, requests: Requests, reading: PartitionReading, failing: FailureHandling) -> None:
-        self._tenure = tenure
-        self._settings = tenure.subscription.settings
+    def __init__(
+        self, ownership: Ownership, requests: Requests, reading: PartitionReading, failing: FailureHandling
+    ) -> None:
+        self._ownership = ownership
+        self._settings = ownership.subscription.settings
         self._requests = requests
         self._reading = reading
         self._failing = failing
 
-    async def obey(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
+    async def carry_out(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
         """Carry out pending requests, and wait while the pump is paused.
 
         Args:
@@ -48,7 +50,7 @@ class Rewinding:
             What is being read then: another object after a seek.
         """
         requests = self._requests
-        while self._tenure.goes_on():
+        while self._ownership.goes_on():
             match requests.take():
                 case Seek() as seek:
                     partition = await self._seek(partition, seek, dispatch)
@@ -74,11 +76,11 @@ class Rewinding:
         place = seek.place
         try:
             if isinstance(place, EventPosition):
-                place = await self._tenure.unless_ending(self._reading.place_of(place))
+                place = await self._ownership.unless_ending(self._reading.place_of(place))
         except OwnershipLostError:
             return partition
         except EventPumpError as error:
-            self._tenure.report(ServiceFailed, f"seeking {seek.place}", error)
+            self._ownership.report(ServiceFailed, f"seeking {seek.place}", error)
             await self._failing.call_process_error(error)
             return partition
         # The failures of a batch that is left are not those of another one.
@@ -95,7 +97,7 @@ class Rewinding:
         """Wait until the pump is to deliver again, or to seek. The link, and the cache, are left to the others."""
         requests = self._requests
         place = await self._reading.leave(partition)
-        while requests.is_paused and not requests.has_seek() and self._tenure.goes_on():
+        while requests.is_paused and not requests.has_seek() and self._ownership.goes_on():
             requests.news.clear()
             await requests.news.wait()
         self._reading.rejoin(partition, place)
@@ -121,8 +123,8 @@ class Rewinding:
         finally:
             resolve(replay.done, is_done)
         if is_done:
-            self._tenure.report(RangeReplayed, first, through)
-        if self._tenure.goes_on():
+            self._ownership.report(RangeReplayed, first, through)
+        if self._ownership.goes_on():
             await partition.feed.aclose()
             self._reading.rejoin(partition, place)
             partition.is_replaying = False
@@ -147,7 +149,7 @@ class Rewinding:
                     return False
                 if loss is not None:
                     # Regardless of the options: delivery goes on after the checkpoint in any case.
-                    self._tenure.report(DataLost, loss, "earliest")
+                    self._ownership.report(DataLost, loss, "earliest")
             if events:
                 placed = [event for event in events if has_place(event)]
                 is_last = bool(placed) and placed[-1].sequence_number >= through
@@ -191,4 +193,4 @@ class Rewinding:
             await self._stay_paused(partition)
         # What waits for the end of the replay must not shorten the delays between attempts.
         self._requests.news.clear()
-        return self._tenure.goes_on() and not self._requests.has_seek()
+        return self._ownership.goes_on() and not self._requests.has_seek()

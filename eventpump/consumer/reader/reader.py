@@ -22,7 +22,7 @@ from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.consumer.reader.ending import RangeWatch
 from eventpump.consumer.reader.keyed_reading import KeyedReading
-from eventpump.consumer.record.opening import HubRecreatedError
+from eventpump.consumer.record.starts import HubRecreatedError
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from datetime import datetime
 from typing import Any
 
-from eventpump.consumer.record.opening import Beginning, BeginningRecord, HubRecreatedError
+from eventpump.consumer.record.starts import Beginning, BeginningRecord, HubRecreatedError
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent

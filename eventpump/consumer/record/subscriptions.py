@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from eventpump.aio.tasks import gather
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.record.checkpoints import call_store
-from eventpump.consumer.record.opening import BeginningRecord, RecordChangedError
+from eventpump.consumer.record.starts import BeginningRecord, RecordChangedError
 from eventpump.core.starts import OnDataLoss, first_number, start_of
 from eventpump.core.streams import Selection
 from eventpump.errors import ConfigurationError, StoreError
@@ -110,7 +110,7 @@ class SubscriptionStart:
         return False
 
     async def refresh(self) -> HubProperties | None:
-        """Read the record, and then the hub's properties.
+        """Read the record again, and after it the hub's properties.
 
         Returns:
             Those properties if the record is still of an earlier hub; otherwise None.

@@ -25,7 +25,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
-from eventpump.spark.source.looks import HubFacts, RequestBudget
+from eventpump.spark.source.known_hubs import HubFacts, RequestBudget
 from eventpump.spark.source.offsets import REFUSED_PATIENCE, is_behind, lookup_of, number_of
 from eventpump.spark.source.options import SourceOptions
 

@@ -20,7 +20,7 @@ from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.interfaces import Transport
 from eventpump.spark import worker
 from eventpump.spark.source import lookups
-from eventpump.spark.source.looks import RequestBudget
+from eventpump.spark.source.known_hubs import RequestBudget
 from eventpump.spark.source.offsets import (
     KEEP_LINKS,
     MAX_READERS,

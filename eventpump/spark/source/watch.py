@@ -19,7 +19,7 @@ from eventpump.errors import EntityNotFoundError, EventError, RequestRefusedErro
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
-from eventpump.spark.source.looks import HubFacts, Item, Looks, RequestBudget
+from eventpump.spark.source.known_hubs import HubFacts, Item, KnownHubs, RequestBudget
 from eventpump.spark.source.lookups import request
 from eventpump.spark.source.offsets import HubSnapshot
 from eventpump.spark.source.options import SourceOptions
@@ -59,7 +59,7 @@ class HubsWatch:
         self._hubs = tuple(hubs)
         self._names = [each.connection.hub for each in hubs]
         self._interval = hubs[0].snapshot_interval
-        self._looks = Looks(len(hubs))
+        self._known = KnownHubs(len(hubs))
         self._budget = RequestBudget()
         self._last_round = float("-inf")
         self._news = asyncio.Event()
@@ -71,16 +71,16 @@ class HubsWatch:
     @property
     def snapshots(self) -> Mapping[str, HubSnapshot]:
         """What the hubs hold, as far as it is known, by name in lower case."""
-        return self._looks.snapshots(self._names)
+        return self._known.snapshots(self._names)
 
     @property
     def facts(self) -> list[HubFacts]:
         """What is known of each hub."""
-        return [self._looks.facts(index) for index in range(len(self._hubs))]
+        return [self._known.facts(index) for index in range(len(self._hubs))]
 
     def is_known_since(self, moment: float) -> bool:
         """Return whether everything was asked for since a moment, on the loop's clock."""
-        return self._looks.is_known_since(moment)
+        return self._known.is_known_since(moment)
 
     async def look_at_all(self) -> None:
         """Read everything again.
@@ -89,7 +89,7 @@ class HubsWatch:
             ServiceError: The service did not answer in time, or refused.
         """
         since = asyncio.get_running_loop().time()
-        while unknown := self._looks.unknown(since):
+        while unknown := self._known.unknown(since):
             # A hub's partitions are known once it has answered.
             hubs = [each for each in unknown if each.partition_id is None]
             await self._read(hubs or unknown)
@@ -114,17 +114,17 @@ class HubsWatch:
         """
         await self.until_known()
         now = asyncio.get_running_loop().time()
-        pause = min(self._interval, self._looks.pace(self._budget.rate(now), self._interval).seconds)
+        pause = min(self._interval, self._known.pace(self._budget.rate(now), self._interval).seconds)
         if now >= self._last_round + pause and (free := self._budget.free(now)):
-            shown = self._waiting_links() - set(self._looks.unknown(now - TRUSTED_SECONDS))
+            shown = self._waiting_links() - set(self._known.unknown(now - TRUSTED_SECONDS))
             # After a long trigger interval everything is old: what is not read now would wait for the next trigger.
-            full_rounds = _OLD_ROUNDS * len(self._looks) / self._budget.rate(now)
+            full_rounds = _OLD_ROUNDS * len(self._known) / self._budget.rate(now)
             old = [
                 each
-                for each in self._looks.unknown(now - max(self._interval, TRUSTED_SECONDS + full_rounds))
+                for each in self._known.unknown(now - max(self._interval, TRUSTED_SECONDS + full_rounds))
                 if each not in shown
             ]
-            if items := old if len(old) > free else self._looks.next(free, now, without=shown):
+            if items := old if len(old) > free else self._known.next(free, now, without=shown):
                 await self._read(items)
 
     def _waiting_links(self) -> set[Item]:
@@ -132,7 +132,7 @@ class HubsWatch:
         found: set[Item] = set()
         for index, links in enumerate(self._links):
             if links is not None:
-                ends = self._looks.snapshots(self._names)[self._names[index].lower()].bounds
+                ends = self._known.snapshots(self._names)[self._names[index].lower()].bounds
                 waiting = {each for each, bounds in ends.items() if links.waits_for(each, bounds.latest)}
                 found |= {Item(index, each) for each in waiting}
                 if waiting == ends.keys():
@@ -162,13 +162,13 @@ class HubsWatch:
         loop = asyncio.get_running_loop()
         self.watch(drained)
         now = loop.time()
-        pace = self._looks.pace(self._budget.rate(now), self._interval)
+        pace = self._known.pace(self._budget.rate(now), self._interval)
         pause = max(0.0, self._last_round + pace.seconds - now, self._budget.wait(pace.requests, now))
         try:
             async with asyncio.timeout(pause):
                 await self._news.wait()
         except TimeoutError:
-            await self._read(self._looks.next(pace.requests, loop.time(), favors_active=pace.favors_active))
+            await self._read(self._known.next(pace.requests, loop.time(), favors_active=pace.favors_active))
         else:
             await asyncio.sleep(GATHER)
         self._news.clear()
@@ -179,14 +179,14 @@ class HubsWatch:
 
     def _shown(self, index: int, partition_id: str, event: ReceivedEvent) -> None:
         now = asyncio.get_running_loop().time()
-        if self._looks.shown(index, partition_id, event.sequence_number, event.last_enqueued, now):
+        if self._known.shown(index, partition_id, event.sequence_number, event.last_enqueued, now):
             self._news.set()
 
     async def _read(self, items: Sequence[Item]) -> None:
         """Read items; and, of a hub that turns out to be another one, everything."""
         self._last_round = asyncio.get_running_loop().time()
         await gather(map(self._read_one, items))
-        while unknown := self._looks.unknown(_EVER):
+        while unknown := self._known.unknown(_EVER):
             hubs = [each for each in unknown if each.partition_id is None]
             await gather(map(self._read_one, hubs or unknown))
 
@@ -197,20 +197,20 @@ class HubsWatch:
         if item.partition_id is None:
             began = loop.time()
             found = await request(partial(transport.get_hub_properties, hub), options, self._budget)
-            self._looks.chosen(item.hub, found, options.chosen(found.partition_ids), began, loop.time())
+            self._known.chosen(item.hub, found, options.chosen(found.partition_ids), began, loop.time())
             return
-        began, created_at = loop.time(), self._looks.created_at(item.hub)
+        began, created_at = loop.time(), self._known.created_at(item.hub)
         ask = partial(transport.get_partition_properties, hub, item.partition_id)
         try:
             properties = await request(ask, options, self._budget)
         except (RequestRefusedError, EntityNotFoundError):
             # A hub that was recreated may have fewer partitions, and there was none of that name for a moment.
             await self._read_one(Item(item.hub, None))
-            is_same_hub = self._looks.created_at(item.hub) == created_at
-            if is_same_hub and item in self._looks.unknown(float("inf")):
+            is_same_hub = self._known.created_at(item.hub) == created_at
+            if is_same_hub and item in self._known.unknown(float("inf")):
                 raise
             return
-        self._looks.answered(item.hub, properties, began, loop.time())
+        self._known.answered(item.hub, properties, began, loop.time())
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.rewind import PlaceSearch, UnknownPlaceError, end_of_range
+from eventpump.core.rewind import PositionSearch, UnknownPositionError, end_of_range
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import PartitionProperties
 
@@ -54,7 +54,7 @@ class _Log:
 
 
 def _found(log: _Log, position: EventPosition) -> Checkpoint:
-    search = PlaceSearch("0", position, log.facts)
+    search = PositionSearch("0", position, log.facts)
     for _ in range(100):
         if search.found is not None:
             return search.found
@@ -109,24 +109,24 @@ def test_a_reader_goes_on_after_the_checkpoint_as_from_the_position(case: tuple[
 def test_a_number_beyond_the_end_is_refused(position: EventPosition) -> None:
     """The next event to come is the last place there is."""
     log = _Log(set(range(10)), 10)
-    with pytest.raises(UnknownPlaceError, match="sequence number 9"):
-        PlaceSearch("0", position, log.facts)
+    with pytest.raises(UnknownPositionError, match="sequence number 9"):
+        PositionSearch("0", position, log.facts)
     assert _found(log, EventPosition.at_sequence_number(10, inclusive=True)) == Checkpoint("0", "o9", 9)
 
 
 def test_silence_is_waited_for_once() -> None:
     """A position from which nothing comes, although the partition has newer events, is refused the second time."""
     log = _Log(set(range(10)), 10)
-    search = PlaceSearch("0", EventPosition.at_offset("other"), log.facts)
+    search = PositionSearch("0", EventPosition.at_offset("other"), log.facts)
     search.silent(log.facts)
-    with pytest.raises(UnknownPlaceError, match="other"):
+    with pytest.raises(UnknownPositionError, match="other"):
         search.silent(log.facts)
 
 
 def test_what_is_dropped_during_a_search_is_not_waited_for() -> None:
     """The partition is looked at again: the oldest event kept is the next one then."""
     log = _Log(set(range(10)), 10)
-    search = PlaceSearch("0", EventPosition.at_sequence_number(5), log.facts)
+    search = PositionSearch("0", EventPosition.at_sequence_number(5), log.facts)
     search.silent(_Log({8, 9}, 10).facts)
     assert search.found == Checkpoint("0", "-1", 7)
 

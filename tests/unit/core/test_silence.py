@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.silence import DROP_INTERVAL, Look, Patience, Peer, SilenceCheck, Step, is_ahead, lag
+from eventpump.core.silence import DROP_INTERVAL, HubAnswer, Patience, Peer, SilenceCheck, Step, is_ahead, lag
 from eventpump.eventhubs.events import EventPosition
 
 ANSWERS = st.sampled_from([True, False, None])
@@ -206,13 +206,13 @@ def test_is_ahead_compares_the_hub_with_what_was_received(facts: dict[str, Any],
         ({"delivered": 9}, 0),
         ({"silent_for": 30.0}, 3),
         ({"silent_for": 30.1}, None),
-        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True)}, 10),
-        ({"silent_for": 99.0, "look": Look(40.0, 12, is_ahead=True), "stated": None}, 10),
-        ({"silent_for": 99.0, "look": Look(39.9, 12, is_ahead=True)}, None),
-        ({"look": Look(40.0, 12, is_ahead=True), "is_attached": False}, None),
+        ({"silent_for": 99.0, "answer": HubAnswer(40.0, 12, is_ahead=True)}, 10),
+        ({"silent_for": 99.0, "answer": HubAnswer(40.0, 12, is_ahead=True), "stated": None}, 10),
+        ({"silent_for": 99.0, "answer": HubAnswer(39.9, 12, is_ahead=True)}, None),
+        ({"answer": HubAnswer(40.0, 12, is_ahead=True), "is_attached": False}, None),
         ({"delivered": None}, None),
-        ({"delivered": None, "look": Look(99.0, 5, is_ahead=False)}, 0),
-        ({"delivered": None, "look": Look(99.0, 5, is_ahead=True)}, None),
+        ({"delivered": None, "answer": HubAnswer(99.0, 5, is_ahead=False)}, 0),
+        ({"delivered": None, "answer": HubAnswer(99.0, 5, is_ahead=True)}, None),
     ],
 )
 def test_lag_is_a_number_only_where_known(facts: dict[str, Any], expected: int | None) -> None:
@@ -220,7 +220,7 @@ def test_lag_is_a_number_only_where_known(facts: dict[str, Any], expected: int |
     known: dict[str, Any] = {
         "delivered": 2,
         "stated": 5,
-        "look": None,
+        "answer": None,
         "is_attached": True,
         "silent_for": None,
         "now": 100.0,

@@ -19,7 +19,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.spark.source.looks import REQUESTS_PER_SECOND, ROUND
+from eventpump.spark.source.known_hubs import REQUESTS_PER_SECOND, ROUND
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.watch import FOLLOWED, GATHER, REFUSED_SECONDS, TRUSTED_SECONDS, HubsWatch
 from eventpump.testing.transport import FakeHub, FakeTransport

@@ -19,7 +19,7 @@ from eventpump.consumer.bounds.limits import (
     BoundedTransport,
     PacedDirectory,
 )
-from eventpump.consumer.bounds.turns import Turns
+from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.host import PartitionHost
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
@@ -189,7 +189,7 @@ def _keyed(scope: ConsumerScope) -> ConsumerScope:
 
 async def _bounded() -> tuple[BoundedLeaseStore, FlakyLeaseStore]:
     flaky = FlakyLeaseStore(MemoryLeaseStore())
-    bounded = BoundedLeaseStore(flaky, timeout=9.0, clock=VirtualClock(), turns=Turns(VirtualClock()))
+    bounded = BoundedLeaseStore(flaky, timeout=9.0, clock=VirtualClock(), loop_gate=LoopGate(VirtualClock()))
     await bounded.open(SCOPE)
     await bounded.ensure_leases([str(number) for number in range(200)])
     return bounded, flaky

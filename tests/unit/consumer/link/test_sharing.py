@@ -14,7 +14,7 @@ import pytest
 from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.consumer.link.member import MemberCalls, MemberFeed
 from eventpump.consumer.link.sharing import SharedPartition
-from eventpump.consumer.record.opening import Beginning, HubRecreatedError
+from eventpump.consumer.record.starts import Beginning, HubRecreatedError
 from eventpump.core.sharing import Held
 from eventpump.errors import ConnectionLostError, ConsumerDisconnectedError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR, error_for

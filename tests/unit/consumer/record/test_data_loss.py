@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.reader.reader import PartitionReader
-from eventpump.consumer.record.opening import GroupStart, _HubChangedError
+from eventpump.consumer.record.starts import GroupStart, _HubChangedError
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
 from eventpump.errors import DataLossError, ServiceTimeoutError, StoreError

@@ -1,26 +1,19 @@
-"""What the parts of a pump share for as long as it has its partition: the lease, its state, and how it ends."""
+"""What the parts of a pump share while it owns its partition: the lease, the state, the tasks, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
-from eventpump.consumer.bounds.limits import BoundedLeaseStore
-from eventpump.consumer.bounds.turns import Turns
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
-from eventpump.consumer.pump.parking import Parking
+from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.subscriptions import Subscription
-from eventpump.core.budget import BufferBudget
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
-from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
-from eventpump.options.consumer import HostSettings
-from eventpump.reports import Reporter, UnexpectedFailure
+from eventpump.reports import UnexpectedFailure
 
 _T = TypeVar("_T")
 
@@ -28,50 +21,11 @@ _SUSPENDED: Final = PumpState.SUSPENDED
 """Read for each batch: reading a member of an enumeration from its class is slow."""
 
 
-@dataclass(frozen=True, slots=True)
-class PumpSurroundings:
-    """What all pumps of a host share.
-
-    Attributes:
-        transport: Opens the links.
-        directory: Reads the properties of the hub and its partitions.
-        store: The leases and checkpoints; each call ends at the store's time-out.
-        settings: The options of the host.
-        scope: Namespace, hub and consumer group.
-        owner_id: The owner's name in the leases.
-        clock: The clock that leases go by.
-        rng: Randomness, for delays.
-        reporter: Receives the reports.
-        store_timeout: Seconds for one call of the store, once it is sent.
-        blocked_after: Seconds; a longer standstill of the event loop is reported.
-        turns: Holds deliveries back while handlers compute and the store needs the loop.
-        renew_interval: Seconds between renewals.
-        parking: Stores events elsewhere that cannot be processed.
-        budget: The bytes that all links of the host may hold.
-    """
-
-    transport: Transport
-    directory: HubDirectory
-    store: BoundedLeaseStore
-    settings: HostSettings
-    scope: ConsumerScope
-    owner_id: str
-    clock: Clock
-    rng: random.Random
-    reporter: Reporter
-    store_timeout: float
-    blocked_after: float
-    turns: Turns
-    renew_interval: float
-    parking: Parking
-    budget: BufferBudget
-
-
-class Tenure:
+class Ownership:
     """What all parts of one pump share: its lease, its state, its tasks, and how to end it.
 
     Args:
-        around: What all pumps of a host share.
+        services: What all pumps of a host share.
         lease: The lease of the partition.
         subscription: Whose events the pump delivers.
         end: Ends the pump in order, for a reason.
@@ -87,7 +41,7 @@ class Tenure:
 
     def __init__(
         self,
-        around: PumpSurroundings,
+        services: HostServices,
         lease: PartitionLease,
         subscription: Subscription,
         *,
@@ -95,7 +49,7 @@ class Tenure:
         on_lost: Callable[[str], None],
     ) -> None:
         settings = subscription.settings
-        self.around = around
+        self.services = services
         self.subscription = subscription
         self.partition_id = lease.partition_id
         self.end = end
@@ -108,7 +62,7 @@ class Tenure:
 
     def is_lease_valid(self) -> bool:
         """Return whether the lease has not expired by the host's own clock. If it has, it is lost."""
-        if self.around.clock.monotonic() >= self.lease.expires_at:
+        if self.services.clock.monotonic() >= self.lease.expires_at:
             self.lost("it ran out")
             return False
         return True
@@ -163,8 +117,10 @@ class Tenure:
             kind: The class of the report.
             *facts: Its fields.
         """
-        around = self.around
-        around.reporter.report(kind(around.owner_id, self.partition_id, *facts, subscription=self.subscription.name))
+        services = self.services
+        services.reporter.report(
+            kind(services.owner_id, self.partition_id, *facts, subscription=self.subscription.name)
+        )
 
     def unexpected(self, operation: str, error: BaseException) -> None:
         """Report an error that should not be possible."""

@@ -146,7 +146,7 @@ class _Hub:
     """When it was seen to be another hub than before."""
 
 
-class Looks:
+class KnownHubs:
     """What a query's driver knows of its hubs, since when, and which part of it to read next.
 
     Args:
@@ -160,7 +160,7 @@ class Looks:
         self._shown: dict[Item, float] = {}
 
     def __len__(self) -> int:
-        """Return how many requests read everything."""
+        """Return how many requests it takes to read all hubs and partitions once."""
         return len(self._asked)
 
     def chosen(

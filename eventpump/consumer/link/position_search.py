@@ -1,4 +1,4 @@
-"""Finds a place in a partition by receiving events, while no other link of the partition is open."""
+"""Finds the event at a position by receiving events, while no other link of the partition is open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from eventpump.aio.tasks import reject, resolve
 from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.link.feeds import FeedMaker
-from eventpump.core.rewind import PlaceSearch
+from eventpump.core.rewind import PositionSearch
 from eventpump.errors import ConsumerDisconnectedError, EventError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import PartitionProperties
@@ -21,54 +21,54 @@ FIRST_EVENT_TIME = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlaceLook:
-    """A search for a place in the partition, for which the link is closed.
+class PositionRequest:
+    """A search for the event at a position, for which the link is closed.
 
     Attributes:
         search: What to look for.
         hub_created_at: The hub that it is to be found in.
         facts: Reads the partition's properties.
-        found: Completes with the place.
+        found: Completes with the checkpoint before that event.
     """
 
-    search: PlaceSearch
+    search: PositionSearch
     hub_created_at: datetime
     facts: Callable[[], Awaitable[PartitionProperties]]
     found: asyncio.Future[Checkpoint]
 
 
-async def look_for(look: PlaceLook, feeds: FeedMaker, partition_id: str) -> None:
-    """Receive what a search asks for until it has found its place, or its future is done.
+async def search_position(request: PositionRequest, feeds: FeedMaker, partition_id: str) -> None:
+    """Receive what a search asks for until it has found its checkpoint, or its future is done.
 
     Args:
-        look: The search. Its future completes with the place, or the error.
+        request: The search. Its future completes with the checkpoint, or the error.
         feeds: Makes the partition's feeds. No other link of the partition is open.
         partition_id: The partition.
     """
-    search = look.search
+    search = request.search
     try:
-        while search.found is None and not look.found.done():
-            await _receive(look, feeds)
+        while search.found is None and not request.found.done():
+            await _receive(request, feeds)
     except (PumpEndedError, ConsumerDisconnectedError):
         # The next link of the partition finds out who took it.
-        reject(look.found, OwnershipLostError(partition_id))
+        reject(request.found, OwnershipLostError(partition_id))
     except Exception as error:
-        reject(look.found, error)
+        reject(request.found, error)
     else:
         if search.found is not None:
-            resolve(look.found, search.found)
+            resolve(request.found, search.found)
 
 
-async def _receive(look: PlaceLook, feeds: FeedMaker) -> None:
+async def _receive(request: PositionRequest, feeds: FeedMaker) -> None:
     """Receive the events of one probe."""
-    search, probe = look.search, look.search.probe
-    feed = feeds.make(probe.position, look.hub_created_at, limit=probe.limit, checks_hub=True, on_trouble=_ignore)
+    search, probe = request.search, request.search.probe
+    feed = feeds.make(probe.position, request.hub_created_at, limit=probe.limit, checks_hub=True, on_trouble=_ignore)
     cursor = feed.cursor()
     try:
         feed.start()
-        while search.found is None and search.probe is probe and not look.found.done():
+        while search.found is None and search.probe is probe and not request.found.done():
             if not await cursor.wait(FIRST_EVENT_TIME):
-                search.silent(await look.facts())
+                search.silent(await request.facts())
                 return
             for event in cursor.take(probe.limit):
                 with suppress(EventError):

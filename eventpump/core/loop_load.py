@@ -18,7 +18,7 @@ CALL_TURNS = 16
 """Turns of the loop that a call of a store may take: SQLite takes 3, HTTP about 10."""
 
 
-class TurnLedger:
+class LoopLoad:
     """One host's slow turns, and the work that must not wait for them: due renewals, and calls of the store.
 
     A call of the store needs several turns of the loop, and each costs a step of every handler. So while turns are

@@ -7,7 +7,7 @@ import math
 import random
 from typing import Any, cast
 
-from eventpump.consumer.record.opening import PartitionOpening
+from eventpump.consumer.record.starts import StartFinder
 from eventpump.errors import AuthenticationError, ConnectionLostError, EventPumpError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.options.consumer import HostSettings
@@ -39,7 +39,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
         assert (kind, operation) == (StoreFailed, "write checkpoint")
         reported.append(error)
 
-    opening = PartitionOpening(
+    starts = StartFinder(
         cast("Any", None),
         cast("Any", store),
         cast("Any", None),
@@ -55,7 +55,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
         on_refused=lambda: None,
     )
     checkpoint = Checkpoint("0", "100", 7)
-    await opening.store(checkpoint, is_reset=False)
+    await starts.store(checkpoint, is_reset=False)
     assert [type(error).__name__ for error in reported] == ["StoreError", "AuthenticationError", "StoreError"]
 
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from eventpump.eventhubs.events import LastEnqueued
 from eventpump.interfaces import HubProperties, PartitionProperties
-from eventpump.spark.source.looks import REQUESTS_PER_SECOND, SETTLE_SECONDS, USUAL_SIZE, Item, Looks, RequestBudget
+from eventpump.spark.source.known_hubs import (
+    REQUESTS_PER_SECOND,
+    SETTLE_SECONDS,
+    USUAL_SIZE,
+    Item,
+    KnownHubs,
+    RequestBudget,
+)
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -25,9 +32,9 @@ def partition(partition_id: str, last: int = -1, first: int = 0) -> PartitionPro
     return PartitionProperties("telemetry", partition_id, first, last, str(last), NOON, last < first)
 
 
-def looks(partitions: int, last: int = -1, *, hubs: int = 1) -> Looks:
+def known_hubs(partitions: int, last: int = -1, *, hubs: int = 1) -> KnownHubs:
     """Make what is known of hubs that were read at 0."""
-    made = Looks(hubs)
+    made = KnownHubs(hubs)
     for index in range(hubs):
         made.chosen(index, hub(partitions), hub(partitions).partition_ids, 0.0, 0.0)
         for each in hub(partitions).partition_ids:
@@ -75,7 +82,7 @@ def test_wait_returns_the_delay_until_a_round_fits() -> None:
 def test_rounds_read_everything_and_active_partitions_more_often(partitions: int, hubs: int, active: int) -> None:
     """No partition waits for longer than half as many rounds again as reading all of them in turn would take, however
     many others have events all the time."""
-    known = looks(partitions, hubs=hubs)
+    known = known_hubs(partitions, hubs=hubs)
     count = REQUESTS_PER_SECOND
     read: list[list[Item]] = []
     rounds = -(-len(known) // (count - count // 3)) + 1
@@ -98,7 +105,7 @@ def test_rounds_read_everything_and_active_partitions_more_often(partitions: int
 
 def test_rounds_read_a_few_active_partitions_each_time() -> None:
     """Of 128 partitions the three that get events are in every round."""
-    known = looks(128)
+    known = known_hubs(128)
     for now in range(1, 9):
         for each in known.next(40, float(now)):
             if each.partition_id is not None:
@@ -111,7 +118,7 @@ def test_rounds_read_a_few_active_partitions_each_time() -> None:
 
 def test_what_need_not_be_read_takes_no_place_of_another() -> None:
     """Neither by its turn, nor because it lately had events."""
-    known = looks(8)
+    known = known_hubs(8)
     known.answered(0, partition("1", 5), 1.0, 1.0)
     shown = {Item(0, None), *(Item(0, str(number)) for number in range(1, 5))}
     assert known.next(3, 2.0, without=shown) == [Item(0, "0"), Item(0, "5"), Item(0, "6")]
@@ -120,7 +127,7 @@ def test_what_need_not_be_read_takes_no_place_of_another() -> None:
 
 def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
     """Its number, or that of the newest event if the service states it; an event that was known is no news."""
-    known = looks(1, last=4)
+    known = known_hubs(1, last=4)
     assert not known.shown(0, "0", 4, None, 1.0)
     assert known.shown(0, "0", 5, None, 1.0)
     assert known.shown(0, "0", 6, LastEnqueued(9, "900", NOON, NOON), 1.0)
@@ -132,7 +139,7 @@ def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
 
 def test_event_in_an_empty_partition_is_its_first() -> None:
     """A partition that retention has emptied begins with the event that was shown."""
-    known = Looks(1)
+    known = KnownHubs(1)
     known.chosen(0, hub(1), ["0"], 0.0, 0.0)
     known.answered(0, partition("0", last=6, first=7), 0.0, 0.0)
     assert known.shown(0, "0", 7, None, 1.0)
@@ -142,7 +149,7 @@ def test_event_in_an_empty_partition_is_its_first() -> None:
 @pytest.mark.parametrize(("asked_at", "last"), [(0.5, 9), (1.0 + SETTLE_SECONDS - 0.1, 9), (1.0 + SETTLE_SECONDS, 4)])
 def test_answer_that_does_not_know_a_shown_event_is_not_a_loss(asked_at: float, last: int) -> None:
     """An answer from before the event, or one that lags, is ignored; one that says so later is a recreated hub."""
-    known = looks(1, last=4)
+    known = known_hubs(1, last=4)
     known.shown(0, "0", 9, None, 1.0)
     known.answered(0, partition("0", 4), asked_at, asked_at + 0.1)
     assert known.facts(0).partitions[0].last_enqueued_sequence_number == last
@@ -150,7 +157,7 @@ def test_answer_that_does_not_know_a_shown_event_is_not_a_loss(asked_at: float, 
 
 def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> None:
     """What a hub's properties no longer name is not asked for, and a late answer for it is dropped."""
-    known = looks(3)
+    known = known_hubs(3)
     known.chosen(0, hub(5), ["0", "4"], 1.0, 1.0)
     assert known.unknown(float("-inf")) == []
     assert Item(0, "4") in known.unknown(0.0)
@@ -164,7 +171,7 @@ def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> 
 
 def test_nothing_is_known_of_a_hub_that_was_recreated() -> None:
     """All its partitions are read anew, and an answer to a question from before may be of the former hub."""
-    known = looks(2, last=9)
+    known = known_hubs(2, last=9)
     known.chosen(0, replace(hub(2), created_at=NOON + timedelta(days=1)), ["0", "1"], 1.0, 2.0)
     known.answered(0, partition("0", 9), 1.5, 2.5)
     assert known.facts(0).partitions == ()
@@ -177,7 +184,7 @@ def test_nothing_is_known_of_a_hub_that_was_recreated() -> None:
 @pytest.mark.parametrize(("first", "last", "is_asked"), [(2, 9, False), (4, 7, False), (2, 5, True), (1, 9, True)])
 def test_hub_is_read_again_where_numbers_went_back(first: int, last: int, is_asked: bool) -> None:
     """It was probably recreated, which the creation time tells of all partitions."""
-    known = looks(1)
+    known = known_hubs(1)
     known.answered(0, partition("0", 7, 2), 1.0, 1.0)
     known.answered(0, partition("0", last, first), 2.0, 2.0)
     assert known.unknown(0.0) == ([Item(0, None)] if is_asked else [])
@@ -189,7 +196,7 @@ def offset(partition_id: str, last: int, at: str) -> PartitionProperties:
 
 def test_size_of_events_is_estimated_from_offsets() -> None:
     """First the mean over the partition's life, then what it was lately; without any, that of the hub's others."""
-    known = Looks(1)
+    known = KnownHubs(1)
     known.chosen(0, hub(3), ["0", "1", "2"], 0.0, 0.0)
     known.answered(0, offset("0", 10, "1000"), 0.0, 0.0)
     known.answered(0, offset("1", -1, "-1"), 0.0, 0.0)
@@ -201,12 +208,12 @@ def test_size_of_events_is_estimated_from_offsets() -> None:
     assert known.facts(0).sizes == {"0": 200.0, "1": 500.0, "2": 350.0}
     known.answered(0, offset("2", 0, "0"), 1.0, 1.0)
     assert known.facts(0).sizes["2"] == 350.0
-    assert looks(1).facts(0).sizes == {"0": USUAL_SIZE}
+    assert known_hubs(1).facts(0).sizes == {"0": USUAL_SIZE}
 
 
 def test_size_of_events_is_unknown_where_offsets_are_no_positions() -> None:
     """As in namespaces with geo-replication."""
-    known = Looks(1)
+    known = KnownHubs(1)
     known.chosen(0, hub(1), ["0"], 0.0, 0.0)
     known.answered(0, offset("0", 10, "1:77:1000"), 0.0, 0.0)
     assert known.facts(0).sizes == {}

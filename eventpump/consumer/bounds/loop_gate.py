@@ -1,4 +1,4 @@
-"""Measures the turns of the event loop, and holds deliveries back while the store needs the loop."""
+"""Holds deliveries back while handlers compute on the event loop and the store needs it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eventpump.aio.tasks import resolve
-from eventpump.core.turns import TurnLedger
+from eventpump.core.loop_load import LoopLoad
 from eventpump.interfaces import Clock
 
 
-class Turns:
-    """Holds the deliveries of a host back when `TurnLedger` decides so. Costs nothing while handlers do not compute."""
+class LoopGate:
+    """Holds the deliveries of a host back when `LoopLoad` decides so. Costs nothing while handlers do not compute."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.ledger = TurnLedger()
+        self.ledger = LoopLoad()
         self._waiters: set[asyncio.Future[None]] = set()
 
     def stepped(self, seconds: float) -> None:

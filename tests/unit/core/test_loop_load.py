@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eventpump.core.turns import CALL_TURNS, FRESH, SLOW_TURN, TurnLedger
+from eventpump.core.loop_load import CALL_TURNS, FRESH, SLOW_TURN, LoopLoad
 
 
-def _turn(ledger: TurnLedger, began: float, length: float) -> float:
+def _turn(ledger: LoopLoad, began: float, length: float) -> float:
     """Let a turn pass.
 
     Returns:
@@ -19,7 +19,7 @@ def _turn(ledger: TurnLedger, began: float, length: float) -> float:
 
 def test_is_closed_is_false_with_quick_turns() -> None:
     """Whatever is due or under way, a host whose turns are quick delivers, and is not even asked."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     ledger.lease_held("0", 10.0)
     ledger.call_begun(20.0)
     assert not ledger.is_watching
@@ -30,7 +30,7 @@ def test_is_closed_is_false_with_quick_turns() -> None:
 
 def test_is_closed_with_a_slow_turn_and_a_due_renewal() -> None:
     """After a slow turn deliveries wait from the moment a renewal is due until it is done, or the lease is gone."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     ledger.lease_held("0", 10.0)
     ledger.lease_held("1", 10.0)
     now = _turn(ledger, 5.0, 4.9)
@@ -45,7 +45,7 @@ def test_is_closed_with_a_slow_turn_and_a_due_renewal() -> None:
 
 def test_is_closed_counts_the_turn_under_way() -> None:
     """Within a turn that is slow already no further delivery starts while a renewal is due."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     ledger.lease_held("0", 10.0)
     ledger.stepped(10.0)
     assert not ledger.is_closed(10.0 + SLOW_TURN * 0.9)
@@ -54,7 +54,7 @@ def test_is_closed_counts_the_turn_under_way() -> None:
 
 def test_is_closed_for_a_call_that_slow_turns_could_end() -> None:
     """A call of the store closes it only where as many such turns as it may take do not fit into its time."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     key = ledger.call_begun(109.0)
     now = _turn(ledger, 108.9 - 0.1 * (CALL_TURNS + 1), 0.1)
     assert not ledger.is_closed(now)
@@ -70,7 +70,7 @@ def test_is_closed_for_a_call_that_slow_turns_could_end() -> None:
 
 def test_is_closed_forgets_a_slow_turn_soon() -> None:
     """A slow turn of a while ago says nothing about the next delivery."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     now = _turn(ledger, 5.0, 1.0)
     ledger.lease_held("0", now)
     assert not ledger.is_closed(now + FRESH)
@@ -78,7 +78,7 @@ def test_is_closed_forgets_a_slow_turn_soon() -> None:
 
 def test_is_closed_until_what_it_waits_for_is_done() -> None:
     """The quick turns while deliveries wait do not open it."""
-    ledger = TurnLedger()
+    ledger = LoopLoad()
     ledger.lease_held("0", 6.0)
     ledger.lease_held("1", 6.0)
     now = _turn(ledger, 5.0, 1.0)

@@ -81,7 +81,7 @@ class BeginningRecord(Protocol):
 
 
 class _HubChangedError(Exception):
-    """The hub was recreated while a partition was being opened: the opening has to start over."""
+    """The hub was recreated while the start of a partition was being found: it has to be found again."""
 
 
 def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
@@ -281,7 +281,7 @@ class GroupStart:
         return True
 
     async def _refreshed(self) -> tuple[StoredScopeRecord, HubProperties]:
-        """Read the record, and then the hub."""
+        """Return the record as it is stored now, and the hub's properties, read after it."""
         stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         if stored is None:
             await self.agree(await self.hub())
@@ -325,7 +325,7 @@ class Beginning:
     hub_created_at: datetime
 
 
-class PartitionOpening:
+class StartFinder:
     """Finds the start position of one partition, under its lease.
 
     Args:

@@ -1,0 +1,53 @@
+"""What all pumps of a host share: its connections, its store, its options and its limits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from eventpump.consumer.bounds.limits import BoundedLeaseStore
+from eventpump.consumer.bounds.loop_gate import LoopGate
+from eventpump.consumer.pump.parking import Parking
+from eventpump.core.budget import BufferBudget
+from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
+from eventpump.options.consumer import HostSettings
+from eventpump.reports import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class HostServices:
+    """What all pumps of a host share.
+
+    Attributes:
+        transport: Opens the links.
+        directory: Reads the properties of the hub and its partitions.
+        store: The leases and checkpoints; each call ends at the store's time-out.
+        settings: The options of the host.
+        scope: Namespace, hub and consumer group.
+        owner_id: The owner's name in the leases.
+        clock: The clock that leases go by.
+        rng: Randomness, for delays.
+        reporter: Receives the reports.
+        store_timeout: Seconds for one call of the store, once it is sent.
+        blocked_after: Seconds; a longer standstill of the event loop is reported.
+        loop_gate: Holds deliveries back while handlers compute and the store needs the loop.
+        renew_interval: Seconds between renewals.
+        parking: Stores events elsewhere that cannot be processed.
+        budget: The bytes that all links of the host may hold.
+    """
+
+    transport: Transport
+    directory: HubDirectory
+    store: BoundedLeaseStore
+    settings: HostSettings
+    scope: ConsumerScope
+    owner_id: str
+    clock: Clock
+    rng: random.Random
+    reporter: Reporter
+    store_timeout: float
+    blocked_after: float
+    loop_gate: LoopGate
+    renew_interval: float
+    parking: Parking
+    budget: BufferBudget
