@@ -39,12 +39,10 @@ or a token.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from eventpump.texts import without_secrets
-
-if TYPE_CHECKING:
-    from eventpump.producer.batch import EventBatch
 
 
 class Recovery(enum.Enum):
@@ -270,6 +268,22 @@ class CaptureFileError(ServiceError):
         return CaptureFileError, (self.name, self.problem)
 
 
+class UnsettledBatch(Protocol):
+    """A batch whose outcome is unknown: the `EventBatch` that was sent. Send it again to wait for its outcome."""
+
+    @property
+    def partition_id(self) -> str | None:
+        """The partition it is for; None for another target."""
+
+    @property
+    def events(self) -> Sequence[Any]:
+        """Its events."""
+
+    @property
+    def state(self) -> enum.Enum:
+        """What is known of it: a `BatchState`."""
+
+
 class PublishOutcomeUnknownError(EventPumpError):
     """It is unknown whether the service has stored events. The cause, if there is one, is chained.
 
@@ -301,7 +315,7 @@ class PublishOutcomeUnknownError(EventPumpError):
         self.partition_id = partition_id
         self.first = first
         self.count = count
-        self.batch: EventBatch | None = None
+        self.batch: UnsettledBatch | None = None
         self.is_settling = problem is None
 
     @property

@@ -119,6 +119,7 @@ _COVERED_BY = {
         "contract/test_lease_stores.py contract/test_publisher_states.py contract/test_transports.py "
         "contract/test_sources.py"
     ),
+    "net/dialing.py": "unit/net/test_route.py unit/net/test_websocket.py",
     "options/consumer.py": "unit/options/test_positions.py unit/options/test_retry.py unit/consumer/host/test_host.py",
     "options/producer.py": "unit/producer/test_buffered.py unit/test_clients.py",
     "producer/intake.py": "unit/producer/test_buffered.py unit/test_core.py",

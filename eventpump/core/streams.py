@@ -7,10 +7,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import MethodType, NoneType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from eventpump.core.cache import EventCache
+from typing import Any, Generic, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -447,6 +444,26 @@ def _kept(error: BaseException) -> BaseException:
     return error.with_traceback(None)
 
 
+class StreamCache(Protocol[_T]):
+    """What a stream's cursor calls of the cache that it reads; see `EventCache`."""
+
+    @property
+    def end(self) -> int:
+        """The position after the newest message."""
+
+    def taken(self, cursor: StreamCursor[_T], matches: list[Match[_T]]) -> tuple[int, list[Match[_T]]]:
+        """Record that a stream has read items, which it has in hand now."""
+
+    def processed(self, size: int, pieces: Iterable[Piece]) -> None:
+        """Record that a cursor has something in hand no more."""
+
+    def left(self, cursor: StreamCursor[_T], match: Match[_T]) -> None:
+        """Record that a stream has read, or dropped, one of its items."""
+
+    def remove_stream(self, cursor: StreamCursor[_T]) -> None:
+        """Look for a stream's items no more."""
+
+
 class StreamCursor(Generic[_T]):
     """One subscriber's place in the part of a cache that belongs to its stream.
 
@@ -478,7 +495,7 @@ class StreamCursor(Generic[_T]):
 
     def __init__(
         self,
-        cache: EventCache[_T],
+        cache: StreamCache[_T],
         index: StreamIndex[_T],
         selection: Selection[_T],
         since: int | None,

@@ -57,6 +57,7 @@ from eventpump.emulator.log import (
 )
 from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
+from eventpump.emulator.service import Service
 from eventpump.emulator.stamping import work_of
 from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
 from eventpump.eventhubs.conditions import (
@@ -85,7 +86,6 @@ from eventpump.eventhubs.names import (
 from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
-    from eventpump.emulator.service import Service
     from eventpump.net.stream import ConnectionProtocol
 
 _P = ParamSpec("_P")
@@ -497,7 +497,7 @@ class ServiceConnection:
             raise _RefusedError(claim.condition, claim.description)
         end = ProducerEnd(self, link, address, target, hub, partition, is_idempotent=True)
         refusal = self.service.attach_publisher(
-            partition, claim, lambda state, number: _AttachTicket(end, state, number, ends)
+            partition, claim, lambda state, number: _AttachTicket(self, end, state, number, ends)
         )
         if refusal is not None:
             raise _RefusedError(refusal.condition, refusal.description)
@@ -742,13 +742,17 @@ class _AttachTicket:
     """Answers an idempotent producer's attach.
 
     Args:
+        connection: The producer's connection.
         number: The sequence number to answer.
         ends: The fault that follows the answer.
     """
 
-    __slots__ = ("_ends", "_number", "_state", "end")
+    __slots__ = ("_connection", "_ends", "_number", "_state", "end")
 
-    def __init__(self, end: ProducerEnd, state: ProducerState, number: int, ends: Fault | None) -> None:
+    def __init__(
+        self, connection: ServiceConnection, end: ProducerEnd, state: ProducerState, number: int, ends: Fault | None
+    ) -> None:
+        self._connection = connection
         self.end = end
         self._state = state
         self._number = number
@@ -761,11 +765,11 @@ class _AttachTicket:
             PRODUCER_EPOCH: Short(self._state.epoch),
             PRODUCER_SEQUENCE_NUMBER: Int(self._number),
         }
-        self.end.connection.publisher_taken(self.end, properties, self._ends)
+        self._connection.publisher_taken(self.end, properties, self._ends)
 
     def failed(self, reason: str) -> None:
         """Refuse the link."""
-        self.end.connection.publisher_failed(self.end, reason)
+        self._connection.publisher_failed(self.end, reason)
 
 
 def _is_idempotent(link: Link) -> bool:

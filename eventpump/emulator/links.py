@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from eventpump.amqp.codec import AmqpDecodeError
+from eventpump.amqp.flow import SessionFlow
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
@@ -33,6 +34,7 @@ from eventpump.emulator.ledger import Run, run_of
 from eventpump.emulator.log import Hub, PartitionLog
 from eventpump.emulator.long_keys import LONG
 from eventpump.emulator.readers import ReaderTable, Refusal
+from eventpump.emulator.service import ServedConnection, Service
 from eventpump.emulator.stamping import add_delivery_annotations
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.addresses import Address
@@ -47,9 +49,6 @@ from eventpump.eventhubs.names import (
     RUNTIME_INFO_RETRIEVAL_TIME,
 )
 
-if TYPE_CHECKING:
-    from eventpump.emulator.connection import ServiceConnection
-
 RUN_BYTES = 256 * 1024
 """How many bytes one consumer gets before the others have their turn."""
 PRODUCER_CREDIT = 300
@@ -60,11 +59,28 @@ _FAULTY_RUN = 64
 _ACCEPTED = Accepted()
 
 
+class LinkConnection(ServedConnection, Protocol):
+    """What a link calls of its connection; see `ServiceConnection`."""
+
+    @property
+    def service(self) -> Service:
+        """The state shared by all connections."""
+
+    def end_session(self, session: SessionFlow, error: AmqpError) -> None:
+        """End a session with an error, and with it its links."""
+
+    def detached(self, end: LinkEnd) -> None:
+        """Called when the service has ended a link."""
+
+    def wants_turn(self, end: ConsumerEnd) -> None:
+        """Queue a consumer's link for sending."""
+
+
 class LinkEnd:
     """Base class of all links: an address, the right that they need, and their end."""
 
     def __init__(
-        self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
+        self, connection: LinkConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
     ) -> None:
         self.connection = connection
         self.link = link
@@ -139,7 +155,7 @@ class ReceivingEnd(LinkEnd):
     """A link that receives messages. They are processed in order, and faults fire on each."""
 
     def __init__(
-        self, connection: ServiceConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
+        self, connection: LinkConnection, link: Link, address: Address, right: Right | None, target: FaultTarget
     ) -> None:
         super().__init__(connection, link, address, right, target)
         self._waiting: deque[Incoming] = deque()
@@ -209,18 +225,6 @@ class ReceivingEnd(LinkEnd):
         """Complete the work of the last messages."""
 
 
-class Ticket(Protocol):
-    """Answers the client once the store has, or has not, stored something."""
-
-    end: ProducerEnd
-
-    def stored(self) -> None:
-        """Answer that it is stored."""
-
-    def failed(self, reason: str) -> None:
-        """Answer that it could not be stored."""
-
-
 class MessageTicket:
     """Answers a producer's message."""
 
@@ -249,7 +253,7 @@ class ProducerEnd(ReceivingEnd):
 
     def __init__(
         self,
-        connection: ServiceConnection,
+        connection: LinkConnection,
         link: Link,
         address: Address,
         target: FaultTarget,
@@ -397,7 +401,7 @@ class ConsumerEnd(LinkEnd):
 
     def __init__(
         self,
-        connection: ServiceConnection,
+        connection: LinkConnection,
         link: Link,
         address: Address,
         target: FaultTarget,

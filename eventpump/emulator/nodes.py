@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from eventpump.amqp.codec import AmqpDecodeError, count_items
 from eventpump.amqp.link import Link
 from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
 from eventpump.emulator import bounds
-from eventpump.emulator.auth import Denial
+from eventpump.emulator.auth import Denial, Grant, Grants
 from eventpump.emulator.faults import Fault, FaultTarget, answers_first
-from eventpump.emulator.links import Incoming, LinkEnd, ReceivingEnd
+from eventpump.emulator.links import Incoming, LinkConnection, LinkEnd, ReceivingEnd
 from eventpump.emulator.log import invalid_partition
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs import cbs, management
@@ -30,9 +30,6 @@ from eventpump.eventhubs.conditions import (
     UNAUTHORIZED_ACCESS,
 )
 from eventpump.eventhubs.requests import BadRequestError, answer, message_id, reply_to
-
-if TYPE_CHECKING:
-    from eventpump.emulator.connection import ServiceConnection
 
 REQUEST_CREDIT = 100
 MAX_WAITING_ANSWERS = 1000
@@ -61,10 +58,36 @@ def _request_of(payload: bytes) -> Message:
     return request
 
 
+class NodeConnection(LinkConnection, Protocol):
+    """What a node's link calls of its connection; see `ServiceConnection`.
+
+    Attributes:
+        waiting_answers: Bytes of the nodes' answers that wait for credit, on all links.
+    """
+
+    waiting_answers: int
+
+    @property
+    def grants(self) -> Grants:
+        """The rights granted by its tokens."""
+
+    @property
+    def max_waiting_answers(self) -> int:
+        """The most bytes of answers that may wait for credit."""
+
+    def granted(self, grant: Grant) -> None:
+        """Add the rights of a token."""
+
+    def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
+        """Return the link for a node's answer."""
+
+
 class AnswerEnd(LinkEnd):
     """A link for a node's answers. They wait for credit, within bounds."""
 
-    def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
+    connection: NodeConnection
+
+    def __init__(self, connection: NodeConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
         self._waiting: deque[bytes] = deque()
 
@@ -107,7 +130,9 @@ class AnswerEnd(LinkEnd):
 class RequestEnd(ReceivingEnd):
     """A link for requests to a node."""
 
-    def __init__(self, connection: ServiceConnection, link: Link, address: Address, target: FaultTarget) -> None:
+    connection: NodeConnection
+
+    def __init__(self, connection: NodeConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
 
     def take(self, item: Incoming, ends: Fault | None = None) -> None:

@@ -9,26 +9,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import ParamSpec, Protocol, cast
 
+from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import KeyRing
 from eventpump.emulator.capture import CaptureSettings, CaptureWriter
 from eventpump.emulator.config import MAX_PARTITIONS, HubSpec
 from eventpump.emulator.durable import Append, DurableStore, Entry, LedgerEntry
 from eventpump.emulator.faults import Faults
 from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerRetention, ProducerState, Repeat, Run
-from eventpump.emulator.links import ProducerEnd, Ticket
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, entity_not_found, group_names
 from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
 from eventpump.errors import ConfigurationError
 from eventpump.texts import excerpt
 
+_P = ParamSpec("_P")
+
 _MANY = 10
 """Names of hubs that an error lists."""
-
-if TYPE_CHECKING:
-    from eventpump.emulator.connection import ServiceConnection
 
 _logger = logging.getLogger("eventpump.emulator")
 
@@ -49,6 +48,54 @@ class Deadlines:
     no_link: float | None = 60.0
     idle_connection: float | None = 300.0
     idle_producer: float | None = 600.0
+
+
+class ServedConnection(Protocol):
+    """What the service calls of an open connection; see `ServiceConnection`."""
+
+    @property
+    def closed(self) -> asyncio.Future[None]:
+        """Completes when it has ended."""
+
+    def guard(self, call: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Make a call on behalf of this connection only."""
+
+    def flush(self) -> None:
+        """Send what the engine has queued."""
+
+    def close(self, error: AmqpError) -> None:
+        """Close the connection with an error."""
+
+    def abort(self) -> None:
+        """Drop the connection."""
+
+    def detach_hub(self, hub: str) -> None:
+        """End the links to a hub that was recreated."""
+
+
+class AnsweringEnd(Protocol):
+    """What the service calls of a link whose message it stores; see `ProducerEnd`."""
+
+    @property
+    def connection(self) -> ServedConnection:
+        """Its connection."""
+
+    def worked(self) -> None:
+        """Complete the work of the last messages."""
+
+
+class Ticket(Protocol):
+    """Answers the client once the store has, or has not, stored something."""
+
+    @property
+    def end(self) -> AnsweringEnd:
+        """The link that is answered."""
+
+    def stored(self) -> None:
+        """Answer that it is stored."""
+
+    def failed(self, reason: str) -> None:
+        """Answer that it could not be stored."""
 
 
 class Service:
@@ -82,7 +129,7 @@ class Service:
         self.max_message_size = max_message_size
         self.now = now
         self.authority = ""
-        self.connections: set[ServiceConnection] = set()
+        self.connections: set[ServedConnection] = set()
         self._nothing_published = nothing_published
         self._rng = random.Random()
         self._retention = retention
@@ -336,7 +383,7 @@ class Service:
         return hub
 
     def _committed(self, entries: list[Entry]) -> None:
-        ends: dict[ProducerEnd, None] = {}
+        ends: dict[AnsweringEnd, None] = {}
         for entry in entries:
             ticket = cast("Ticket", entry.ticket)
             if isinstance(entry, Append):
@@ -350,14 +397,14 @@ class Service:
 
     def _not_written(self, entries: list[Entry], reason: str) -> None:
         _logger.error("events could not be written: %s", reason)
-        ends: dict[ProducerEnd, None] = {}
+        ends: dict[AnsweringEnd, None] = {}
         for entry in entries:
             ticket = cast("Ticket", entry.ticket)
             ticket.end.connection.guard(ticket.failed, reason)
             ends[ticket.end] = None
         self._answer(ends)
 
-    def _answer(self, ends: dict[ProducerEnd, None]) -> None:
+    def _answer(self, ends: dict[AnsweringEnd, None]) -> None:
         for end in ends:
             end.connection.guard(end.worked)
         for connection in {end.connection: None for end in ends}:

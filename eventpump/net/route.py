@@ -1,4 +1,4 @@
-"""Connects to a service: over TCP, directly or through an HTTP proxy, with or without TLS, in a WebSocket or not."""
+"""Where a service is, and a stream to it: over TCP, directly or through an HTTP proxy, with or without TLS."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from eventpump.amqp.connection import Connection
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.addresses import connect
-from eventpump.net.stream import BufferedReads, ConnectionHandler, ConnectionProtocol, reason_of
+from eventpump.net.stream import reason_of
 from eventpump.net.tunnel import TunnelHandshake, TunnelProtocol
 from eventpump.options.connection import ProxySettings
 
@@ -60,28 +59,6 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=ca_file)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-async def dial(connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
-    """Connect a client. What the engine has queued is sent at once. Cancelled, no stream is left.
-
-    Raises:
-        ServiceError: It cannot connect.
-    """
-    if route.is_websocket:
-        # Only this needs aiohttp, which takes long to import.
-        from eventpump.net import websocket
-
-        return await websocket.connect(
-            lambda: ConnectionProtocol(connection, handler),
-            route,
-            max_message=websocket.FRAMES_PER_MESSAGE * connection.config.max_frame_size,
-        )
-    protocol = ConnectionProtocol(connection, handler)
-    if route.tls is None:
-        return await open_stream(lambda: protocol, route)
-    await open_stream(lambda: BufferedReads(protocol), route)
-    return protocol
 
 
 async def open_stream(make: Callable[[], _P], route: Route) -> _P:

@@ -16,7 +16,7 @@ from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
-from eventpump.errors import ConfigurationError
+from eventpump.errors import ConfigurationError, UnsettledBatch
 from eventpump.eventhubs.codecs import EventEncoding, encoder
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
@@ -277,7 +277,7 @@ class HubProducer:
 
     async def send(
         self,
-        events: EventData | Sequence[EventData] | EventBatch,
+        events: EventData | Sequence[EventData] | EventBatch | UnsettledBatch,
         *,
         partition_id: str | None = None,
         partition_key: str | None = None,

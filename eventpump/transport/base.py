@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.options.connection import ConnectionSettings
-
-if TYPE_CHECKING:
-    from eventpump.transport.links import ClientLink, ClientSendLink
 
 _log = logging.getLogger("eventpump.transport")
 
@@ -102,6 +99,39 @@ class LinkHandle(Protocol):
         """Detach, for good."""
 
 
+class LinkOwner(Protocol):
+    """What a connection calls of the link that was attached; see `ClientLink`."""
+
+    @property
+    def entity(self) -> str:
+        """The address, for errors."""
+
+    def on_attached(self) -> None:
+        """Called when the service has attached the link."""
+
+    def on_messages(self, payloads: list[bytes], unsettled: Sequence[int] = ()) -> None:
+        """Called with messages that have arrived."""
+
+    def on_credit(self) -> None:
+        """Called when more may be sent."""
+
+    def on_answered(self) -> None:
+        """Called when a probe was answered."""
+
+    def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
+        """Called with the outcomes of messages."""
+
+    def on_detached(self, error: ServiceError) -> None:
+        """Called when the link has ended."""
+
+
+class WaitingSender(Protocol):
+    """What a connection calls of a link that waits for the peer to read again; see `ClientSendLink`."""
+
+    def on_writable(self) -> None:
+        """Called when the peer reads again."""
+
+
 @cache
 def connection_properties() -> dict[str, str]:
     """Return the properties of the AMQP open, which identify this client."""
@@ -158,7 +188,7 @@ class BaseConnection(ABC):
         """Whether the peer is slow to read."""
 
     @abstractmethod
-    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
+    async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> LinkHandle:
         """Attach a link; the owner is called with the result.
 
         Raises:
@@ -177,7 +207,7 @@ class BaseConnection(ABC):
         """
 
     @abstractmethod
-    def hold_back(self, link: ClientSendLink) -> None:
+    def hold_back(self, link: WaitingSender) -> None:
         """Resume a link, in the order of the calls, when the peer reads again."""
 
     @abstractmethod

@@ -36,18 +36,26 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.conditions import NOT_ALLOWED, UNAUTHORIZED_ACCESS
-from eventpump.net.route import Route, client_tls, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route, client_tls
 from eventpump.net.stream import CLOSE_TIMEOUT, ConnectionHandler, ConnectionProtocol, reason_of
 from eventpump.options.connection import ConnectionSettings
-from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error, snd_settle_mode
-from eventpump.transport.links import ClientLink, ClientSendLink
+from eventpump.transport.base import (
+    BaseConnection,
+    LinkOwner,
+    LinkSpec,
+    WaitingSender,
+    connection_properties,
+    end_error,
+    snd_settle_mode,
+)
 
 _FLUSH_AT = 256 * 1024
 """Bytes after which output is written to the stream at once, which then reports whether the peer is slow to read."""
 
 
 class Dial(Protocol):
-    """How a stream is opened: :func:`eventpump.net.route.dial`, or a replacement."""
+    """How a stream is opened: :func:`eventpump.net.dialing.dial`, or a replacement."""
 
     async def __call__(self, connection: Connection, handler: ConnectionHandler, route: Route) -> ConnectionProtocol:
         """Connect.
@@ -78,7 +86,7 @@ class ClientConnection(BaseConnection):
         self._sessions: list[Session] = []
         self._spreading = asyncio.Lock()
         self._unwritten = 0
-        self._held_back: dict[ClientSendLink, None] = {}
+        self._held_back: dict[WaitingSender, None] = {}
 
     @classmethod
     async def open(cls, settings: ConnectionSettings, *, dialer: Dial = dial) -> ClientConnection:
@@ -111,7 +119,7 @@ class ClientConnection(BaseConnection):
         """Whether links can be attached."""
         return self.error is None and self._protocol is not None
 
-    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> Link:
+    async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> Link:
         """Attach a link on a session that has room for it; the owner is called with the result.
 
         Raises:
@@ -182,7 +190,7 @@ class ClientConnection(BaseConnection):
         """Whether the peer is slow to read."""
         return self._protocol is not None and self._protocol.is_paused
 
-    def hold_back(self, link: ClientSendLink) -> None:
+    def hold_back(self, link: WaitingSender) -> None:
         """Resume a link, in the order of the calls, when the peer reads again."""
         self._held_back[link] = None
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from eventpump.net.route import dial
+from eventpump.net.dialing import dial
 from eventpump.options.connection import ConnectionSettings
 from eventpump.transport.base import BaseConnection
 from eventpump.transport.connection import ClientConnection, Dial

@@ -27,6 +27,7 @@ from eventpump.eventhubs.names import SAS_TOKEN_TYPE
 from eventpump.net import stream
 from tests.support.peer import AUDIENCE, AmqpPeer, LinkRefusedError
 from tests.support.processes import EmulatorProcess
+from tests.support.served import served_connections
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -153,7 +154,7 @@ async def test_answers_without_credit_are_bounded_in_bytes(
     config = ConnectionConfig(container_id="me", incoming_window=0 if credit == "no window" else 5000, **mechanism)
     async with await AmqpPeer.connect(emulator, config) as peer:
         session = await peer.begin()
-        service = next(iter(emulator._running().connections))
+        service = served_connections(emulator)[0]
         for _ in range(3):
             answers = await answers_of(peer, "$cbs", session, name=str(uuid.uuid4()))
             requests = await requests_to(peer, "$cbs", session)
@@ -206,7 +207,7 @@ async def test_large_messages_to_256_partitions_in_turn_are_stored(request: pyte
             link.send(payload)
             frames.append(list(peer.engine.output))
             peer.engine.output.clear()
-        service = next(iter(emulator._running().connections))
+        service = served_connections(emulator)[0]
         last = max(map(len, frames)) - 2
         for turn in range(0, last, 2):
             for pieces in frames:
@@ -244,7 +245,7 @@ async def test_ended_connection_is_freed_without_the_collector(emulator: Emulato
     await peer.attach(session, target="telemetry")
     await peer.attach(session, source="telemetry/ConsumerGroups/$Default/Partitions/0")
     await answers_of(peer, "$cbs", session)
-    service = next(iter(emulator._running().connections))
+    service = served_connections(emulator)[0]
     links = [weakref.ref(link) for each in service.engine.sessions.values() for link in each.links.values()]
     references: list[weakref.ref[Any]] = [*links, weakref.ref(service), weakref.ref(service.engine)]
     assert len(links) >= 3

@@ -32,6 +32,7 @@ from eventpump.testing.sink import PATIENCE, RecordingSink
 from eventpump.transport.native import NativeTransport
 from tests.authority import Authority
 from tests.support.connecting import connection_string_to
+from tests.support.served import served_connections
 from tests.support.sockets import open_sockets
 
 HUB = "telemetry"
@@ -132,7 +133,7 @@ async def test_connect_to_a_custom_endpoint_verifies_its_host(authority: Authori
         transport = NativeTransport(settings)
         assert transport.fully_qualified_namespace == NAMESPACE
         await use(transport)
-        (connection,) = emulator._running().connections
+        (connection,) = served_connections(emulator)
         assert connection.engine.remote is not None
         assert connection.engine.remote.hostname == NAMESPACE
         await transport.aclose()
@@ -213,7 +214,7 @@ async def test_open_says_product_version_and_platform(emulator: Emulator) -> Non
     """The open carries product, version and platform, which a service's operator sees."""
     transport = transport_to(emulator)
     await use(transport)
-    (connection,) = emulator._running().connections
+    (connection,) = served_connections(emulator)
     assert connection.engine.remote is not None
     properties = connection.engine.remote.properties
     assert properties is not None
@@ -232,7 +233,7 @@ async def test_links_beyond_a_session_share_one_connection(emulator: Emulator) -
     links = await asyncio.gather(*(transport.open_send_link(SendLinkSpec(HUB, str(n % 2))) for n in range(300)))
     await asyncio.gather(*(link.send(EventData(b"x").encode()) for link in links))
     assert emulator.connection_count == 1
-    (connection,) = emulator._running().connections
+    (connection,) = served_connections(emulator)
     assert len(connection.engine.sessions) == 2
     await transport.aclose()
     async with asyncio.timeout(PATIENCE):

@@ -42,6 +42,7 @@ need_uamqp()
 
 from eventpump.transport.uamqp.transport import UamqpTransport  # noqa: E402
 from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker  # noqa: E402
+from tests.support.served import served_connections  # noqa: E402
 
 HUB = "telemetry"
 EARLIEST = EventPosition.earliest()
@@ -124,7 +125,7 @@ async def test_connect_to_a_custom_endpoint_verifies_its_host(authority: Authori
         )
         transport = UamqpTransport(settings)
         await transport.get_hub_properties(HUB)
-        (connection,) = emulator._running().connections
+        (connection,) = served_connections(emulator)
         assert connection.engine.remote is not None
         assert connection.engine.remote.hostname == "example.servicebus.windows.net"
         await transport.aclose()

@@ -29,11 +29,13 @@ from eventpump.amqp.connection import Opened
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.service import Deadlines
 from eventpump.net import stream
-from eventpump.net.route import Route, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route
 from eventpump.net.websocket import WebSocketTransport
 from tests.authority import Authority
 from tests.support.peer import AmqpPeer
 from tests.support.processes import ChildProcess, EmulatorProcess
+from tests.support.served import served_connections
 from tests.support.sockets import open_sockets
 
 HUB = "telemetry"
@@ -143,7 +145,7 @@ async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch
         for _ in range(16):
             await producer.send(EventData(bytes(900_000)), partition_id="0")
         # What is sent to the deaf one stands, and the close would have to follow it.
-        shells = [connection._protocol for connection in emulator._running().connections]
+        shells = [connection._protocol for connection in served_connections(emulator)]
         assert [shell is not None and shell.is_paused for shell in shells].count(True) == 1
         began = time.monotonic()
         async with asyncio.timeout(30.0):
@@ -225,8 +227,8 @@ async def test_connection_that_is_no_websocket_in_time_is_cut() -> None:
         EventProducer(emulator.ws_connection_string, HUB, **OVER) as producer,
     ):
         await producer.send(EventData("before"), partition_id="0")
-        (connection,) = emulator._running().connections
+        (connection,) = served_connections(emulator)
         started = b"GET / HTTP/1.1\r\nHost: x\r\n"
         await asyncio.gather(*(until_cut(emulator, sent) for sent in (b"", started, started + b"\r\n")))
         await producer.send(EventData("after"), partition_id="0")
-        assert set(emulator._running().connections) == {connection}
+        assert set(served_connections(emulator)) == {connection}

@@ -33,7 +33,8 @@ from eventpump.amqp.session import Session
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
-from eventpump.net.route import Route, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionProtocol
 from tests.support.waiting import Changes
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
@@ -20,8 +20,29 @@ from eventpump.errors import EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties
 
-if TYPE_CHECKING:
-    from eventpump.consumer.link.sharing import SharedPartition
+
+class SharedLink(Protocol):
+    """What a `MemberFeed` calls of the link that it shares; see `SharedPartition`."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several read over it."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a member that holds the others back is looked for."""
+
+    def observe(self) -> None:
+        """Find out which member holds the others back."""
+
+    def rejoin(self, member: MemberFeed) -> None:
+        """Let a member with a link of its own share the others' again if it is close behind."""
+
+    def leave(self, member: MemberFeed) -> None:
+        """Forget a member that reads no more."""
+
+    async def close_feed(self, feed: PartitionFeed[ReceivedEvent], timeout: float) -> None:
+        """Detach a feed that is not read any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +83,7 @@ class MemberFeed:
 
     def __init__(
         self,
-        shared: SharedPartition,
+        shared: SharedLink,
         name: str,
         beginning: Beginning,
         calls: MemberCalls,

@@ -12,9 +12,15 @@ from eventpump.errors import ConnectionLostError, QuotaExceededError, Recovery, 
 from eventpump.net.route import open_stream
 from eventpump.net.stream import CLOSE_TIMEOUT
 from eventpump.options.connection import ConnectionSettings
-from eventpump.transport.base import BaseConnection, LinkSpec, connection_properties, end_error
+from eventpump.transport.base import (
+    BaseConnection,
+    LinkOwner,
+    LinkSpec,
+    WaitingSender,
+    connection_properties,
+    end_error,
+)
 from eventpump.transport.connection import client_route
-from eventpump.transport.links import ClientLink, ClientSendLink
 from eventpump.transport.uamqp.door import CA_FILE
 from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
 
@@ -30,7 +36,7 @@ class UamqpLink:
     credit, until too many bytes wait for an outcome.
     """
 
-    def __init__(self, connection: UamqpConnection, number: int, session: int, owner: ClientLink) -> None:
+    def __init__(self, connection: UamqpConnection, number: int, session: int, owner: LinkOwner) -> None:
         self.number = number
         self.session = session
         self.owner = owner
@@ -179,7 +185,7 @@ class UamqpConnection(BaseConnection):
         """Whether the peer is slow to read: uamqp does not report it; a limit on unsettled bytes bounds what waits."""
         return False
 
-    async def attach(self, owner: ClientLink, spec: LinkSpec, *, is_receiver: bool) -> UamqpLink:
+    async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> UamqpLink:
         """Attach a link on the session that has the most room; the owner is called with the result.
 
         Raises:
@@ -215,7 +221,7 @@ class UamqpConnection(BaseConnection):
     def queued(self, size: int) -> None:
         """Send what is queued, soon: the worker does."""
 
-    def hold_back(self, link: ClientSendLink) -> None:
+    def hold_back(self, link: WaitingSender) -> None:
         """Resume a link when the peer reads again; see :attr:`is_paused`."""
         raise AssertionError("nothing is held back")
 

@@ -40,6 +40,7 @@ from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, JWT_TOKEN_TYPE, PARTITION_KEY, SAS_TOKEN_TYPE
 from tests.support.peer import AmqpPeer, LinkRefusedError
+from tests.support.served import served_connections
 from tests.unit.amqp.pair import frame, sent
 from tests.unit.emulator.serving import AUDIENCE, OPENING, by_hand, connect, serve
 
@@ -144,7 +145,7 @@ async def test_handlers_of_events_do_not_raise(caplog: pytest.LogCaptureFixture)
     """The shell's calls do not raise, whatever they are given: here an event that cannot be, on an open connection."""
     service = await serve()
     peer = await connect(service)
-    (served,) = service.connections
+    (served,) = served_connections(service)
     served.on_events([SaslRequested("PLAIN", b"", None)])
     await peer.until(lambda: peer.closed is not None)
     assert peer.closed is not None
@@ -158,7 +159,7 @@ async def test_unexpected_exception_while_closing_cuts_the_connection(caplog: py
     """A connection that fails again while it is closed is cut, and logs no more."""
     service = await serve()
     peer = await connect(service)
-    (served,) = service.connections
+    (served,) = served_connections(service)
 
     def fail() -> None:
         raise RuntimeError("unexpected")
@@ -312,7 +313,7 @@ async def test_open_with_a_short_idle_time_out_is_refused() -> None:
     assert peer.closed.error.condition == "amqp:not-allowed"
     assert "below 1000" in (peer.closed.error.description or "")
     peer = await connect(service, ConnectionConfig(container_id="long", idle_timeout=1.0))
-    (served,) = service.connections
+    (served,) = served_connections(service)
     assert served.engine.heartbeat_interval == 0.5
     await peer.put_token(AUDIENCE)
     await asyncio.sleep(10)

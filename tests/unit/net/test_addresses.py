@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from eventpump.net import addresses
-from eventpump.net.route import Route, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route
 from eventpump.options.connection import ProxySettings
 from tests.support.sockets import open_sockets
 from tests.unit.net.ends import Client

@@ -13,7 +13,8 @@ import pytest
 
 from eventpump.amqp.connection import Closed, Connection, Messages, Role
 from eventpump.errors import ConnectionLostError, Recovery
-from eventpump.net.route import Route, client_tls, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route, client_tls
 from eventpump.net.stream import BufferedReads, ConnectionProtocol
 from eventpump.net.websocket import WebSocketServer
 from eventpump.options.connection import ProxySettings
@@ -157,7 +158,7 @@ def test_reads_use_a_kept_buffer_over_tls_alone(authority: Authority, is_tls: bo
         assert only(service.events, Messages).payloads == [client.payload]
 
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=made) as runner:
-        patch.setattr("eventpump.net.route.BufferedReads", Counting)
+        patch.setattr("eventpump.net.dialing.BufferedReads", Counting)
         runner.run(main())
     assert bool(reads) is is_tls
 

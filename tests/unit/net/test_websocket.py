@@ -16,7 +16,8 @@ from aiohttp import web
 from eventpump.amqp.connection import Closed, Connection, Role
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net import stream
-from eventpump.net.route import Route, dial
+from eventpump.net.dialing import dial
+from eventpump.net.route import Route
 from eventpump.net.stream import ConnectionProtocol
 from eventpump.net.websocket import PATH, SUBPROTOCOL, WebSocketServer, connect
 from tests.support.seeds import seeds
