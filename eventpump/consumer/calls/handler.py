@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from eventpump.aio.frames import waits_at
 from eventpump.aio.watch import Watched
+from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import EventRange, HandlerSlow, LoopBlocked, ProcessorFailed
 
@@ -433,3 +434,28 @@ def as_exception(operation: str, error: BaseException) -> Exception:
     failure = RuntimeError(f"{operation} raised {type(error).__name__}, which is not an Exception: {error}")
     failure.__cause__ = error
     return failure
+
+
+def is_undecodable(error: Exception, partition_id: str, events: Iterable[ReceivedEvent]) -> bool:
+    """Return whether processing failed because one of the events cannot be decoded: no retry can help then.
+
+    A `DecodeError` of another event, such as one that the processor reads elsewhere, is an error as any other.
+
+    Args:
+        error: What the processor raised.
+        partition_id: The partition of the events.
+        events: The events that were to be processed.
+    """
+    if not isinstance(error, DecodeError) or error.partition_id not in (None, partition_id):
+        return False
+    numbers = [event.sequence_number if has_place(event) else None for event in events]
+    return error.sequence_number in numbers
+
+
+def has_place(event: ReceivedEvent) -> bool:
+    """Return whether an event's offset and sequence number can be read."""
+    try:
+        event.sequence_number  # noqa: B018 - whether it can be read is the question
+    except EventError:
+        return False
+    return True

@@ -6,11 +6,11 @@ import asyncio
 from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
-from eventpump.consumer.calls.handler import Call, HandlerRunner
+from eventpump.consumer.calls.handler import Call, HandlerRunner, has_place
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.ownership import Ownership
-from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.requests import Requests
 from eventpump.consumer.pump.steps import Steps
 from eventpump.core.failures import FailureStep

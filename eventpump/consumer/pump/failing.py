@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
-from eventpump.consumer.calls.handler import HandlerRunner
+from eventpump.consumer.calls.handler import HandlerRunner, has_place, is_undecodable
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.ownership import Ownership
-from eventpump.consumer.pump.partition import has_place
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
-from eventpump.errors import DecodeError, ProcessorFailedError
+from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import Park, failure_step
 from eventpump.reports import EventParked, EventRange, EventSkipped, ProcessorFailed
@@ -145,19 +144,3 @@ class FailureHandling:
         """End the pump because of an error that the processor did not raise, and call `process_error` with it."""
         self._ownership.fail(error)
         await self.call_process_error(error)
-
-
-def is_undecodable(error: Exception, partition_id: str, events: Iterable[ReceivedEvent]) -> bool:
-    """Return whether processing failed because one of the events cannot be decoded: no retry can help then.
-
-    A `DecodeError` of another event, such as one that the processor reads elsewhere, is an error as any other.
-
-    Args:
-        error: What the processor raised.
-        partition_id: The partition of the events.
-        events: The events that were to be processed.
-    """
-    if not isinstance(error, DecodeError) or error.partition_id not in (None, partition_id):
-        return False
-    numbers = [event.sequence_number if has_place(event) else None for event in events]
-    return error.sequence_number in numbers

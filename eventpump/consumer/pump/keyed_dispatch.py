@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from eventpump.aio.tasks import resolve, wait_for_event
-from eventpump.consumer.calls.handler import HandlerRunner
+from eventpump.consumer.calls.handler import HandlerRunner, has_place
 from eventpump.consumer.calls.workers import Entry, KeyedWorkers
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.dispatch import still_belongs
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.ownership import Ownership
-from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.requests import Requests
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue

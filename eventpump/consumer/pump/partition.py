@@ -17,7 +17,7 @@ from eventpump.core.pump_state import PumpLife
 from eventpump.core.rewind import ReplayedRanges
 from eventpump.core.silence import lag
 from eventpump.core.starts import first_number
-from eventpump.errors import ConfigurationError, EventError, LinkDetachedError, RequestRefusedError
+from eventpump.errors import ConfigurationError, LinkDetachedError, RequestRefusedError
 from eventpump.eventhubs.conditions import ARGUMENT_ERROR
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties
@@ -234,15 +234,6 @@ class OpenPartition:
         if self._due_timer is not None:
             self._due_timer.cancel()
             self._due_timer = None
-
-
-def has_place(event: ReceivedEvent) -> bool:
-    """Return whether an event's offset and sequence number can be read."""
-    try:
-        event.sequence_number  # noqa: B018 - whether it can be read is the question
-    except EventError:
-        return False
-    return True
 
 
 def not_delivered(partition_id: str) -> ConfigurationError:

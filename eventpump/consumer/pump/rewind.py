@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from eventpump.aio.tasks import resolve
+from eventpump.consumer.calls.handler import has_place
 from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.pump.dispatch import Dispatch
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.ownership import Ownership
-from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Replay, Requests, Seek
 from eventpump.consumer.record.continuity import ContinuityCheck

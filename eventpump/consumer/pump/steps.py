@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from eventpump.consumer.calls.handler import has_place
 from eventpump.consumer.processor import EventProcessor
-from eventpump.consumer.pump.partition import OpenPartition, has_place
+from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.eventhubs.events import ReceivedEvent
 
 

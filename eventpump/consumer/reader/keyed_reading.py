@@ -12,11 +12,10 @@ from itertools import islice
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet, wait_for_event
-from eventpump.consumer.calls.handler import HandlerRunner, HandlerTimeout, as_exception
+from eventpump.consumer.calls.handler import HandlerRunner, HandlerTimeout, as_exception, is_undecodable
 from eventpump.consumer.calls.workers import Entry, KeyedWorkers
 from eventpump.consumer.keyed import KeyedProcessor, bounds_of
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.pump.failing import is_undecodable
 from eventpump.core.backoff import Backoff, is_used_up
 from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
