@@ -11,15 +11,18 @@ import functools
 import importlib
 import inspect
 import pkgutil
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import eventpump
-from docs.options import MEANINGS, shown
 from eventpump.cli import main as cli
-from eventpump.clients import connection, consumers, producers
+from eventpump.core.balancers import FairBalancer
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import EventPumpError
+from eventpump.eventhubs.events import EventPosition
+from eventpump.options.consumer import HostOptions, ReaderOptions
+from eventpump.options.described import option_texts
+from eventpump.options.producer import BufferedOptions, ProducerOptions
 from eventpump.reports import HostReport
 
 _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
@@ -204,36 +207,57 @@ def modules_of(package: str) -> list[str]:
     return [each.name for each in pkgutil.walk_packages(found.__path__, f"{package}.") if not each.ispkg]
 
 
-def _type_of(option: str) -> str | None:
-    """Return the type of an option as its typed dictionary writes it; None if it is a parameter of its own."""
-    for made in (each for module in (connection, consumers, producers) for each in vars(module).values()):
-        if typing.is_typeddict(made) and option in inspect.get_annotations(made):
-            kind = inspect.get_annotations(made)[option]
-            text = getattr(kind, "__forward_arg__", None) or inspect.formatannotation(kind)
-            return str(text).replace("eventpump.", "").replace("'", '"')
-    return None
+def shown(default: object) -> str:
+    """Return a default as a program would write it."""
+    match default:
+        case EventPosition():
+            assert default == EventPosition.earliest()
+            return "`EventPosition.earliest()`"
+        case CheckpointPolicy():
+            assert default == CheckpointPolicy.automatic()
+            return "`CheckpointPolicy.automatic()`"
+        case FairBalancer():
+            return "`FairBalancer()`"
+        case str():
+            return f'"{default}"'
+        case bool() | None:
+            return str(default)
+        case int() | float():
+            return f"{default:,}"
+    return f"`{default!r}`"
 
 
-def option_rows(made: type) -> Iterator[tuple[str, str, str, str]]:
+OPTIONS: Final[Mapping[str, type]] = {
+    "EventProcessorHost": HostOptions,
+    "PartitionReader": ReaderOptions,
+    "EventProducer": ProducerOptions,
+    "BufferedProducer": BufferedOptions,
+}
+"""The typed dictionary of each class's options."""
+
+
+def option_rows(name: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, type, default and meaning of each option of a public class.
 
     Args:
-        made: One of `docs.options.MEANINGS`.
+        name: One of `OPTIONS`.
     """
-    for name, parameter in inspect.signature(made).parameters.items():
-        kind = _type_of(name)
-        if kind is not None:
-            yield name, kind, shown(parameter.default).strip("`"), MEANINGS[made][name]
+    texts = option_texts(OPTIONS[name])
+    for option, parameter in inspect.signature(getattr(eventpump, name)).parameters.items():
+        if option in texts:
+            kind, text = texts[option]
+            default = shown(parameter.default)
+            yield option, kind, default.strip("`"), text.removesuffix(f" Default: {default}.")
 
 
 def option_table(name: str) -> str:
     """Return a table of the options of a public class, in Markdown.
 
     Args:
-        name: The name of the class in `eventpump`.
+        name: One of `OPTIONS`.
     """
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for option, kind, default, meaning in option_rows(getattr(eventpump, name)):
+    for option, kind, default, meaning in option_rows(name):
         kind, meaning = kind.replace("|", "\\|"), meaning.replace("|", "\\|")
         lines.append(f"| `{option}` | `{default}` | `{kind}`<br>{meaning} |")
     return "\n".join(lines)

@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 if TYPE_CHECKING:
     from eventpump.app.application import EventHubsApp, SubscriberOptions
     from eventpump.app.hubs import AppHub, AppHubs
-    from eventpump.clients.connection import ClientOptions, ConnectionOptions, make_transport
-    from eventpump.clients.consumers import (
-        EventHubSource,
-        EventProcessorHost,
-        FeedOptions,
-        HostOptions,
-        PartitionReader,
-        ReaderOptions,
-    )
-    from eventpump.clients.producers import BufferedOptions, BufferedProducer, EventProducer, ProducerOptions
+    from eventpump.clients.connection import make_transport
+    from eventpump.clients.consumers import EventHubSource, EventProcessorHost, PartitionReader
+    from eventpump.clients.producers import BufferedProducer, EventProducer
     from eventpump.compiled import BuildInfo, build_info
     from eventpump.consumer.host.owned import PartitionStatus
     from eventpump.consumer.keyed import KeyedProcessor
@@ -105,8 +98,22 @@ if TYPE_CHECKING:
         Transport,
     )
     from eventpump.options.base import RetryOptions
-    from eventpump.options.connection import ConnectionSettings, TransportName, TransportType, connection_settings
-    from eventpump.options.consumer import Park, StartPosition, SubscriptionOptions
+    from eventpump.options.connection import (
+        ClientOptions,
+        ConnectionOptions,
+        ConnectionSettings,
+        TransportName,
+        TransportType,
+        connection_settings,
+    )
+    from eventpump.options.consumer import (
+        FeedOptions,
+        HostOptions,
+        Park,
+        ReaderOptions,
+        StartPosition,
+        SubscriptionOptions,
+    )
     from eventpump.options.credentials import (
         AccessToken,
         Credential,
@@ -117,11 +124,17 @@ if TYPE_CHECKING:
         SharedSignature,
         TokenCredential,
     )
+    from eventpump.options.producer import (
+        BufferedOptions,
+        OnError,
+        OnSuccess,
+        PartitionPublishingOptions,
+        PartitionPublishingProperties,
+        ProducerOptions,
+    )
     from eventpump.producer.batch import BatchState, EventBatch
-    from eventpump.producer.buffered import OnError, OnSuccess
     from eventpump.producer.intake import DeliveryReceipt, SendResult
     from eventpump.producer.stats import ProducerStats, SendCount
-    from eventpump.producer.targets import PartitionPublishingOptions, PartitionPublishingProperties
     from eventpump.reports import (
         BalancerFailed,
         BatchNotTaken,
@@ -372,9 +385,9 @@ __all__ = [
 _MODULES: Final = {
     "app.application": "EventHubsApp SubscriberOptions",
     "app.hubs": "AppHub AppHubs",
-    "clients.connection": "ClientOptions ConnectionOptions make_transport",
-    "clients.consumers": "EventHubSource EventProcessorHost FeedOptions HostOptions PartitionReader ReaderOptions",
-    "clients.producers": "BufferedOptions BufferedProducer EventProducer ProducerOptions",
+    "clients.connection": "make_transport",
+    "clients.consumers": "EventHubSource EventProcessorHost PartitionReader",
+    "clients.producers": "BufferedProducer EventProducer",
     "compiled": "BuildInfo build_info",
     "consumer.pump.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
@@ -411,16 +424,19 @@ _MODULES: Final = {
         "StoredSubscription SubscriptionRecord Transport"
     ),
     "options.base": "RetryOptions",
-    "options.connection": "ConnectionSettings TransportName TransportType connection_settings",
-    "options.consumer": "Park StartPosition SubscriptionOptions",
+    "options.connection": (
+        "ClientOptions ConnectionOptions ConnectionSettings TransportName TransportType connection_settings"
+    ),
+    "options.consumer": "FeedOptions HostOptions Park ReaderOptions StartPosition SubscriptionOptions",
     "options.credentials": (
         "AccessToken Credential NamedKey NamedKeyCredential SasCredential SharedKey SharedSignature TokenCredential"
     ),
+    "options.producer": (
+        "BufferedOptions OnError OnSuccess PartitionPublishingOptions PartitionPublishingProperties ProducerOptions"
+    ),
     "producer.batch": "BatchState EventBatch",
-    "producer.buffered": "OnError OnSuccess",
     "producer.intake": "DeliveryReceipt SendResult",
     "producer.stats": "ProducerStats SendCount",
-    "producer.targets": "PartitionPublishingOptions PartitionPublishingProperties",
     "reports": (
         "BalancerFailed BatchNotTaken CheckpointDropped CheckpointWritten DataLost EventParked EventRange "
         "EventSkipped HandlerSlow Hook HostReport LeaseLost LeaseReleased LeaseStoreEmpty LeaseTaken LinkFailed "

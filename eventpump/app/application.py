@@ -20,9 +20,8 @@ from eventpump.aio.tasks import gather, reject, resolve
 from eventpump.app.handlers import Function, Handler, Middleware, Publication, Route, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
 from eventpump.app.results import ResultPublisher
-from eventpump.clients.connection import ClientOptions
-from eventpump.clients.consumers import EventProcessorHost, HostOptions
-from eventpump.clients.producers import BufferedOptions, BufferedProducer
+from eventpump.clients.consumers import EventProcessorHost
+from eventpump.clients.producers import BufferedProducer
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
 from eventpump.core.backoff import UNLIMITED
@@ -33,15 +32,16 @@ from eventpump.eventhubs.decoding import PAYLOADS, Decoder
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import EventSource, LeaseStore
 from eventpump.options.base import unknown_option
-from eventpump.options.connection import checked_hub
+from eventpump.options.connection import ClientOptions, checked_hub
 from eventpump.options.consumer import (
+    HostOptions,
     HostSettings,
     Park,
     SubscriptionOptions,
     SubscriptionPosition,
     SubscriptionSettings,
 )
-from eventpump.producer.buffered import OnError
+from eventpump.options.producer import BufferedOptions, OnError
 from eventpump.reports import Hook
 from eventpump.sources.checks import is_source
 from eventpump.storage.leases.memory import MemoryLeaseStore

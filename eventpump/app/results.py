@@ -23,7 +23,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import CLOSE_TIMEOUT
-from eventpump.producer.buffered import OnError
+from eventpump.options.producer import OnError
 
 _log = logging.getLogger("eventpump.app")
 

@@ -19,9 +19,8 @@ from typing import Any, Final, Self, TypeVar, get_args
 from eventpump.aio.signals import handling_signals
 from eventpump.cli.main import CONNECTION_VARIABLE
 from eventpump.cli.outages import FIRST_CONTACT
-from eventpump.clients.connection import ConnectionOptions
 from eventpump.errors import ConfigurationError
-from eventpump.options.connection import TransportType
+from eventpump.options.connection import ConnectionOptions, TransportType
 from eventpump.texts import without_secrets
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventpump.clients.connection import ClientOptions
 from eventpump.errors import EventPumpError
+from eventpump.options.connection import ClientOptions
 
 STOP_TIMEOUT = 20.0
 """Seconds that a process may take to stop on request."""

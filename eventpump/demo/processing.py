@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from eventpump import EventProducer, PartitionReader
-from eventpump.clients.connection import ClientOptions
 from eventpump.demo.exchange import TRADES, publish
 from eventpump.demo.fleet import Fleet
 from eventpump.demo.record import Record, digest, read_records
 from eventpump.demo.scene import FleetScene
 from eventpump.demo.verify import Event, Verdict, judge
 from eventpump.demo.view import View
+from eventpump.options.connection import ClientOptions
 
 LEASE_DURATION = 5.0
 """Seconds; the original's is 30, too long to watch."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from pydantic import Field, FilePath, PlainValidator, SecretStr, ValidationInfo, field_validator
 
 from eventpump.errors import ConfigurationError
+from eventpump.interfaces import Transport
 from eventpump.options.base import (
     PLAIN_SCHEMES,
     Endpoint,
@@ -21,9 +23,11 @@ from eventpump.options.base import (
     check_host,
     check_hub,
     split_endpoint,
+    unknown_option,
 )
 from eventpump.options.connection_string import WHOLE, ConnectionString
 from eventpump.options.credentials import Credential, check_credential
+from eventpump.options.described import defaults_of, show_options, with_options
 
 AMQPS_PORT: Final = 5671
 AMQP_PORT: Final = 5672
@@ -36,6 +40,70 @@ TransportName: TypeAlias = Literal["native", "uamqp"]
 """The AMQP implementation."""
 
 _RETRY: Final = RetryOptions()
+
+
+class _NamespaceOptions(TypedDict, total=False):
+    """Keyword arguments of all clients: what to connect to, if not by a connection string."""
+
+    fully_qualified_namespace: str | None
+    """The namespace's host name, such as "example.servicebus.windows.net"; None with a connection string. Default:
+    None."""
+    credential: Credential | None
+    """A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a `SharedKey`
+    or a `SharedSignature`; None if the connection string holds a key or a signature. Default: None."""
+
+
+class NetworkOptions(TypedDict, total=False):
+    """Keyword arguments of all clients, and of Spark's sink: how to reach the service."""
+
+    custom_endpoint_address: str | None
+    """The host to connect to instead of the namespace, as `host[:port]` or a URL; None for the namespace. Default:
+    None."""
+    transport_type: TransportType
+    """What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the endpoint has one). Default: "tcp"."""
+    proxy: str | SecretStr | None
+    """The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]` with user name and password
+    percent-encoded; None to connect directly. Default: None."""
+    trust_env: bool
+    """Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not given and
+    `NO_PROXY` does not exempt the host. Default: False."""
+    ca_file: str | Path | None
+    """A file of CA certificates (PEM) to trust instead of the system's; None for the system's. Default: None."""
+    client_cert_file: str | Path | None
+    """A file with the certificate chain (PEM) to present to the service, and its key unless `client_key_file` is given;
+    None for no client certificate. Default: None."""
+    client_key_file: str | Path | None
+    """A file with the key (PEM) of the client certificate; None if `client_cert_file` holds it. Default: None."""
+    client_key_password: str | SecretStr | None
+    """The password of the client certificate's key; None if it is not encrypted. Default: None."""
+    auth_timeout: float
+    """Seconds to wait until the service has accepted a token. Default: 60.0."""
+    sas_lifetime: float
+    """Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after three quarters of that.
+    Default: 3,600.0."""
+    operation_timeout: float
+    """Seconds to wait for a connection, an attach, or the answer to a request or a send. Default: 60.0."""
+    idle_timeout: float
+    """Seconds without data after which the connection is considered dead. Half of it, but at least 1, is advertised to
+    the service, which may refuse values below 1. Default: 60.0."""
+    retry: RetryOptions
+    """The number of retries and the delays, in seconds, of sends and requests. Default: `RetryOptions(max_retries=3,
+    base_delay=0.8, max_delay=60.0)`."""
+
+
+class ConnectionOptions(_NamespaceOptions, NetworkOptions, total=False):
+    """Keyword arguments of all clients: how to connect."""
+
+
+class ClientOptions(ConnectionOptions, total=False):
+    """Keyword arguments of all clients: how to connect, and through what."""
+
+    transport: TransportName | Transport
+    """The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
+    `docs/transports.md`. Or a transport object: the client then uses its connection, and no other option of the
+    connection but `retry` may be given. Default: "native"."""
+    owns_transport: bool
+    """Whether a transport object is closed with the client. False to share it between clients. Default: True."""
 
 
 class ProxySettings(SettingsModel):
@@ -114,7 +182,17 @@ class ProxySettings(SettingsModel):
         return cls.parse(url, field="HTTPS_PROXY")
 
 
-class ConnectionSettings(SettingsModel):
+class ConnectionFields(SettingsModel):
+    """Options of a connection that are the same for every user of it; see `ConnectionOptions`."""
+
+    transport_type: TransportType = "tcp"
+    auth_timeout: Seconds = 60.0
+    sas_lifetime: float = Field(default=3600.0, ge=2, le=86_400)
+    operation_timeout: Seconds = 60.0
+    idle_timeout: Seconds = 60.0
+
+
+class ConnectionSettings(ConnectionFields):
     """How to connect to one hub of one namespace. Created by `connection_settings`.
 
     With `use_tls`, TLS is at least 1.2, and the server's certificate is always verified, including the name `host`;
@@ -127,36 +205,19 @@ class ConnectionSettings(SettingsModel):
         port: The port to connect to.
         use_tls: Whether to connect over TLS. False only if the connection string has `UseDevelopmentEmulator=true`.
             Default: True.
-        transport_type: What carries AMQP: "tcp" (port 5671), or "websocket" (port 443, unless the endpoint has one).
-            Default: "tcp".
-        proxy: The HTTP proxy to connect through; None to connect directly. Default: None.
-        ca_file: A file of CA certificates (PEM) to trust instead of the system's; None for the system's. Default: None.
-        client_cert_file: A file with the certificate chain (PEM) to present to the service, and its key unless
-            `client_key_file` is given; None for no client certificate. Default: None.
-        client_key_file: A file with the key (PEM) of the client certificate; None if `client_cert_file` holds it.
-            Default: None.
-        client_key_password: The password of the client certificate's key; None if it is not encrypted. Default: None.
         hub: The event hub's name.
         credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
             `SharedKey` or a `SharedSignature`.
-        auth_timeout: Seconds to wait until the service has accepted a token. Default: 60.0.
-        sas_lifetime: Seconds for which a token signed with a key is valid, 2 to 86,400; it is renewed after three
-            quarters of that. Default: 3,600.0.
-        operation_timeout: Seconds to wait for a connection, an attach, or the answer to a request or a send. Default:
-            60.0.
-        idle_timeout: Seconds without data after which the connection is considered dead. Half of it, but at least 1, is
-            advertised to the service, which may refuse values below 1. Default: 60.0.
-        retry: The number of retries and the delays, in seconds, of sends and requests. Default:
-            `RetryOptions(max_retries=3, base_delay=0.8, max_delay=60.0)`.
+        proxy: The HTTP proxy to connect through; None to connect directly. Default: None.
         transport: The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
             `docs/transports.md`. Default: "native".
+        options: See `ConnectionOptions`.
     """
 
     fully_qualified_namespace: HostName
     host: HostName
     port: int = Field(ge=1, le=65535)
     use_tls: bool = True
-    transport_type: TransportType = "tcp"
     proxy: ProxySettings | None = None
     ca_file: FilePath | None = None
     client_cert_file: FilePath | None = None
@@ -164,10 +225,6 @@ class ConnectionSettings(SettingsModel):
     client_key_password: SecretStr | None = None
     hub: HubName
     credential: Annotated[Credential, PlainValidator(check_credential)] = Field(repr=False)
-    auth_timeout: Seconds = 60.0
-    sas_lifetime: float = Field(default=3600.0, ge=2, le=86_400)
-    operation_timeout: Seconds = 60.0
-    idle_timeout: Seconds = 60.0
     retry: RetryOptions = _RETRY
     transport: TransportName = "native"
 
@@ -205,56 +262,40 @@ def connection_settings(
     connection_string: str | None = None,
     hub: str | None = None,
     *,
-    fully_qualified_namespace: str | None = None,
-    credential: Credential | None = None,
-    custom_endpoint_address: str | None = None,
-    transport_type: TransportType = "tcp",
-    proxy: str | SecretStr | None = None,
-    trust_env: bool = False,
-    ca_file: str | Path | None = None,
-    client_cert_file: str | Path | None = None,
-    client_key_file: str | Path | None = None,
-    client_key_password: str | SecretStr | None = None,
-    auth_timeout: float = 60.0,
-    sas_lifetime: float = 3600.0,
-    operation_timeout: float = 60.0,
-    idle_timeout: float = 60.0,
-    retry: RetryOptions = _RETRY,
     transport: str = "native",
+    **options: Unpack[ConnectionOptions],
 ) -> ConnectionSettings:
     """Return the settings for what a user gives: a connection string, or a namespace and a credential.
-
-    Parameters that are not listed here are fields of :class:`ConnectionSettings`, under the same names.
 
     Args:
         connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
             `fully_qualified_namespace` and `credential` instead. Default: None.
         hub: The event hub's name; None if the connection string has an `EntityPath`. If both are given, they must be
             equal. Default: None.
-        fully_qualified_namespace: The namespace's host name, such as "example.servicebus.windows.net"; None with a
-            connection string. Default: None.
-        credential: A token credential of `azure.identity.aio`, an `AzureNamedKeyCredential`, an `AzureSasCredential`, a
-            `SharedKey` or a `SharedSignature`; None if the connection string holds a key or a signature. Default: None.
-        custom_endpoint_address: The host to connect to instead of the namespace, as `host[:port]` or a URL; None for
-            the namespace. Default: None.
-        proxy: The HTTP proxy to connect through, as `http[s]://[username:password@]host[:port]` with user name and
-            password percent-encoded; None to connect directly. Default: None.
-        trust_env: Whether to use the proxy that the environment variable `HTTPS_PROXY` names, if `proxy` is not given
-            and `NO_PROXY` does not exempt the host. Default: False.
+        transport: The AMQP implementation: "native" or "uamqp". For the costs and limitations of the latter see
+            `docs/transports.md`. Default: "native".
+        options: See `ConnectionOptions`.
 
     Raises:
         ConfigurationError: A value cannot work. It names the field and holds no secret.
     """
+    for name in options:
+        if name not in ConnectionOptions.__annotations__:
+            raise unknown_option(name, ConnectionOptions.__annotations__)
+    given: dict[str, Any] = {**options}
+    namespace = given.pop("fully_qualified_namespace", None)
+    credential = given.pop("credential", None)
+    address = given.pop("custom_endpoint_address", None)
+    proxy, trust_env = given.pop("proxy", None), given.pop("trust_env", False)
     use_tls = True
     port: int | None = None
-    namespace: object = fully_qualified_namespace
     if connection_string is None:
-        if fully_qualified_namespace is None:
+        if namespace is None:
             raise ConfigurationError(WHOLE, "give a connection string, or fully_qualified_namespace and credential")
         if credential is None:
             raise ConfigurationError("credential", "is required along with fully_qualified_namespace")
     else:
-        if fully_qualified_namespace is not None:
+        if namespace is not None:
             raise ConfigurationError("fully_qualified_namespace", "cannot be given along with a connection string")
         parsed = ConnectionString.parse(connection_string)
         use_tls = not parsed.use_development_emulator
@@ -269,11 +310,11 @@ def connection_settings(
     if hub is None:
         raise ConfigurationError("hub", "is required, either as an argument or as EntityPath of the connection string")
     host: object = namespace
-    if custom_endpoint_address is not None:
-        endpoint = _custom_endpoint(custom_endpoint_address, use_tls=use_tls)
+    if address is not None:
+        endpoint = _custom_endpoint(address, use_tls=use_tls)
         host, port = endpoint.host, endpoint.port
     if port is None:
-        plain, secure = (WS_PORT, WSS_PORT) if transport_type == "websocket" else (AMQP_PORT, AMQPS_PORT)
+        plain, secure = (WS_PORT, WSS_PORT) if given.get("transport_type") == "websocket" else (AMQP_PORT, AMQPS_PORT)
         port = secure if use_tls else plain
     tunnel: ProxySettings | None = None
     if proxy is not None:
@@ -282,26 +323,32 @@ def connection_settings(
         tunnel = ProxySettings.from_environment(host, port)
     return ConnectionSettings.model_validate(
         {
+            **given,
             "fully_qualified_namespace": namespace,
             "host": host,
             "port": port,
             "use_tls": use_tls,
-            "transport_type": transport_type,
             "proxy": tunnel,
-            "ca_file": ca_file,
-            "client_cert_file": client_cert_file,
-            "client_key_file": client_key_file,
-            "client_key_password": client_key_password,
             "hub": hub,
             "credential": credential,
-            "auth_timeout": auth_timeout,
-            "sas_lifetime": sas_lifetime,
-            "operation_timeout": operation_timeout,
-            "idle_timeout": idle_timeout,
-            "retry": retry,
             "transport": transport,
         }
     )
+
+
+CONNECTION_DEFAULTS: Final[Mapping[str, Any]] = {
+    **defaults_of(ConnectionSettings),
+    "trust_env": False,
+    "owns_transport": True,
+}
+"""The defaults of `ClientOptions`; None for those that are not here."""
+
+show_options(
+    ConnectionSettings,
+    ConnectionOptions,
+    [name for name in ConnectionOptions.__annotations__ if name in CONNECTION_DEFAULTS.keys() - {"proxy", "trust_env"}],
+)
+with_options(connection_settings, ConnectionOptions, ConnectionOptions.__annotations__, CONNECTION_DEFAULTS)
 
 
 def checked_hub(value: object) -> str:

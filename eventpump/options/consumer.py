@@ -17,11 +17,12 @@ from eventpump.core.fleet import PartitionBalancer
 from eventpump.core.starts import OnDataLoss
 from eventpump.core.streams import Selection, is_plain_function, takes_one_argument
 from eventpump.errors import ConfigurationError
-from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
+from eventpump.eventhubs.codecs import EventDecoding, PayloadCodec, codecs_of
 from eventpump.eventhubs.envelope import partition_key_of
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, ReceivedEvent
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
+from eventpump.options.connection import ClientOptions
 
 StartPosition: TypeAlias = str | int | datetime | timedelta | EventPosition
 """Where to begin: "earliest" or "latest", a sequence number, a time, a timedelta back from now, an offset ("-1" is the
@@ -103,33 +104,42 @@ def _check_codecs(value: object) -> tuple[PayloadCodec, ...] | None:
     return codecs_of("decode", value) or None
 
 
-class FeedSettings(SettingsModel):
-    """How a partition's events are read ahead.
+class FeedOptions(ClientOptions, total=False):
+    """Keyword arguments of the clients that receive: how events are read ahead."""
 
-    Args:
-        hub: The event hub's name.
-        consumer_group: The consumer group to read with.
-        prefetch_events: The most events that are received ahead of their delivery, per partition.
-        prefetch_bytes: The most bytes that are received ahead, per partition. Credit is granted by estimated sizes:
-            larger messages than before that are already under way come on top, and so does the batch that is being
-            processed.
-        strict_prefetch_bytes: Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never
-            exceeded. Fewer events are then received at a time.
-        track_last_enqueued: Whether the service adds to every event the number, offset and time of the partition's
-            newest event. Without it, lag is known only for silent partitions.
-        decode: Decompresses or decrypts events: a `PayloadCodec`, or several. An event is decoded by those that its
-            `content_encoding` names, from the last name on; every other event is delivered as it is. It is decoded
-            when its body is first accessed, once for all subscriptions. If that fails, accessing the body raises
-            `DecodeError`, which a host does not retry: `on_retries_exhausted` decides what follows. None to deliver
-            events as they are.
-        max_message_size: The largest message that a receive link accepts, in bytes.
-        link_retry: The delays, in seconds, before a failed link is opened again. After a lost connection the delay does
-            not grow and no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a
-            `max_retries`, reading ends with the error of the last link; a host then leaves the partition and takes it
-            again later.
-        startup_timeout: Seconds to keep trying to reach the service, and a host's store, at the start. After the first
-            success there is no limit.
-    """
+    consumer_group: str
+    """The consumer group to read with. Default: "$Default"."""
+    prefetch_events: int
+    """The most events that are received ahead of their delivery, per partition. Default: 3,000."""
+    prefetch_bytes: int
+    """The most bytes that are received ahead, per partition. Credit is granted by estimated sizes: larger messages than
+    before that are already under way come on top, and so does the batch that is being processed. Default: 8,388,608."""
+    strict_prefetch_bytes: bool
+    """Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never exceeded. Fewer events are
+    then received at a time. Default: False."""
+    track_last_enqueued: bool
+    """Whether the service adds to every event the number, offset and time of the partition's newest event. Without it,
+    lag is known only for silent partitions. Default: False."""
+    decode: EventDecoding | None
+    """Decompresses or decrypts events: a `PayloadCodec`, or several. An event is decoded by those that its
+    `content_encoding` names, from the last name on; every other event is delivered as it is. It is decoded when its
+    body is first accessed, once for all subscriptions. If that fails, accessing the body raises `DecodeError`, which a
+    host does not retry: `on_retries_exhausted` decides what follows. None to deliver events as they are. Default:
+    None."""
+    max_message_size: int
+    """The largest message that a receive link accepts, in bytes. Default: 20,971,520."""
+    link_retry: RetryOptions
+    """The delays, in seconds, before a failed link is opened again. After a lost connection the delay does not grow and
+    no retry is counted: only attempts to connect are delayed then, by 5 s at most. With a `max_retries`, reading ends
+    with the error of the last link; a host then leaves the partition and takes it again later. Default:
+    `RetryOptions(max_retries=None, base_delay=0.2, max_delay=30.0)`."""
+    startup_timeout: float
+    """Seconds to keep trying to reach the service, and a host's store, at the start. After the first success there is
+    no limit. Default: 60.0."""
+
+
+class FeedSettings(SettingsModel):
+    """How a partition's events are read ahead; see `FeedOptions`."""
 
     hub: HubName
     consumer_group: Name = "$Default"
@@ -246,23 +256,29 @@ def _check_partition_id(value: object) -> object:
     return value
 
 
-class ReaderSettings(FeedSettings):
-    """What a reader reads.
+class ReaderOptions(FeedOptions, total=False):
+    """Keyword arguments of :class:`PartitionReader`."""
 
-    Args:
-        partition_id: The partition to read, such as "0".
-        position: Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back
-            from now, an offset ("-1" and "@latest" are the start and the end too), or an `EventPosition`. Reading
-            begins after the event at the position, or, if it is inclusive, with it.
-        end: Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the
-            start, each of them included; or an `EventPosition`, included if it is inclusive. None to read forever.
-        owner_level: The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects readers with a
-            lower one or none. None to share the partition.
-        receiver_name: A name that the service shows in the error texts of other readers; None for no name.
-        on_data_loss: What to do if events that were to be read are gone: "earliest" and "latest" log a warning and
-            continue at the oldest retained event or at the partition's end; "fail" raises `DataLossError`. None means
-            "earliest" if retention has removed them, and "fail" if the hub was deleted and recreated while it was read.
-    """
+    position: StartPosition
+    """Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now,
+    an offset ("-1" and "@latest" are the start and the end too), or an `EventPosition`. Reading begins after the event
+    at the position, or, if it is inclusive, with it. Default: `EventPosition.earliest()`."""
+    end: StartPosition | None
+    """Where to end: a sequence number, a datetime with a time zone, or "@latest" for the newest event at the start,
+    each of them included; or an `EventPosition`, included if it is inclusive. None to read forever. Default: None."""
+    owner_level: int | None
+    """The owner level (epoch) of an exclusive reader, 0 or more: the service disconnects readers with a lower one or
+    none. None to share the partition. Default: None."""
+    receiver_name: str | None
+    """A name that the service shows in the error texts of other readers; None for no name. Default: None."""
+    on_data_loss: Literal["earliest", "latest", "fail"] | None
+    """What to do if events that were to be read are gone: "earliest" and "latest" log a warning and continue at the
+    oldest retained event or at the partition's end; "fail" raises `DataLossError`. None means "earliest" if retention
+    has removed them, and "fail" if the hub was deleted and recreated while it was read. Default: None."""
+
+
+class ReaderSettings(FeedSettings):
+    """What a reader reads; see `ReaderOptions`."""
 
     partition_id: Annotated[Name, BeforeValidator(_check_partition_id)]
     position: Annotated[EventPosition, PlainValidator(start_position)] = EventPosition.earliest()
@@ -332,27 +348,10 @@ def _check_keys(value: object) -> frozenset[Hashable]:
 
 
 class SubscriptionSettings(SettingsModel):
-    """A subscription, and which of its host's options it has in its own way. None stands for the host's.
+    """A subscription, and which of its host's options it has in its own way; see `SubscriptionOptions`.
 
     Args:
         name: The name: 1 to 64 letters, digits, "_" and "-".
-        start: Where its partitions begin: "latest" is the end of each when the subscription is made, "earliest" their
-            start; or a sequence number, an offset, a datetime with a time zone, a timedelta before now, or an
-            `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at their
-            start. It is recorded when the subscription is made, and the record is valid for all hosts.
-        catch_up: How it comes by events before the end: with "shared", the receive link that it shares with the others
-            is opened again further back, and they wait meanwhile. None allows only `start="latest"`.
-        catch_up_group: A second consumer group, in which it has a link of its own while it is far behind, or after it
-            has held the others back for `slow_after`: they neither wait for it nor are slowed down. It shares their
-            link again when it has caught up. At most five may read a partition in a group: otherwise the others wait.
-        slow_after: Seconds after which it is reported if it holds the other subscriptions back.
-        on_slow: What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`.
-        key: A function that returns an event's key, for `keys`. It is called once per event for all subscriptions that
-            have the same function. None for the event's partition key.
-        keys: The keys of the events that are delivered. None for all events.
-        filter: A function that returns whether an event is delivered, in place of `key` and `keys`. None for all
-            events. It is called for each event and subscription.
-        checkpoint_policy: See `HostSettings`; likewise all of the following.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -415,24 +414,33 @@ class SubscriptionSettings(SettingsModel):
 
 
 class SubscriptionOptions(TypedDict, total=False):
-    """Keyword arguments of `EventProcessorHost.subscribe`; see `SubscriptionSettings`. Absent ones are the host's."""
+    """Keyword arguments of `EventProcessorHost.subscribe`. What is None is as the host has it."""
 
     start: SubscriptionPosition | Mapping[str, SubscriptionPosition]
-    """Where its partitions begin, recorded when the subscription is made. Default: "latest"."""
+    """Where its partitions begin: "latest" is the end of each when the subscription is made, "earliest" their start; or
+    a sequence number, an offset, a datetime with a time zone, a timedelta before now, or an `EventPosition`; or a
+    mapping of partition ids to these, and partitions that it does not name begin at their start. It is recorded when
+    the subscription is made, and the record is valid for all hosts. Default: "latest"."""
     catch_up: Literal["shared"] | None
-    """How it reads events before the end: "shared" over the link that it shares with the others. Default: None."""
+    """How it comes by events before the end: with "shared", the receive link that it shares with the others is opened
+    again further back, and they wait meanwhile. None allows only `start="latest"`. Default: None."""
     catch_up_group: str | None
-    """A second consumer group, in which it has a link of its own while it is far behind or too slow. Default: None."""
+    """A second consumer group, in which it has a link of its own while it is far behind, or after it has held the
+    others back for `slow_after`: they neither wait for it nor are slowed down. It shares their link again when it has
+    caught up. At most five may read a partition in a group: otherwise the others wait. Default: None."""
     slow_after: float
     """Seconds after which it is reported if it holds the other subscriptions back. Default: 60.0."""
     on_slow: Literal["hold", "suspend"]
-    """What to do then: "hold" the others back, or "suspend" it at its checkpoint. Default: "hold"."""
+    """What to do then: "hold" the others back; or "suspend" it at its checkpoint until `host.resume`. Default:
+    "hold"."""
     key: Callable[[ReceivedEvent], Hashable] | None
-    """Returns an event's key, for `keys`; called once per event for all that have it. Default: the partition key."""
+    """A function that returns an event's key, for `keys`. It is called once per event for all subscriptions that have
+    the same function. None for the event's partition key. Default: None."""
     keys: Collection[Hashable] | None
-    """The keys of the events that are delivered. Default: None, all events."""
+    """The keys of the events that are delivered. None for all events. Default: None."""
     filter: Callable[[ReceivedEvent], bool] | None
-    """Returns whether an event is delivered, in place of `key` and `keys`. Default: None, all events."""
+    """A function that returns whether an event is delivered, in place of `key` and `keys`. None for all events. It is
+    called for each event and subscription. Default: None."""
     checkpoint_policy: CheckpointPolicy | None
     """When checkpoints are written without a call of `context.checkpoint()`. Default: None, as the host."""
     max_batch_size: int | None
@@ -460,60 +468,81 @@ def _is_end(position: EventPosition) -> bool:
     return position.offset == LATEST_OFFSET
 
 
-class HostSettings(FeedSettings):
-    """How a host processes a hub.
+class HostOptions(FeedOptions, total=False):
+    """Keyword arguments of :class:`EventProcessorHost`."""
 
-    Args:
-        checkpoint_policy: When checkpoints are written without a call of `context.checkpoint()`, of events whose
-            `process_events` returned. `CheckpointPolicy.manual()` for a processor that keeps events beyond that.
-        initial_position: Where a partition without a checkpoint begins: "earliest", "latest", a sequence number, a
-            datetime with a time zone, a timedelta back from now, an offset ("-1" and "@latest" are the start and the
-            end too), or an `EventPosition`; or a mapping of partition ids to these, and partitions that it does not
-            name begin at the start. The first host of a consumer group records it in the lease store, and the record is
-            valid for all later hosts. "latest" is the end of the partition when it is first opened. A partition that
-            is added to the hub later always begins at its start.
-        owner_id: The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the
-            process id and random digits.
-        max_buffered_bytes: The most bytes of events that were received and are not processed yet, over all partitions,
-            and one event more for each receive link. Each partition has its share, and may use what others leave free.
-        balancer: Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`,
-            `RingBalancer`, `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`).
-            Use one kind for all hosts; see `docs/balancing.md`.
-        weight: The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from
-            0.001 to 1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
-            "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it.
-        max_batch_size: The most events that `process_events` receives in one call.
-        max_wait_time: Seconds without an event after which the host checks that the partition's link is alive and that
-            the hub is not ahead of it, and after which it checks again (at least 1). The lag of a partition that was
-            silent for so long is unknown until then.
-        call_when_idle: Whether `process_events` is called with an empty sequence after `max_wait_time` without an
-            event.
-        renew_interval: Seconds between renewals of a lease; less than the store's lease duration. None for a third of
-            that.
-        close_timeout: Seconds that closing a partition, or the host, may take: then running handlers are cancelled, and
-            a handler that still does not return is reported.
-        ownership_lost_grace: Seconds that a handler may continue after ownership of its partition was lost, at most
-            three quarters of `close_timeout`. Then it is cancelled.
-        failure_policy: What to do if the processor raises: "retry" the same events as `handler_retry` says; "skip" the
-            event that failed, which is reported; `Park(to)`, store it elsewhere before going on; "stop" the host; or
-            "stop_partition": leave the partition and try again later, while others continue. Of a batch, the events
-            are delivered once more one by one, and only those that fail by themselves are skipped or parked. If `open`
-            raises, "skip" and `Park` are as "retry".
-        handler_retry: The delays, in seconds, before a failed batch is given to the processor again.
-        on_retries_exhausted: What to do after the last retry, if `handler_retry` has a `max_retries`: "skip",
-            `Park(to)`, "stop" or "stop_partition", as of `failure_policy`. Events that are delivered one by one are
-            retried as often each. If `open` raises, "skip" and `Park` are as "stop_partition".
-        on_data_loss: What to do if events after a checkpoint are gone: continue at the oldest retained event
-            ("earliest") or at the partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and
-            try again later, while other partitions continue. None means "earliest" if retention has removed them, and
-            "fail" if the hub was deleted and recreated, or the checkpoint lies beyond the partition's end. It is
-            reported in each case.
-        handler_timeout: Seconds after which a method of the processor that has not returned is reported, and again
-            whenever that time has doubled.
-        on_handler_timeout: What to do beyond that: nothing ("report"), or "cancel" the method, which counts as if it
-            had raised `TimeoutError`. A method that blocks the event loop can be neither reported nor cancelled before
-            it returns.
-    """
+    checkpoint_policy: CheckpointPolicy
+    """When checkpoints are written without a call of `context.checkpoint()`, of events whose `process_events` returned.
+    `CheckpointPolicy.manual()` for a processor that keeps events beyond that. Default:
+    `CheckpointPolicy.automatic()`."""
+    initial_position: StartPosition | Mapping[str, StartPosition]
+    """Where a partition without a checkpoint begins: "earliest", "latest", a sequence number, a datetime with a time
+    zone, a timedelta back from now, an offset ("-1" and "@latest" are the start and the end too), or an
+    `EventPosition`; or a mapping of partition ids to these, and partitions that it does not name begin at the start.
+    The first host of a consumer group records it in the lease store, and the record is valid for all later hosts.
+    "latest" is the end of the partition when it is first opened. A partition that is added to the hub later always
+    begins at its start. Default: `EventPosition.earliest()`."""
+    owner_id: str | None
+    """The host's name in the leases, unique among the hosts. None for a name made of the machine's name, the process id
+    and random digits. Default: None."""
+    max_buffered_bytes: int
+    """The most bytes of events that were received and are not processed yet, over all partitions, and one event more
+    for each receive link. Each partition has its share, and may use what others leave free. Default: 536,870,912."""
+    balancer: PartitionBalancer
+    """Decides which partitions the host takes, steals and releases: `FairBalancer`, `GreedyBalancer`, `RingBalancer`,
+    `StaticAssignment`, or an object of your own with their method `plan` (`PartitionBalancer`). Use one kind for all
+    hosts; see `docs/balancing.md`. Default: `FairBalancer()`."""
+    weight: float
+    """The host's share of the partitions, in proportion to the other hosts, whose weight is 1 by default; from 0.001 to
+    1,000, to three decimal places. Other than 1 it is part of the host's name in the leases, as in
+    "worker-1;weight=2.5": that is how other hosts know it. `FairBalancer` and `RingBalancer` use it. Default: 1.0."""
+    max_batch_size: int
+    """The most events that `process_events` receives in one call. Default: 300."""
+    max_wait_time: float
+    """Seconds without an event after which the host checks that the partition's link is alive and that the hub is not
+    ahead of it, and after which it checks again (at least 1). The lag of a partition that was silent for so long is
+    unknown until then. Default: 30.0."""
+    call_when_idle: bool
+    """Whether `process_events` is called with an empty sequence after `max_wait_time` without an event. Default:
+    False."""
+    renew_interval: float | None
+    """Seconds between renewals of a lease; less than the store's lease duration. None for a third of that. Default:
+    None."""
+    close_timeout: float
+    """Seconds that closing a partition, or the host, may take: then running handlers are cancelled, and a handler that
+    still does not return is reported. Default: 20.0."""
+    ownership_lost_grace: float
+    """Seconds that a handler may continue after ownership of its partition was lost, at most three quarters of
+    `close_timeout`. Then it is cancelled. Default: 5.0."""
+    failure_policy: Literal["retry", "skip", "stop", "stop_partition"] | Park
+    """What to do if the processor raises: "retry" the same events as `handler_retry` says; "skip" the event that
+    failed, which is reported; `Park(to)`, store it elsewhere before going on; "stop" the host; or "stop_partition":
+    leave the partition and try again later, while others continue. Of a batch, the events are delivered once more one
+    by one, and only those that fail by themselves are skipped or parked. If `open` raises, "skip" and `Park` are as
+    "retry". Default: "retry"."""
+    on_retries_exhausted: Literal["skip", "stop", "stop_partition"] | Park
+    """What to do after the last retry, if `handler_retry` has a `max_retries`: "skip", `Park(to)`, "stop" or
+    "stop_partition", as of `failure_policy`. Events that are delivered one by one are retried as often each. If `open`
+    raises, "skip" and `Park` are as "stop_partition". Default: "stop"."""
+    handler_retry: RetryOptions
+    """The delays, in seconds, before a failed batch is given to the processor again. Default:
+    `RetryOptions(max_retries=None, base_delay=0.5, max_delay=30.0)`."""
+    on_data_loss: Literal["earliest", "latest", "fail"] | None
+    """What to do if events after a checkpoint are gone: continue at the oldest retained event ("earliest") or at the
+    partition's end ("latest"); or "fail": leave the partition with a `DataLossError` and try again later, while other
+    partitions continue. None means "earliest" if retention has removed them, and "fail" if the hub was deleted and
+    recreated, or the checkpoint lies beyond the partition's end. It is reported in each case. Default: None."""
+    handler_timeout: float
+    """Seconds after which a method of the processor that has not returned is reported, and again whenever that time has
+    doubled. Default: 60.0."""
+    on_handler_timeout: Literal["report", "cancel"]
+    """What to do beyond that: nothing ("report"), or "cancel" the method, which counts as if it had raised
+    `TimeoutError`. A method that blocks the event loop can be neither reported nor cancelled before it returns.
+    Default: "report"."""
+
+
+class HostSettings(FeedSettings):
+    """How a host processes a hub; see `HostOptions`."""
 
     checkpoint_policy: CheckpointPolicy = CheckpointPolicy.automatic()
     initial_position: Annotated[Any, PlainValidator(_check_initial_position)] = EventPosition.earliest()

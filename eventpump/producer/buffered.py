@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from math import inf
 from typing import Self, cast, overload
@@ -22,16 +22,12 @@ from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.net import stream
 from eventpump.options.predecessor import PRODUCER, answers
-from eventpump.options.producer import BufferSettings
+from eventpump.options.producer import BufferSettings, OnError, OnSuccess, PartitionPublishingProperties
 from eventpump.producer.accumulator import BufferRoom, Lane
 from eventpump.producer.intake import DeliveryReceipt, Intake, SendResult, clock_of
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
 from eventpump.producer.stats import ProducerStats, SendCounters
-from eventpump.producer.targets import PartitionPublishingProperties
-
-OnSuccess = Callable[[Sequence[EventData], str], None]
-OnError = Callable[[Sequence[EventData], str, Exception], None]
 
 _NAME = "buffered producer"
 

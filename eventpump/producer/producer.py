@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Self, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
-from eventpump.core.claim import OnDoubt, OnStateLost, PublisherMode, StartPolicy
 from eventpump.core.router import PartitionRouter, check_router
 from eventpump.errors import ConfigurationError, UnsettledBatch
-from eventpump.eventhubs.codecs import EventEncoding, encoder
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.interfaces import HubProperties, PartitionProperties, PublisherStateStore, Transport
+from eventpump.interfaces import HubProperties, PartitionProperties, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.options.predecessor import PRODUCER, answers
+from eventpump.options.producer import (
+    PartitionPublishingOptions,
+    PartitionPublishingProperties,
+    ProducerSettings,
+    PublishingOptions,
+)
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
 from eventpump.producer.stats import ProducerStats
 from eventpump.producer.targets import (
     IdempotentTarget,
-    PartitionOptions,
-    PartitionPublishingOptions,
-    PartitionPublishingProperties,
     PlainTarget,
     Target,
     TargetContext,
 )
-from eventpump.texts import not_the_class
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
@@ -68,50 +67,10 @@ class HubProducer:
         retry: The number of retries and the delays of sends; None for the defaults of :class:`RetryOptions`.
         rng: Draws the delays between retries; None for an unseeded generator. For tests.
         owns_transport: Whether the transport is closed with the producer. If not, only the producer's links are.
-        idempotent: Whether each event is published exactly once. Without a `state_store` this holds for the life of the
-            producer, if no other producer uses its `producer_group_id` and `owner_level`: the service cannot
-            distinguish two producers with the same id and level, and of two batches with the same numbers it accepts
-            the second without storing it. Without `partition_options` the service gives each producer an id of its own.
-        partition_options: How to publish to single partitions: a mapping of partition ids, text or numbers, to
-            `PartitionPublishingOptions`; the service decides the rest. One that the hub lacks is an error at the first
-            send. For a partition that `state_store` knows, the stored state is used instead.
-        name: The publisher's name, unique per hub: the key under which `state_store` keeps its state. Required with
-            `state_store`.
-        state_store: Keeps the publisher's state, so that publishing is exactly once also across restarts. The producer
-            opens and closes it. None to keep no state.
-        mode: What the processes with one `name` may do; the same in all of them, and only with a `state_store`, where
-            None means "exclusive". "exclusive": one process at a time. Each start takes a higher level, and from then
-            on the service refuses the process before it, which gets `ProducerDisconnectedError`. Nothing that process
-            was sending is stored after the start; `on_doubt` is about what was stored during the start. "replayable":
-            processes share a level and may overlap, on the condition that the numbers determine the events: each
-            process continues with the event that `events_published` names, and all send the same events in batches
-            divided alike, as a loop over `orders[known.events_published :]` does. Otherwise events are lost, because
-            the service takes a second event with the same number for a repetition. A process that another one has
-            overtaken by more than the service remembers, or while one of its batches is in doubt, gets
-            `InvalidClientStateError`; it may be restarted and then counts from the stored state.
-        on_doubt: What to do at a start if the process before did not close with every outcome known and the partition
-            grew while its level was taken over: events of that process may be stored that `events_published` does not
-            count. On a partition with other writers this is so after nearly every crash, since their events make it
-            grow too. "fail": raise `PublishOutcomeUnknownError` with the number of the first such event and how many
-            there may be, at this start and each later one until one has another `on_doubt` or the state is reset.
-            "scan": count the stored ones by their stamps, which are read from the end of the partition; this needs
-            `scan_consumer_group` and the right to listen. Every event is then sent with a stamp, the application
-            property `eventpump:stamp`; if the process before did not stamp, the start fails as with "fail". "accept":
-            do not count them; they may be published again.
-        scan_consumer_group: The consumer group to read the end of a partition with. Required with `on_doubt="scan"`.
-        on_state_lost: What to do at a start if the service has forgotten the publisher: it refuses the id, or states a
-            last number lower than one it had accepted. "fail": raise `ProducerStateLostError`, at this start and each
-            later one until one has "new" or the state is reset. "new": take a new id, and continue `events_published`
-            from the newest mark in the store. A mark is stored after the first batch of a start, every 30 seconds while
-            publishing, and when the producer closes; what was published since may be published again. A running
-            producer raises `ProducerStateLostError` in either case.
         max_in_flight: The most plain sends to one target at a time; None for no limit.
-        encode: Compresses or encrypts every event: a `PayloadCodec`, several that are applied in this order, or a
-            function that is called with the event and returns the event to send in its place, which must not be the
-            same one changed. The size of the encoded event is what counts. An event that cannot be encoded is refused
-            with an `EventError`. Routers see the event as it was given. None to send events as they are.
         router: Chooses the partition of every message that is sent without one, by its first event and its key; the
             partitions are read once. None to leave the choice to the service, which an idempotent producer cannot.
+        options: See `PublishingOptions`.
 
     Raises:
         ConfigurationError: Options cannot be combined.
@@ -125,40 +84,21 @@ class HubProducer:
         retry: RetryOptions | None = None,
         rng: random.Random | None = None,
         owns_transport: bool = True,
-        idempotent: bool = False,
-        partition_options: PartitionOptions | None = None,
-        name: str | None = None,
-        state_store: PublisherStateStore | None = None,
-        mode: Literal["exclusive", "replayable"] | None = None,
-        on_doubt: Literal["fail", "scan", "accept"] = "fail",
-        scan_consumer_group: str | None = None,
-        on_state_lost: Literal["fail", "new"] = "fail",
         max_in_flight: int | None = None,
-        encode: EventEncoding | None = None,
         router: PartitionRouter | None = None,
+        **options: Unpack[PublishingOptions],
     ) -> None:
         check_router(router)
-        self._encode = encoder(encode)
-        _check_options(
-            idempotent=idempotent,
-            needs_idempotent={"partition_options": partition_options, "state_store": state_store, "mode": mode},
-            max_in_flight=max_in_flight,
-        )
-        if (name is None) is not (state_store is None):
-            raise ConfigurationError("name", "goes together with state_store")
-        if state_store is not None and (
-            isinstance(state_store, type) or not callable(getattr(state_store, "write_state", None))
-        ):
-            problem = "must be a store of publishers' states, such as SqlitePublisherStateStore(path)"
-            raise ConfigurationError("state_store", problem + not_the_class(state_store))
-        policy = _policy(mode, on_doubt, on_state_lost, scan_consumer_group, is_stateful=state_store is not None)
+        settings = ProducerSettings(max_in_flight=max_in_flight, **options)
         self._transport = transport
         self._hub = hub
-        self._is_idempotent = idempotent
-        self._options = _partition_options(partition_options or {})
-        self._states = (
-            None if state_store is None else PublisherStates(state_store, name or "", policy, scan_consumer_group or "")
-        )
+        self._is_idempotent = settings.idempotent
+        self._encode: Callable[[EventData], EventData] | None = settings.encode
+        self._options: dict[str, PartitionPublishingOptions] = settings.partition_options or {}
+        self._states: PublisherStates | None = None
+        if (store := settings.state_store) is not None:
+            scan = settings.scan_consumer_group or ""
+            self._states = PublisherStates(store, settings.name or "", settings.start_policy, scan)
         self._max_in_flight = max_in_flight
         self._context = TargetContext(
             transport,
@@ -586,68 +526,3 @@ def events_of(given: object) -> list[EventData]:
             return events
         given = wrong
     raise no_event(given)
-
-
-def _partition_options(given: Mapping[Any, object]) -> dict[str, PartitionPublishingOptions]:
-    """Return publishing options by partition id.
-
-    Raises:
-        ConfigurationError: A key is not a partition id, or is given twice; or a value is something else.
-    """
-    found: dict[str, PartitionPublishingOptions] = {}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError("partition_options", "must map partition ids to PartitionPublishingOptions")
-    for key, options in given.items():
-        partition_id = str(key) if type(key) is int else key
-        if not isinstance(partition_id, str) or not partition_id.isascii() or not partition_id.isdigit():
-            raise ConfigurationError("partition_options", f"its keys must be partition ids such as 0, not {key!r:.80}")
-        if partition_id in found:
-            raise ConfigurationError("partition_options", f"partition {partition_id} is there twice")
-        if not isinstance(options, PartitionPublishingOptions):
-            problem = f"partition {partition_id} must have a PartitionPublishingOptions, not {type(options).__name__}"
-            raise ConfigurationError("partition_options", problem)
-        found[partition_id] = options
-    return found
-
-
-def _policy(
-    mode: str | None, on_doubt: str, on_state_lost: str, scan_consumer_group: str | None, *, is_stateful: bool
-) -> StartPolicy:
-    """Check how a publisher starts.
-
-    Raises:
-        ConfigurationError: Values that cannot work.
-    """
-    policy = StartPolicy(
-        _choice("mode", mode or PublisherMode.EXCLUSIVE, PublisherMode),
-        _choice("on_doubt", on_doubt, OnDoubt),
-        _choice("on_state_lost", on_state_lost, OnStateLost),
-    )
-    for name, is_given in {
-        "mode": mode is not None,
-        "on_doubt": policy.on_doubt is not OnDoubt.FAIL,
-        "on_state_lost": policy.on_state_lost is not OnStateLost.FAIL,
-    }.items():
-        if is_given and not is_stateful:
-            raise ConfigurationError(name, "needs a state_store")
-    if (policy.on_doubt is OnDoubt.SCAN) is not bool(scan_consumer_group):
-        raise ConfigurationError("scan_consumer_group", "goes together with on_doubt='scan'")
-    return policy
-
-
-_C = TypeVar("_C", bound=enum.StrEnum)
-
-
-def _choice(field: str, value: str, choices: type[_C]) -> _C:
-    try:
-        return choices(value)
-    except ValueError:
-        raise ConfigurationError(field, f"must be one of {', '.join(choices)}") from None
-
-
-def _check_options(*, idempotent: bool, needs_idempotent: Mapping[str, object], max_in_flight: int | None) -> None:
-    for name, value in needs_idempotent.items():
-        if value and not idempotent:
-            raise ConfigurationError(name, "needs idempotent=True")
-    if max_in_flight is not None and (idempotent or max_in_flight < 1):
-        raise ConfigurationError("max_in_flight", "is at least 1, and of plain producers only")

@@ -10,16 +10,14 @@ import asyncio
 import logging
 import operator
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_cancelled
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
 from eventpump.errors import (
     ClosedError,
-    ConfigurationError,
     EventError,
     PublishOutcomeUnknownError,
     Recovery,
@@ -28,11 +26,12 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
-from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
+from eventpump.eventhubs.numbering import advance
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.interfaces import SendLink, SendLinkSpec, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
+from eventpump.options.producer import PartitionPublishingOptions, PartitionPublishingProperties
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart, PublisherStates
 from eventpump.producer.publisher import PartitionPublisher
@@ -41,59 +40,6 @@ from eventpump.producer.stats import SendCounters
 _T = TypeVar("_T")
 
 _log = logging.getLogger("eventpump.producer")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPublishingOptions:
-    """How to publish to a partition, as far as it is not left to the service. None leaves it.
-
-    Args:
-        producer_group_id: 0 to 2**63 - 1; must be one the service gave out. Default: None.
-        owner_level: 0 to 32767. Of two producers with one `producer_group_id` the service refuses the one with the
-            lower level, from its next attach or send on. It does not affect producers with other ids, such as one
-            without this option. Default: None.
-        starting_sequence_number: 0 to 2**31 - 1: the number before the first to use; sent with the first attach.
-            Default: None.
-
-    Raises:
-        ConfigurationError: A value outside its range.
-    """
-
-    producer_group_id: int | None = None
-    owner_level: int | None = None
-    starting_sequence_number: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, highest in (
-            ("producer_group_id", MAX_PRODUCER_ID),
-            ("owner_level", MAX_OWNER_LEVEL),
-            ("starting_sequence_number", NUMBERS - 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 0 <= value <= highest):
-                raise ConfigurationError(f"partition_options.{name}", f"must be a number from 0 to {highest}")
-
-
-PartitionOptions: TypeAlias = Mapping[str, PartitionPublishingOptions] | Mapping[int, PartitionPublishingOptions]
-"""Publishing options by partition id."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPublishingProperties:
-    """How a partition is published to now. A plain producer has False and Nones.
-
-    Args:
-        last_published_sequence_number: -1 or 0 where nothing is published.
-        events_published: With a state store: how many events the application has published under this name; None
-            without one.
-    """
-
-    partition_id: str
-    is_idempotent_publishing_enabled: bool
-    producer_group_id: int | None
-    owner_level: int | None
-    last_published_sequence_number: int | None
-    events_published: int | None = None
 
 
 class TargetContext:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from eventpump import ConsumerDisconnectedError, Emulator, EventData, EventProducer, PartitionReader, QuotaExceededError
-from eventpump.clients.consumers import ReaderOptions
 from eventpump.emulator.faults import Delay, LinkRole, Performative
+from eventpump.options.consumer import ReaderOptions
 from tests.interop.peers.driver import PATIENCE, AzurePeer, PeerConsumer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -19,8 +19,7 @@ from pydantic import BaseModel, SecretStr
 
 import eventpump
 import eventpump.spark
-from docs.api import modules_of, of_module
-from docs.options import FILES, documented, shown, written
+from docs.api import modules_of, of_module, shown
 from eventpump import (
     BufferedProducer,
     CheckpointPolicy,
@@ -36,11 +35,31 @@ from eventpump import (
     PayloadCodec,
     RetryOptions,
 )
-from eventpump.clients import connection, consumers, producers
-from eventpump.options.connection import ConnectionSettings, ProxySettings, connection_settings
-from eventpump.options.consumer import FeedSettings, HostSettings, ReaderSettings, start_position
-from eventpump.options.producer import BufferSettings
-from eventpump.producer.producer import HubProducer
+from eventpump.options.connection import (
+    ClientOptions,
+    ConnectionOptions,
+    ConnectionSettings,
+    ProxySettings,
+    connection_settings,
+)
+from eventpump.options.consumer import (
+    FeedOptions,
+    FeedSettings,
+    HostOptions,
+    HostSettings,
+    ReaderOptions,
+    ReaderSettings,
+    SubscriptionOptions,
+    SubscriptionSettings,
+    start_position,
+)
+from eventpump.options.described import option_texts
+from eventpump.options.producer import (
+    BufferedOptions,
+    BufferSettings,
+    ProducerOptions,
+    ProducerSettings,
+)
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.foreach_batch import SinkSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
@@ -48,10 +67,10 @@ from eventpump.testing.transport import FakeHub, FakeTransport
 NS = "example.servicebus.windows.net"
 TEXT = f"Endpoint=sb://{NS}/;SharedAccessKeyName=Root;SharedAccessKey=c2VjcmV0;EntityPath=telemetry"
 KNOWN: dict[type, type] = {
-    EventProcessorHost: consumers.HostOptions,
-    PartitionReader: consumers.ReaderOptions,
-    EventProducer: producers.ProducerOptions,
-    BufferedProducer: producers.BufferedOptions,
+    EventProcessorHost: HostOptions,
+    PartitionReader: ReaderOptions,
+    EventProducer: ProducerOptions,
+    BufferedProducer: BufferedOptions,
 }
 CLASSES = tuple(KNOWN)
 
@@ -79,31 +98,35 @@ def make(made: type, **options: Any) -> Any:
     return made(**{**required.get(made, {}), **options})
 
 
-def test_the_docstrings_of_options_are_those_of_their_models() -> None:
-    """Each file of `clients/` is what the script writes from the models."""
-    for file in FILES:
-        text = file.read_text(encoding="utf-8")
-        assert written(text) == text, "run python docs/options.py"
-
-
 @pytest.mark.parametrize(
-    ("known", "base", "model"),
+    ("known", "base", "models"),
     [
-        (consumers.FeedOptions, connection.ClientOptions, FeedSettings),
-        (consumers.ReaderOptions, connection.ClientOptions, ReaderSettings),
-        (consumers.HostOptions, connection.ClientOptions, HostSettings),
-        (producers.BufferedOptions, producers.ProducerOptions, BufferSettings),
+        (FeedOptions, ClientOptions, [FeedSettings]),
+        (ReaderOptions, ClientOptions, [ReaderSettings]),
+        (HostOptions, ClientOptions, [HostSettings]),
+        (SubscriptionOptions, None, [SubscriptionSettings]),
+        (ProducerOptions, ClientOptions, [ProducerSettings]),
+        (BufferedOptions, ClientOptions, [ProducerSettings, BufferSettings]),
     ],
 )
-def test_typed_dictionaries_have_the_fields_of_their_models(known: type, base: type, model: type[BaseModel]) -> None:
+def test_typed_dictionaries_have_the_fields_of_their_models(
+    known: type, base: type | None, models: list[type[BaseModel]]
+) -> None:
     """Each option has the name and the type of its model's field."""
     given = typing.get_type_hints(known)
-    of_base = set(typing.get_type_hints(base)) - {"max_in_flight"}
-    explicit = {"hub", "partition_id"}
-    assert given.keys() - of_base == model.model_fields.keys() - explicit
-    kinds = typing.get_type_hints(model)
-    for name in given.keys() - of_base - {"max_in_flight", *WIDER}:
-        assert given[name] == kinds[name], name
+    of_base = set() if base is None else set(typing.get_type_hints(base))
+    explicit = {"hub", "partition_id"} if base is not None else {"name"}
+    kinds = {name: kind for model in models for name, kind in typing.get_type_hints(model).items()}
+    assert given.keys() - of_base == {name for model in models for name in model.model_fields} - explicit
+    for name in given.keys() - of_base - WIDER.keys():
+        if kinds[name] is not Any:
+            assert given[name] == kinds[name], name
+
+
+@pytest.mark.parametrize("known", [ClientOptions, ReaderOptions, HostOptions, SubscriptionOptions, *KNOWN.values()])
+def test_every_option_of_a_typed_dictionary_has_a_text(known: type) -> None:
+    """Editors show it, and `help` is composed of it."""
+    assert option_texts(known).keys() == known.__annotations__.keys()
 
 
 @pytest.mark.parametrize("name", WIDER)
@@ -119,7 +142,7 @@ def test_options_take_each_kind_that_is_named(name: str) -> None:
 def test_the_options_of_a_connection_are_those_of_its_function_and_model() -> None:
     """A connection's options are those of the function that checks them, with the model's defaults."""
     function = inspect.signature(connection_settings, eval_str=True).parameters
-    options = typing.get_type_hints(connection.ConnectionOptions)
+    options = typing.get_type_hints(ConnectionOptions)
     assert options.keys() == function.keys() - {"connection_string", "hub", "transport"}
     assert all(options[name] == function[name].annotation for name in options)
     fields = ConnectionSettings.model_fields
@@ -127,13 +150,12 @@ def test_the_options_of_a_connection_are_those_of_its_function_and_model() -> No
         assert function[name].default == fields[name].default, name
 
 
-def test_the_options_of_a_producer_are_those_of_its_engine() -> None:
-    """A producer's own options are the keyword arguments of `HubProducer`, with their types."""
-    function = inspect.signature(HubProducer.__init__, eval_str=True).parameters
-    options = typing.get_type_hints(producers.ProducerOptions)
-    own = options.keys() - typing.get_type_hints(connection.ClientOptions).keys()
-    assert own == function.keys() - {"self", "transport", "hub", "retry", "rng", "owns_transport", "router"}
-    assert all(options[name] == function[name].annotation for name in own)
+def documented(made: object) -> dict[str, str]:
+    """Return the items of the `Args` section of a docstring, by name."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.cleandoc(made.__doc__ or ""), re.M | re.S)
+    items = [] if section is None else re.split(r"^    (?=\S)", section[1], flags=re.M)[1:]
+    pairs = (re.split(r":\s", item, maxsplit=1) for item in items)  # a line may end there
+    return {name: " ".join(text.split()) for name, text in pairs}
 
 
 @pytest.mark.parametrize("made", CLASSES)
@@ -158,17 +180,12 @@ def test_signature_and_docstring_show_every_option(made: type) -> None:
         assert f"\n |      {head}: " in page, "the docstring lacks it"
 
 
-@pytest.mark.parametrize("made", [RetryOptions, ProxySettings, ConnectionSettings, ReaderSettings, HostSettings])
+@pytest.mark.parametrize("made", [RetryOptions, ProxySettings, ConnectionSettings])
 def test_every_field_of_a_model_is_documented(made: type[BaseModel]) -> None:
-    """A field without a meaning, or a meaning without its field, is found."""
-    assert documented(made).keys() == made.model_fields.keys()
-
-
-@pytest.mark.parametrize("made", [RetryOptions, ConnectionSettings])
-def test_the_defaults_in_the_docstring_of_a_model_are_right(made: type[BaseModel]) -> None:
-    """They are written by hand, because users read these models themselves."""
-    documents = documented(made)
-    for name, field in made.model_fields.items():
+    """A field without a meaning, or a meaning without its field, is found, and so is a wrong default."""
+    documents = {name.partition(" (")[0]: text for name, text in documented(made).items()}
+    assert documents.keys() == made.model_fields.keys()
+    for name, field in made.model_fields.items() if made is not ProxySettings else ():
         assert field.is_required() or documents[name].endswith(f"Default: {shown(field.default)}."), name
 
 
@@ -196,7 +213,10 @@ def _said_of(made: Any, owner: type | None = None) -> dict[str, str]:
     doc, said = made.__doc__ or "", dict[str, str]()
     for model in _MODELS:
         if re.search(rf":class:`[\w.]*\b{model.__name__}`", doc):
-            said |= documented(model)
+            said |= _items(model.__doc__)
+    for known in (ConnectionOptions, ClientOptions):
+        if f"See `{known.__name__}`" in doc:
+            said |= {name: text for name, (_, text) in option_texts(known).items()}
     for interface in re.findall(r"\bSee `(\w+)`", doc):
         said |= _items(getattr(getattr(eventpump, interface, None), made.__name__, made).__doc__)
     for sibling in re.findall(r"\bas `(\w+)` does", doc) if owner is not None else ():

@@ -31,10 +31,10 @@ from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS
 from eventpump.eventhubs.stamps import STAMP, read_stamp, spell_stamp
 from eventpump.interfaces import SendLinkSpec
 from eventpump.options.base import RetryOptions
+from eventpump.options.producer import PartitionPublishingOptions
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer
-from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
 from tests.unit.producer.awaiting import error_of, idle

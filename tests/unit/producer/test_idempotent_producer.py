@@ -29,9 +29,9 @@ from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.options.base import RetryOptions
+from eventpump.options.producer import PartitionPublishingOptions
 from eventpump.producer.batch import BatchState, EventBatch
 from eventpump.producer.producer import HubProducer
-from eventpump.producer.targets import PartitionPublishingOptions
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault

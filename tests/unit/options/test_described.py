@@ -1,6 +1,6 @@
 """What `inspect.signature` and `help` show of the clients: golden lines, in `shown/`.
 
-`python -m tests.unit.test_shown` writes the files anew, after a text was changed on purpose.
+`python -m tests.unit.options.test_described` writes the files anew, after a text was changed on purpose.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from eventpump import BufferedProducer, EventProcessorHost, EventProducer, PartitionReader
+from eventpump.options import described
 
 FOLDER = Path(__file__).with_name("shown")
 CLASSES = (EventProcessorHost, PartitionReader, EventProducer, BufferedProducer)
@@ -36,6 +37,12 @@ def test_help_shows_what_it_showed(made: type) -> None:
     before = (FOLDER / f"{made.__name__}.txt").read_text(encoding="utf-8").splitlines()
     assert len(before) > 60
     assert [line for line in before if line not in now] == []
+
+
+def test_help_without_source_names_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is shipped without source has the docstring as it is written, which says where the options are."""
+    monkeypatch.setattr(described, "_written", dict)
+    assert "options: See `ReaderOptions`." in (PartitionReader.__doc__ or "")
 
 
 if __name__ == "__main__":
