@@ -778,6 +778,107 @@ class LeaseStore(CheckpointStore, Protocol):
         """Release the store's resources. Leases do not change. May be called more than once."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as it was read.
+
+    Args:
+        body: What it holds.
+        version: Identifies this state of the record to its store; opaque.
+    """
+
+    body: bytes
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRecord:
+    """A record in a listing.
+
+    Args:
+        version: As of `StoredRecord`.
+        body: What it holds; None where a listing of this store has no bodies. Default: None.
+    """
+
+    version: str
+    body: bytes | None = None
+
+
+class RecordStore(Protocol):
+    """Stores records: small documents under names, each replaced as a whole by compare-and-swap.
+
+    A name is printable text of at most 1,024 characters in parts separated by "/": no part is empty, ends with ".", or
+    has a "\\", "?" or "#", and no name is the directory of another. A body has 1 byte to 4 MiB. Calls for different
+    records do not wait for each other. A store belongs to one event loop; several stores may have the same records.
+    """
+
+    async def open(self) -> None:
+        """Create what the records are kept in, if it does not exist. May be called more than once.
+
+        Raises:
+            StoreError: The store failed.
+            ConfigurationError: What the records are kept in does not exist, or cannot be used.
+        """
+
+    async def read(self, name: str) -> StoredRecord | None:
+        """Return a record; None if there is none.
+
+        Args:
+            name: The record's name.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
+        """Store a record, durably and whole, in place of the one with a version.
+
+        If the record has this body already, the call succeeds: an earlier call may have stored it, whose answer was
+        lost. So bodies of two writers that must not be confused hold random text. A call that failed or was cancelled
+        may have stored the record; it is never stored later, over another one. The call may be repeated.
+
+        Args:
+            name: The record's name.
+            body: What it holds from now on.
+            replaces: The version of the record to replace; None to store one where there is none.
+
+        Returns:
+            The new version, which no record had before; None, and nothing is stored, if the record has another version
+            and another body.
+
+        Raises:
+            StoreError: The store failed; the record may be stored.
+        """
+
+    async def list(self, prefix: str) -> dict[str, ListedRecord]:
+        """Return the records whose names begin with a prefix, by name.
+
+        Args:
+            prefix: It ends with "/", or is "" for all.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def delete(self, name: str, version: str | None = None) -> bool:
+        """Delete a record, as it was read.
+
+        Args:
+            name: The record's name.
+            version: Its version; None for any, of a record that is not replaced by others at the same time. Default:
+                None.
+
+        Returns:
+            Whether there is no such record now; False, and nothing is deleted, if there is one of another version.
+
+        Raises:
+            StoreError: The store failed; the record may be deleted.
+        """
+
+    async def aclose(self) -> None:
+        """Release the store's resources. Records do not change. May be called more than once."""
+
+
 class PublisherStateStore(Protocol):
     """Stores the state of idempotent publishers, per name and partition.
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
-from azure.storage.blob import BlobProperties
+from azure.storage.blob import BlobProperties, ContentSettings
 from azure.storage.blob.aio import BlobClient, ContainerClient
 
 from eventpump.aio.home import HomeLoop
@@ -245,6 +245,8 @@ class BlobContainer:
         blob: Blob,
         content: bytes,
         replaces: str | None,
+        *,
+        content_type: str | None = None,
         **options: Any,
     ) -> str:
         """Write a blob in place of the one with an ETag, or, with None, where there is none. One request.
@@ -255,6 +257,7 @@ class BlobContainer:
             blob: The blob.
             content: What it holds from now on.
             replaces: The ETag, or None.
+            content_type: What its content is; None for bytes.
             options: Of `BlobClient.upload_blob`.
 
         Returns:
@@ -264,19 +267,53 @@ class BlobContainer:
             RefusedError: Another blob is there.
             StoreError: It failed, and whether it was written is not known.
         """
+        if content_type is not None:
+            options["content_settings"] = ContentSettings(content_type=content_type)
         if replaces is not None:
-            options |= {"overwrite": True, "etag": replaces, "match_condition": MatchConditions.IfNotModified}
+            options |= {"overwrite": True, **_unchanged(replaces)}
         request = blob.upload_blob(content, **options, **self.options)
         return str((await self.call(operation, partition_id, request))["etag"])
 
-    async def delete(self, operation: str, partition_id: str | None, blob: Blob) -> None:
-        """Delete a blob. Nothing happens where there is none.
+    async def properties(self, operation: str, partition_id: str | None, blob: Blob) -> BlobProperties | None:
+        """Read the properties of a blob, its metadata among them; None where there is none. One request.
 
         Raises:
             StoreError: It failed.
         """
         try:
-            await self.call(operation, partition_id, blob.delete_blob(**self.options))
+            return await self.call(operation, partition_id, blob.get_blob_properties(**self.options))
+        except RefusedError as refused:
+            if refused.answer is not Answer.MISSING:
+                raise
+            return None
+
+    async def swap_metadata(
+        self, operation: str, partition_id: str | None, blob: Blob, metadata: dict[str, str], replaces: str | None
+    ) -> str:
+        """Replace the metadata of the blob with an ETag, or, with None, create an empty blob. One request.
+
+        Returns:
+            The new ETag.
+
+        Raises:
+            RefusedError: Another blob is there, or none.
+            StoreError: It failed, and whether it was written is not known.
+        """
+        if replaces is None:
+            return await self.swap(operation, partition_id, blob, b"", None, metadata=metadata)
+        request = blob.set_blob_metadata(metadata, **_unchanged(replaces), **self.options)
+        return str((await self.call(operation, partition_id, request))["etag"])
+
+    async def delete(self, operation: str, partition_id: str | None, blob: Blob, etag: str | None = None) -> None:
+        """Delete a blob, with an ETag if it is given. Nothing happens where there is none.
+
+        Raises:
+            RefusedError: Another blob is there, or a client holds its lease.
+            StoreError: It failed.
+        """
+        condition = {} if etag is None else _unchanged(etag)
+        try:
+            await self.call(operation, partition_id, blob.delete_blob(**condition, **self.options))
         except RefusedError as refused:
             if refused.answer is not Answer.MISSING:
                 raise
@@ -287,6 +324,10 @@ class BlobContainer:
         self.home.close()
         if self._owns_client:
             await self.client.close()
+
+
+def _unchanged(etag: str) -> dict[str, Any]:
+    return {"etag": etag, "match_condition": MatchConditions.IfNotModified}
 
 
 def _make_client(

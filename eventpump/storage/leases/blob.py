@@ -608,8 +608,9 @@ class BlobLeaseStore:
 
     async def _put(self, operation: str, body: LeaseBody, token: str, etag: str) -> str:
         blob = self._blob(body.partition_id)
-        options = {"metadata": lease_metadata(body.owner), "lease": BlobLeaseClient(blob, lease_id=token)}
-        return await self._blobs.swap(operation, body.partition_id, blob, body.encode(), etag, **options)
+        lease = BlobLeaseClient(blob, lease_id=token)
+        content, metadata = body.encode(), lease_metadata(body.owner)
+        return await self._blobs.swap(operation, body.partition_id, blob, content, etag, metadata=metadata, lease=lease)
 
     async def _read(self, operation: str, partition_id: str) -> _StoredLease:
         """Read a lease.

@@ -27,8 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from eventpump.aio.sqlite_thread import ForeignFileError, SqliteThread, connect, transaction
-from eventpump.aio.tasks import reject, resolve
+from eventpump.aio.sqlite_thread import ForeignFileError, transaction
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
@@ -43,6 +42,7 @@ from eventpump.storage.leases.scope_form import (
     parse_scope_record,
     parse_subscription,
 )
+from eventpump.storage.sqlite_file import SqliteFile, Write
 
 if TYPE_CHECKING:
     from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
@@ -137,7 +137,7 @@ class SqliteLeaseStore:
         self._busy_timeout = min(5.0, self._lease_duration / 3) if busy_timeout is None else busy_timeout
         self._clock = LoopClock() if clock is None else clock
         self._judge = ExpiryJudge(self._clock)
-        self._worker: _Worker | None = None
+        self._worker: _LeaseFile | None = None
         self._scope_id = 0
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -161,7 +161,16 @@ class SqliteLeaseStore:
         if self._worker is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         _check_place(self._path)
-        worker = self._worker = _Worker(self._path, self._busy_timeout)
+        worker = self._worker = _LeaseFile(
+            self._path,
+            self._busy_timeout,
+            _prepare,
+            # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so
+            # what an owner may lose so is a checkpoint, and events are delivered again.
+            synchronous="NORMAL",
+            owner=type(self).__name__,
+            kind="lease store",
+        )
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
 
         query = "SELECT id FROM scope WHERE namespace = ? AND hub = ? AND consumer_group = ?"
@@ -417,7 +426,7 @@ class SqliteLeaseStore:
         except ValueError as error:
             raise StoreError(operation, str(error)) from None
 
-    def _bound(self, operation: str, partition_id: str | None = None) -> _Worker:
+    def _bound(self, operation: str, partition_id: str | None = None) -> _LeaseFile:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._worker is None or not self._scope_id:
@@ -426,7 +435,7 @@ class SqliteLeaseStore:
         return self._worker
 
     @contextlib.contextmanager
-    def _calling(self, operation: str, partition_id: str | None = None) -> Iterator[_Worker]:
+    def _calling(self, operation: str, partition_id: str | None = None) -> Iterator[_LeaseFile]:
         """Return the worker for a call of several steps, for which closing waits."""
         worker = self._bound(operation, partition_id)
         self._under_way += 1
@@ -460,7 +469,7 @@ class SqliteLeaseStore:
             # Nothing stored: the lease is lost, or a higher number is there.
             return (await self._read_lease(worker, operation, lease.partition_id)).token == lease.token
 
-    async def _read_lease(self, worker: _Worker, operation: str, partition_id: str) -> _LeaseRow:
+    async def _read_lease(self, worker: _LeaseFile, operation: str, partition_id: str) -> _LeaseRow:
         query = f"SELECT token, epoch, {_STORED_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
         rows = await worker.read(operation, partition_id, query, self._key(partition_id))
         if not rows:
@@ -469,7 +478,7 @@ class SqliteLeaseStore:
         return _LeaseRow(partition_id, token, epoch, _expiry(*expiry))
 
     async def _take(
-        self, worker: _Worker, operation: str, row: _LeaseRow, owner: str, *, is_stolen: bool = False
+        self, worker: _LeaseFile, operation: str, row: _LeaseRow, owner: str, *, is_stolen: bool = False
     ) -> PartitionLease | None:
         """Take a lease that is as it was read; if it is stolen, its owner may have renewed it since."""
         partition_id, token, epoch = row.partition_id, secrets.token_hex(16), row.epoch + 1
@@ -520,49 +529,7 @@ def _expiry(wall: float, is_known: object, boot_id: str | None, boot: float | No
     return Expiry(wall, boot_id, boot, duration)
 
 
-class _Write:
-    """A statement, which decides by its own conditions whether it changes anything. Its result is the rows changed."""
-
-    __slots__ = ("error", "operation", "outcome", "parameters", "partition_id", "result", "statement")
-
-    def __init__(
-        self,
-        operation: str,
-        partition_id: str | None,
-        outcome: asyncio.Future[Any] | None,
-        statement: str,
-        parameters: tuple[object, ...],
-    ) -> None:
-        self.operation = operation
-        self.partition_id = partition_id
-        self.outcome = outcome
-        self.statement = statement
-        self.parameters = parameters
-        self.result: int | bool = False
-        self.error: StoreError | None = None
-
-    def execute(self, connection: sqlite3.Connection) -> None:
-        """Run the statement, within a transaction or as one."""
-        self.result = connection.execute(self.statement, self.parameters).rowcount
-
-    def conclude(self, connection: sqlite3.Connection) -> None:
-        """Called after the transaction."""
-
-    def fail(self, error: BaseException) -> None:
-        """End it with a failure of the store."""
-        self.error = StoreError(self.operation, str(error), partition_id=self.partition_id)
-        self.error.__cause__ = error
-
-    def deliver(self) -> None:
-        """In the event loop: set the outcome, unless its waiter was cancelled."""
-        if self.outcome is not None:
-            if self.error is not None:
-                reject(self.outcome, self.error)
-            else:
-                resolve(self.outcome, self.result)
-
-
-class _Renewal(_Write):
+class _Renewal(Write):
     """A renewal, which is made with all others of its turn. Its result is whether the owner still has the lease."""
 
     __slots__ = ("expiry", "scope_id", "token")
@@ -574,7 +541,7 @@ class _Renewal(_Write):
         self.expiry = expiry
 
 
-class _Renewals(_Write):
+class _Renewals(Write):
     """Renewals as one statement. A token belongs to one acquisition of one partition: no other row matches it."""
 
     __slots__ = ("renewals",)
@@ -617,90 +584,21 @@ class _Renewals(_Write):
             renewal.deliver()
 
 
-class _Worker:
-    """The file, in a thread. Reads are submitted at once, and the writes of one turn of the loop as one transaction."""
-
-    def __init__(self, path: str, busy_timeout: float) -> None:
-        self._path = path
-        self._busy_timeout = busy_timeout
-        self._loop = asyncio.get_running_loop()
-        self._thread = SqliteThread("eventpump sqlite", self._connect, owner="SqliteLeaseStore")
-        self.home = self._thread.home
-        self._pending: list[_Write] = []
-
-    async def open(self) -> None:
-        """Open the file, and create or complete its tables.
-
-        Raises:
-            StoreError: The file cannot be opened; caused by a `ForeignFileError` where trying again cannot help.
-        """
-        try:
-            await self._thread.open()
-        except sqlite3.Error as error:
-            raise StoreError("open", f"{self._path}: {error}") from error
-
-    async def read(
-        self, operation: str, partition_id: str | None, query: str, parameters: tuple[object, ...]
-    ) -> list[Any]:
-        """Run a query and return its rows. It waits neither for the file's write lock nor for writes of its turn."""
-        if self._thread.is_closed:
-            raise ClosedError("lease store")
-        try:
-            return await self._thread.run(lambda connection: connection.execute(query, parameters).fetchall())
-        except Exception as error:  # also a number beyond 64 bits
-            raise StoreError(operation, str(error), partition_id=partition_id) from error
-
-    async def write(
-        self, operation: str, partition_id: str | None, statement: str, parameters: tuple[object, ...]
-    ) -> int:
-        """Run a statement and return how many rows it changed. Cancelled, it is not run, or run and forgotten."""
-        outcome: asyncio.Future[int] = self._loop.create_future()
-        self._submit(_Write(operation, partition_id, outcome, statement, parameters))
-        return await outcome
-
-    def write_forgotten(self, statement: str, parameters: tuple[object, ...]) -> None:
-        """Run a statement after every write submitted before, unless the worker is closing; its outcome is dropped."""
-        if not self._thread.is_closed:
-            self._submit(_Write("", None, None, statement, parameters))
+class _LeaseFile(SqliteFile):
+    """The file, whose renewals of one turn of the event loop are one statement."""
 
     async def renew(self, scope_id: int, lease: PartitionLease, expiry: Expiry) -> bool:
         """Renew a lease; False where it is lost. Cancelled, it is not renewed, or renewed and forgotten."""
-        outcome: asyncio.Future[bool] = self._loop.create_future()
-        self._submit(_Renewal(scope_id, lease, outcome, expiry))
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.submit(_Renewal(scope_id, lease, outcome, expiry))
         return await outcome
 
-    def close(self) -> None:
-        """Accept nothing more; the thread ends after what was submitted. Closing twice is fine."""
-        if not self._thread.is_closed:
-            self._flush()
-            self._thread.close()
-
-    async def aclose(self) -> None:
-        """Finish what was submitted and end the thread. Cancelled, the thread still ends."""
-        self.close()
-        await self._thread.aclose()
-
-    def _submit(self, write: _Write) -> None:
-        if self._thread.is_closed:
-            raise ClosedError("lease store")
-        if not self._pending:
-            self._loop.call_soon(self._flush)
-        self._pending.append(write)
-
-    def _flush(self) -> None:
-        pending = [write for write in self._pending if write.outcome is None or not write.outcome.cancelled()]
-        self._pending = []
-        renewals = [write for write in pending if isinstance(write, _Renewal)]
+    def ordered(self, writes: list[Write]) -> list[Write]:
+        """Return the renewals as statements, and then the other writes."""
+        renewals = [write for write in writes if isinstance(write, _Renewal)]
         parts = [renewals[first : first + _AT_ONCE] for first in range(0, len(renewals), _AT_ONCE)]
-        others = (write for write in pending if not isinstance(write, _Renewal))
-        if writes := [*map(_Renewals, parts), *others]:
-            done = self._thread.run(lambda connection: _commit(connection, writes))
-            done.add_done_callback(lambda _: _deliver(writes, done.exception()))
-
-    def _connect(self) -> sqlite3.Connection:
-        # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so what an
-        # owner may lose so is a checkpoint, and events are delivered again.
-        return connect(self._path, synchronous="NORMAL", busy_timeout=self._busy_timeout, prepare=_prepare)
+        others = (write for write in writes if not isinstance(write, _Renewal))
+        return [*map(_Renewals, parts), *others]
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -719,33 +617,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
             if name not in present:
                 connection.execute(f"ALTER TABLE lease ADD COLUMN {name} {kind}")
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-
-
-def _commit(connection: sqlite3.Connection, writes: Sequence[_Write]) -> None:
-    """Run statements in one transaction; what it raises is a failure of every one of them.
-
-    While it runs the file is locked: nothing is read or decided here, and a single statement is its own transaction.
-    """
-    with contextlib.nullcontext() if len(writes) == 1 else transaction(connection):
-        for write in writes:
-            try:
-                write.execute(connection)
-            except sqlite3.Error:
-                raise
-            except Exception as error:  # a number beyond 64 bits, for example: that call's own fault
-                write.fail(error)
-    for write in writes:
-        try:
-            write.conclude(connection)
-        except sqlite3.Error as error:
-            write.fail(error)
-
-
-def _deliver(writes: Sequence[_Write], error: BaseException | None) -> None:
-    for write in writes:
-        if error is not None:
-            write.fail(error)
-        write.deliver()
 
 
 def _check_place(path: str) -> None:
