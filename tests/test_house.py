@@ -162,6 +162,7 @@ _COVERED_BY = {
     "storage/publisher_states/form.py": "contract/test_publisher_states.py",
     "storage/publisher_states/memory.py": "contract/test_publisher_states.py",
     "storage/publisher_states/sqlite.py": "contract/test_publisher_states.py",
+    "storage/publisher_states/store.py": "contract/test_publisher_states.py",
     "testing/conformance/leases.py": "contract/test_lease_stores.py",
     "storage/records/blob.py": "contract/test_record_stores.py",
     "storage/records/directory.py": "contract/test_record_stores.py",

@@ -17,7 +17,7 @@ from eventpump.errors import ClosedError, StoreError
 class Write:
     """A statement, which decides by its own conditions whether it changes anything. Its result is the rows changed."""
 
-    __slots__ = ("error", "operation", "outcome", "parameters", "partition_id", "result", "statement")
+    __slots__ = ("error", "operation", "outcome", "parameters", "partition_id", "path", "result", "statement")
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class Write:
         self.operation = operation
         self.partition_id = partition_id
         self.outcome = outcome
+        self.path = ""
         self.statement = statement
         self.parameters = parameters
         self.result: int | bool = False
@@ -44,7 +45,7 @@ class Write:
 
     def fail(self, error: BaseException) -> None:
         """End it with a failure of the store."""
-        self.error = StoreError(self.operation, str(error), partition_id=self.partition_id)
+        self.error = StoreError(self.operation, f"{self.path}: {error}", partition_id=self.partition_id)
         self.error.__cause__ = error
 
     def deliver(self) -> None:
@@ -86,8 +87,9 @@ class SqliteFile:
         def open_file() -> sqlite3.Connection:
             return connect(self.path, synchronous=synchronous, busy_timeout=busy_timeout, prepare=prepare)
 
-        self._thread = SqliteThread(thread_name, open_file, owner=owner)
-        self.home = self._thread.home
+        self.thread = SqliteThread(thread_name, open_file, owner=owner)
+        """Has the connection."""
+        self.home = self.thread.home
         """The event loop that it belongs to."""
         self._pending: list[Write] = []
 
@@ -98,7 +100,7 @@ class SqliteFile:
             StoreError: The file cannot be opened; caused by a `ForeignFileError` where trying again cannot help.
         """
         try:
-            await self._thread.open()
+            await self.thread.open()
         except sqlite3.Error as error:
             raise StoreError("open", f"{self.path}: {error}") from error
 
@@ -106,12 +108,12 @@ class SqliteFile:
         self, operation: str, partition_id: str | None, query: str, parameters: tuple[object, ...]
     ) -> list[Any]:
         """Run a query and return its rows. It waits neither for the file's write lock nor for writes of its turn."""
-        if self._thread.is_closed:
+        if self.thread.is_closed:
             raise ClosedError(self._kind)
         try:
-            return await self._thread.run(lambda connection: connection.execute(query, parameters).fetchall())
+            return await self.thread.run(lambda connection: connection.execute(query, parameters).fetchall())
         except Exception as error:  # also a number beyond 64 bits
-            raise StoreError(operation, str(error), partition_id=partition_id) from error
+            raise StoreError(operation, f"{self.path}: {error}", partition_id=partition_id) from error
 
     async def write(
         self, operation: str, partition_id: str | None, statement: str, parameters: tuple[object, ...]
@@ -123,33 +125,34 @@ class SqliteFile:
 
     def write_forgotten(self, statement: str, parameters: tuple[object, ...]) -> None:
         """Run a statement after every write submitted before, unless the file is closing; its outcome is dropped."""
-        if not self._thread.is_closed:
+        if not self.thread.is_closed:
             self.submit(Write("", None, None, statement, parameters))
 
     def submit(self, write: Write) -> None:
         """Do a write with all others of this turn of the loop, which set their outcomes."""
-        if self._thread.is_closed:
+        if self.thread.is_closed:
             raise ClosedError(self._kind)
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
+        write.path = self.path
         self._pending.append(write)
 
     def close(self) -> None:
         """Accept nothing more; the thread ends after what was submitted. Closing twice is fine."""
-        if not self._thread.is_closed:
+        if not self.thread.is_closed:
             self._flush()
-            self._thread.close()
+            self.thread.close()
 
     async def aclose(self) -> None:
         """Finish what was submitted and end the thread. Cancelled, the thread still ends."""
         self.close()
-        await self._thread.aclose()
+        await self.thread.aclose()
 
     def _flush(self) -> None:
         pending = [write for write in self._pending if write.outcome is None or not write.outcome.cancelled()]
         self._pending = []
         if writes := self.ordered(pending):
-            done = self._thread.run(lambda connection: _commit(connection, writes))
+            done = self.thread.run(lambda connection: _commit(connection, writes))
             done.add_done_callback(lambda _: _deliver(writes, done.exception()))
 
     def ordered(self, writes: list[Write]) -> list[Write]:

@@ -22,9 +22,9 @@ from azure.storage.blob.aio import ContainerClient
 
 pytest.register_assert_rewrite("eventpump.testing.conformance.publisher_state")
 
-from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState  # noqa: E402
+from eventpump.core.claim import PublisherIntent, PublisherState  # noqa: E402
 from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
-from eventpump.interfaces import ConsumerScope  # noqa: E402
+from eventpump.interfaces import ConsumerScope, StoredRecord  # noqa: E402
 from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
 from eventpump.storage.publisher_states.blob import BlobPublisherStateStore  # noqa: E402
 from eventpump.storage.publisher_states.form import decode_state  # noqa: E402
@@ -42,6 +42,8 @@ from tests.support.azurite import Azurite  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.interfaces import PublisherStateStore
+
+SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 
 
 @asynccontextmanager
@@ -62,7 +64,7 @@ class TestMemoryPublisherStateStore(PublisherStateStoreContract):
 
     @pytest.fixture
     async def new_store(self) -> AsyncIterator[NewStore]:
-        truth: dict[tuple[str, str], StoredPublisherState] = {}
+        truth: dict[str, StoredRecord] = {}
         async with factory(lambda: MemoryPublisherStateStore(truth)) as new:
             yield new
 
@@ -109,7 +111,7 @@ async def test_write_survives_power_loss(tmp_path: Path) -> None:
         def modes(connection: sqlite3.Connection) -> list[object]:
             return [connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("journal_mode", "synchronous")]
 
-        assert await store._thread.run(modes) == ["wal", 2]
+        assert await store._records._file.thread.run(modes) == ["wal", 2]  # type: ignore[attr-defined]  # of SQLite
 
 
 async def test_file_keeps_leases_and_states_together(tmp_path: Path) -> None:
@@ -118,13 +120,12 @@ async def test_file_keeps_leases_and_states_together(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.db"
         leases = SqliteLeaseStore(path)
         try:
-            scope = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
             if first == "leases":
-                await leases.open(scope)
+                await leases.open(SCOPE)
             async with sqlite(path) as states:
                 await states.write_state(NAME, "0", FIRST, None)
                 if first == "states":
-                    await leases.open(scope)
+                    await leases.open(SCOPE)
                 await leases.ensure_leases(["0"])
                 assert await leases.acquire_lease("0", "a") is not None
                 found = await states.read_state(NAME, "0")
@@ -147,13 +148,13 @@ async def test_write_to_a_locked_file_raises_store_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be taken for one" * 20, None])
-async def test_open_of_a_file_that_cannot_be_used_raises_store_error(tmp_path: Path, content: bytes | None) -> None:
-    """Neither a file of another kind nor a missing directory gives more than one StoreError; no thread stays."""
+async def test_open_of_a_file_that_cannot_be_used_raises(tmp_path: Path, content: bytes | None) -> None:
+    """A file of another kind is refused by name, and in a missing directory the store fails; no thread stays."""
     path = tmp_path / "missing" / "states.db" if content is None else tmp_path / "states.db"
     if content is not None:
         path.write_bytes(content)
     store = SqlitePublisherStateStore(path)
-    with pytest.raises(StoreError, match="open"):
+    with pytest.raises(StoreError if content is None else ConfigurationError, match=r"states\.db: "):
         await store.open()
     await store.aclose()
     assert not [each for each in threading.enumerate() if each.name.startswith("eventpump publisher state")]
@@ -165,32 +166,23 @@ async def test_read_of_a_row_that_is_no_state_raises(tmp_path: Path) -> None:
     async with sqlite(path) as store:
         await store.write_state(NAME, "0", FIRST, None)
         with closing(sqlite3.connect(path)) as other, other:
-            other.execute(
-                """UPDATE publisher SET state = replace(state, '"owner_level": 0', '"owner_level": "high"')"""
-            )
+            other.execute("""UPDATE record SET body = replace(body, '"owner_level": 0', '"owner_level": "high"')""")
         with pytest.raises(StoreError, match="owner_level"):
             await store.read_state(NAME, "0")
 
 
-async def test_file_of_the_former_form_is_upgraded(tmp_path: Path) -> None:
-    """The states of a file with columns are read as they were; by one of several stores that open it at once."""
+@pytest.mark.parametrize("table", ["publisher", "publisher_state"])
+async def test_file_of_an_earlier_version_is_refused(tmp_path: Path, table: str) -> None:
+    """A file with the tables of an earlier version is named, with what to do, and stays as it is."""
     path = tmp_path / "states.db"
     with closing(sqlite3.connect(path)) as former, former:
-        former.execute(
-            "CREATE TABLE publisher_state (name TEXT, partition_id TEXT, producer_id INTEGER, owner_level INTEGER,"
-            " start INTEGER, PRIMARY KEY (name, partition_id)) WITHOUT ROWID"
-        )
-        former.execute("INSERT INTO publisher_state VALUES (?, '3', 7, 2, 41)", (NAME,))
-    stores = [SqlitePublisherStateStore(path) for _ in range(3)]
-    try:
-        await asyncio.gather(*(store.open() for store in stores))
-        found = [await store.read_state(NAME, "3") for store in stores]
-        assert found[0] is not None
-        assert found[0].state == PublisherState(7, 2, 41)
-        assert found == [found[0]] * 3
-    finally:
-        for store in stores:
-            await store.aclose()
+        former.execute(f"CREATE TABLE {table} (name TEXT, partition_id TEXT)")
+    store = SqlitePublisherStateStore(path)
+    with pytest.raises(ConfigurationError, match=f"states.db: has the table {table} of an earlier version .*file"):
+        await store.open()
+    await store.aclose()
+    with closing(sqlite3.connect(path)) as former:
+        assert former.execute("SELECT name FROM sqlite_master").fetchall() == [(table,)]
 
 
 def test_state_of_the_first_version_is_read() -> None:
@@ -374,16 +366,3 @@ async def test_write_of_one_partition_does_not_wait_for_others(azurite: Azurite,
         go_on.set()
         await slow
         assert await store.read_state(NAME, "0") == slow.result()
-
-
-async def test_read_of_unknown_partitions_keeps_no_lock() -> None:
-    """Their ids may be any text: a lock ends with its calls, here ones that reach no account."""
-    key = base64.b64encode(b"key").decode()
-    text = f"DefaultEndpointsProtocol=http;AccountName=x;AccountKey={key};BlobEndpoint=http://127.0.0.1:1/x"
-    store = BlobPublisherStateStore("states", connection_string=text)
-    store._is_open = True
-    for partition_id in ("a", "b"):
-        with pytest.raises(StoreError):
-            await store.read_state("feed", partition_id)
-    assert len(store._locks) == 0
-    await store.aclose()

@@ -119,8 +119,7 @@ async def test_a_publisher_that_another_process_replaced_ends_the_application() 
         running = asyncio.create_task(app.run_async())
         await _send(service, "in", 0)
         await _until_published(service, "out", {0}, running)
-        other = MemoryPublisherStateStore(store.states) if hasattr(store, "states") else store
-        async with BufferedProducer(service.connection_string, "out", **{**named, "state_store": other}) as producer:
+        async with BufferedProducer(service.connection_string, "out", **named) as producer:
             await producer.send_and_wait(EventData("100"), partition_id="0")
             await _send(service, "in", 1)
             async with asyncio.timeout(30):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import secrets
 from typing import Final
 
 from eventpump.core.claim import PublisherIntent, PublisherState
@@ -12,6 +11,9 @@ from eventpump.errors import ConfigurationError
 
 Key = tuple[str, str]
 """A publisher's name and a partition id."""
+
+KIND: Final = "publisher state store"
+"""What such a store is, in errors."""
 
 MAX_NAME: Final = 256
 
@@ -108,8 +110,3 @@ def _number(decoded: dict[str, object], field: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{field} is not an integer from {low} to {high}")
     return value
-
-
-def new_version() -> str:
-    """Return a version that no state had before, including deleted ones."""
-    return secrets.token_hex(16)

@@ -129,6 +129,7 @@ class BlobRecordStore:
 
     async def aclose(self) -> None:
         """Close the container. Closing twice is fine."""
+        self._blobs.home.enter()
         self._is_closed = True
         await self._blobs.aclose()
 

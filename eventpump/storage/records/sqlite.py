@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS record (
     body BLOB NOT NULL
 ) WITHOUT ROWID
 """
+_FORMER: Final = "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('publisher', 'publisher_state')"
 _READ: Final = "SELECT body, version FROM record WHERE name = ?"
 _CREATE: Final = "INSERT OR IGNORE INTO record (version, body, name) VALUES (?, ?, ?)"
 _REPLACE: Final = "UPDATE record SET version = ?, body = ? WHERE name = ? AND version = ?"
@@ -65,7 +66,7 @@ class SqliteRecordStore:
         """Return a record, or None if there is none."""
         operation = f"read {name}"
         rows = await self._file.read(operation, None, _READ, (self._key(operation, name),))
-        return StoredRecord(*rows[0]) if rows else None
+        return StoredRecord(_bytes(rows[0][0]), rows[0][1]) if rows else None
 
     async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
         """Store a record by compare-and-swap: one statement, and a query where it is refused."""
@@ -80,7 +81,7 @@ class SqliteRecordStore:
             return version
         # Another record is there; or this one, from an earlier call that was cancelled.
         rows = await self._file.read(operation, None, _READ, (key,))
-        return str(rows[0][1]) if rows and rows[0][0] == body else None
+        return str(rows[0][1]) if rows and _bytes(rows[0][0]) == body else None
 
     async def list(self, prefix: str) -> dict[str, ListedRecord]:
         """Return the records of a directory, with their bodies. One query."""
@@ -88,7 +89,7 @@ class SqliteRecordStore:
         self._check_open(operation)
         start = self._prefix + prefix
         rows = await self._file.read(operation, None, _LIST, (start, start + _LAST))
-        return {name.removeprefix(self._prefix): ListedRecord(version, body) for name, version, body in rows}
+        return {name.removeprefix(self._prefix): ListedRecord(version, _bytes(body)) for name, version, body in rows}
 
     async def delete(self, name: str, version: str | None = None) -> bool:
         """Delete a record. Return False, and delete nothing, if there is one of another version."""
@@ -103,6 +104,8 @@ class SqliteRecordStore:
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Closing twice is fine."""
+        if not self._is_closed:
+            self._file.home.enter()
         self._is_closed = True
         await self._file.aclose()
 
@@ -121,7 +124,21 @@ class SqliteRecordStore:
         return f"SqliteRecordStore({self._file.path!r}, prefix={self._prefix!r})"
 
 
+def _bytes(body: bytes | str) -> bytes:
+    # Other programs may have stored text.
+    return body.encode() if isinstance(body, str) else body
+
+
 def create_record_table(connection: sqlite3.Connection) -> None:
-    """Create the table of a file that has none."""
+    """Create the table of a file that has none.
+
+    Raises:
+        ForeignFileError: The file has tables of an earlier version.
+    """
+    if former := connection.execute(_FORMER).fetchone():
+        raise ForeignFileError(
+            f"has the table {former[0]} of an earlier version of eventpump, whose leases, checkpoints and publishers' "
+            "states this version does not read; use another file"
+        )
     with transaction(connection):
         connection.execute(_TABLE)

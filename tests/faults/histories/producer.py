@@ -26,6 +26,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
+from eventpump.interfaces import StoredRecord
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
@@ -193,7 +194,7 @@ class ProducerHistory:
         self.profile = profile
         rng = world.rng
         self.hub = FakeHub(partitions=rng.randint(1, 2), latency=rng.choice((0.0, 0.01, 0.1)))
-        self.states: dict[tuple[str, str], Any] = {}
+        self.states: dict[str, StoredRecord] = {}
         self.trouble: str | None = None
         self.workers: list[_Worker] = []
         self.events: dict[str, _Event] = {}

@@ -37,6 +37,7 @@ from eventpump.producer.marks import MARK_INTERVAL, StateMarks
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeSendLink, FakeTransport, SendFault
+from tests.support.states import SharedStates
 from tests.unit.producer.awaiting import error_of, idle
 
 RETRY = RetryOptions(max_retries=2, base_delay=1.0, max_delay=8.0)
@@ -50,7 +51,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.hub = FakeHub(partitions=2, consumer_groups=("$Default", "tail"))
-        self.states: dict[tuple[str, str], StoredPublisherState] = {}
+        self.states = SharedStates()
         self.producers: list[HubProducer] = []
 
     def process(
@@ -70,7 +71,7 @@ class Scene:
 
     @property
     def state(self) -> PublisherState:
-        return self.states[KEY].state
+        return self.states.state(KEY).state
 
     @property
     def bodies(self) -> list[str]:
@@ -417,9 +418,9 @@ async def test_start_at_the_highest_level_takes_a_new_id(scene: Scene) -> None:
     former = scene.process()
     await send(former, "0", "1")
     await former.aclose()
-    stored = scene.states[KEY]
+    stored = scene.states.state(KEY)
     high = replace(stored.state, owner_level=MAX_OWNER_LEVEL - 2, has_published=False)
-    scene.states[KEY] = replace(stored, state=high)
+    scene.states.put(KEY, replace(stored, state=high))
     ids = {stored.state.producer_id}
     for life, level in ((1, MAX_OWNER_LEVEL - 1), (2, 0), (3, 1)):
         producer = scene.process()
@@ -438,7 +439,7 @@ async def test_state_of_the_first_version_is_read(scene: Scene) -> None:
     former = scene.process()
     await send(former, "a", "b")
     await former.aclose()
-    scene.states[KEY] = StoredPublisherState(PublisherState(scene.state.producer_id, 0, 0), "old")
+    scene.states.put(KEY, StoredPublisherState(PublisherState(scene.state.producer_id, 0, 0), "old"))
     assert await count(scene.process()) == 2
 
 
@@ -594,14 +595,14 @@ async def test_first_send_stores_the_published_mark(scene: Scene) -> None:
     store.fails = False
     await asyncio.gather(send(producer, "b"), send(producer, "c"))
     assert scene.state.has_published
-    version = scene.states[KEY].version
+    version = scene.states.state(KEY).version
     await send(producer, "d")
-    assert scene.states[KEY].version == version
+    assert scene.states.state(KEY).version == version
 
 
 async def test_published_count_continues_beyond_2_31() -> None:
     """A process that publishes more than 2^31 events (25 days at 1,000 a second) loses none of its count."""
-    states: dict[tuple[str, str], StoredPublisherState] = {}
+    states = SharedStates()
     store = MemoryPublisherStateStore(states)
     await store.open()
     first = await store.write_state(*KEY, PublisherState(1, 0, 5, published=7, has_published=True), None)
@@ -614,7 +615,7 @@ async def test_published_count_continues_beyond_2_31() -> None:
     assert marks.count(6) == 7 + 2 * NUMBERS + 1
     await marks.close(is_clean=True)
     await marks.aclose()
-    assert (states[KEY].state.start, states[KEY].state.published) == (4, 7 + 2 * NUMBERS - 1)
+    assert (states.state(KEY).state.start, states.state(KEY).state.published) == (4, 7 + 2 * NUMBERS - 1)
 
 
 async def test_marks_are_written_at_intervals_and_at_close(scene: Scene) -> None:
@@ -694,7 +695,7 @@ async def test_producers_with_one_store_close_it_with_the_last_of_them(scene: Sc
     await first.aclose()
     await second.send([EventData("c")], partition_id="1")
     await second.aclose()
-    assert scene.states[(NAME, "1")].state.is_clean
+    assert scene.states.state((NAME, "1")).state.is_clean
     with pytest.raises(ClosedError):
         await store.open()
 
@@ -755,7 +756,7 @@ async def test_start_with_a_store_that_answers_wrongly_is_an_error(
         await send(former, "a")
         if mode == "replayable":
             await scene.crash(former)
-            scene.states[KEY] = replace(scene.states[KEY], state=replace(scene.state, is_clean=True))
+            scene.states.put(KEY, replace(scene.states.state(KEY), state=replace(scene.state, is_clean=True)))
     producer = scene.process(store=Wrong(scene.states), mode=mode)
     if stores and mode == "replayable" and not is_first:
         await send(producer, "b")  # the state that it found is the one that it was to write

@@ -35,6 +35,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
+from tests.support.states import SharedStates
 from tests.unit.producer.awaiting import error_of, idle
 
 AFTER, BEFORE = SendFault.LOST_AFTER_STORE, SendFault.LOST_BEFORE_STORE
@@ -595,7 +596,7 @@ async def test_restart_replayable_continues_at_the_services_number(scene: Scene,
 
 async def test_restart_after_a_doubt_counts_what_is_stored(scene: Scene) -> None:
     """Killed with a batch in doubt, the next life reads whether it is stored, across the wrap."""
-    states: dict[tuple[str, str], StoredPublisherState] = {}
+    states = SharedStates()
     options = {"0": PartitionPublishingOptions(starting_sequence_number=2**31 - 3)}
 
     def life() -> HubProducer:

@@ -26,6 +26,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
+from tests.support.states import SharedStates
 
 RETRY = RetryOptions(max_retries=3, base_delay=0.1, max_delay=1.0)
 OTHERS = "somebody else's"
@@ -34,7 +35,7 @@ OTHERS = "somebody else's"
 class Flaky(MemoryPublisherStateStore):
     """A store that takes its time, and whose answers are lost now and then."""
 
-    def __init__(self, states: dict[tuple[str, str], StoredPublisherState], rng: random.Random) -> None:
+    def __init__(self, states: SharedStates, rng: random.Random) -> None:
         super().__init__(states)
         self._rng = rng
 
@@ -59,7 +60,7 @@ class History:
     def __init__(self, seed: int, *, has_others: bool, **options: Any) -> None:
         self.rng = random.Random(seed)
         self.hub = FakeHub(partitions=1, latency=0.02)
-        self.states: dict[tuple[str, str], StoredPublisherState] = {}
+        self.states = SharedStates()
         self.has_others = has_others
         self.options = options
         self.acknowledged: set[str] = set()

@@ -70,7 +70,7 @@ async def traced(store: SqliteLeaseStore) -> list[str]:
     """The statements that a store runs from now on; with the parameters put in."""
     statements: list[str] = []
     assert store._worker is not None
-    await store._worker._thread.run(lambda connection: connection.set_trace_callback(statements.append))
+    await store._worker.thread.run(lambda connection: connection.set_trace_callback(statements.append))
     return statements
 
 
@@ -84,7 +84,7 @@ async def held_at_the_next_update(store: SqliteLeaseStore) -> tuple[threading.Ev
             go_on.wait(10)
 
     assert store._worker is not None
-    await store._worker._thread.run(lambda connection: connection.set_trace_callback(hold))
+    await store._worker.thread.run(lambda connection: connection.set_trace_callback(hold))
     return entered, go_on
 
 
@@ -179,7 +179,7 @@ async def test_readers_do_not_wait_for_a_frozen_writer(tmp_path: Path) -> None:
                 assert await other.acquire_lease("0", "b") is None
                 assert await other.read_checkpoint("0") is None
                 assert await other.read_scope_record() is None
-                with pytest.raises(StoreError, match="renew of partition 0: database is locked"):
+                with pytest.raises(StoreError, match=r"renew of partition 0: .*leases\.db: database is locked"):
                     await store.renew_lease(lease)
             frozen.execute("ROLLBACK")
         assert await store.renew_lease(lease) is not None
@@ -273,7 +273,7 @@ async def test_file_that_stays_locked_raises_store_error(tmp_path: Path) -> None
     async with opened(tmp_path / "leases.db", "0", busy_timeout=0.05) as store:
         with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreError, match="acquire of partition 0: database is locked"):
+            with pytest.raises(StoreError, match=r"acquire of partition 0: .*leases\.db: database is locked"):
                 await store.acquire_lease("0", "a")
             other.execute("ROLLBACK")
         assert await store.acquire_lease("0", "a") is not None
