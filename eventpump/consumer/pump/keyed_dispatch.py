@@ -92,10 +92,15 @@ class KeyedDispatch:
             self._workers.look(self._queue)
             if accepted == len(events):
                 break
-            if self._requests.is_due:
+            if self._is_called_away(partition):
                 return events[accepted:]
             await self._change()
         return ()
+
+    def _is_called_away(self, partition: OpenPartition) -> bool:
+        """Return whether something is asked of the pump that does not wait for room. In a replay, other ones do."""
+        requests = self._requests
+        return requests.interrupts_batch() if partition.replayed.is_running else requests.is_due
 
     def _accept(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], first: int) -> int:
         """Accept the events from an index on for which there is room. Return the index of the next one."""

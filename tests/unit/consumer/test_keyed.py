@@ -722,6 +722,21 @@ async def test_replay_waits_for_what_is_in_hand_and_changes_no_checkpoint() -> N
         assert fleet.checkpoint("0") == 99
 
 
+async def test_replay_that_has_no_room_goes_on_while_others_wait_for_its_end() -> None:
+    """A second replay and a drain wait for the first one, and neither keeps the event loop busy meanwhile."""
+    book = _Book(_brief)
+    async with stocked(100) as fleet:
+        host = await _start(fleet, _Keyed(book, concurrency=2, max_events_in_flight=2))
+        await asyncio.sleep(60)
+        assert fleet.checkpoint("0") == 99
+        begun = len(book.ok)
+        first, second = (asyncio.create_task(host.replay("default", from_=low, to=low + 30)) for low in (10, 50))
+        draining = asyncio.create_task(host.drain("default"))
+        assert [await each for each in (first, second, draining)] == [("0",)] * 3
+        assert sorted(book.ok[begun : begun + 31]) == list(range(10, 41))
+        assert sorted(book.ok[begun + 31 :]) == list(range(50, 81))
+
+
 async def test_pause_begins_no_call_and_resume_goes_on_with_what_is_in_hand() -> None:
     """Also for keys that are being retried or parked; nothing is lost or repeated."""
     book = _Book(_fails_on(13, 14))
