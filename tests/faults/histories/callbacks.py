@@ -28,7 +28,7 @@ AT_ONCE = 5.0
 WAYS = ("directly", "task", "wait_for", "thread", "later")
 CALLS = ("seek", "replay", "drain")
 
-_Call = Callable[[], Awaitable[tuple[str, ...]]]
+Call = Callable[[], Awaitable[tuple[str, ...]]]
 
 
 class Callbacks:
@@ -56,14 +56,14 @@ class Callbacks:
         name = f"{life.name} {what} {way} from {context.partition_id} [{number}]"
         where = None if rng.random() < 0.3 else [context.partition_id]
         low = max(0, number + rng.randint(-20, 5))
-        calls: dict[str, _Call] = {
+        calls: dict[str, Call] = {
             "seek": lambda: host.seek(DEFAULT_SUBSCRIPTION, low, where),
             "replay": lambda: host.replay(
                 DEFAULT_SUBSCRIPTION, from_=low, to=low + rng.randrange(20), partition_ids=where
             ),
             "drain": lambda: host.drain(DEFAULT_SUBSCRIPTION),
         }
-        # A late seek is none of the ledger's; see `_Rewound` for those.
+        # A late seek is none of the ledger's; see `Rewound` for those.
         call = calls["drain" if way == "later" else what]
         self._world.note("calls back", name)
         if way == "later":
@@ -74,7 +74,7 @@ class Callbacks:
         loop = asyncio.get_running_loop()
         watch = loop.call_later(AT_ONCE, self._is_stuck, name)
         try:
-            done = await self._tracked(name, life, self._in_way(way, call))
+            done = await self._tracked(name, life, in_way(way, call))
         except ConfigurationError:
             return
         except EventPumpError as error:
@@ -102,27 +102,28 @@ class Callbacks:
         finally:
             self._open.pop(token, None)
 
-    @staticmethod
-    async def _in_way(way: str, call: _Call) -> tuple[str, ...]:
-        match way:
-            case "task":
-                return await asyncio.create_task(_run(call))
-            case "wait_for":
-                return await asyncio.wait_for(_run(call), 1000.0)
-            case "thread":
-                return await _as_from_a_thread(call)
-        return await call()
-
-    async def _later(self, name: str, life: Life, call: _Call, delay: float) -> None:
+    async def _later(self, name: str, life: Life, call: Call, delay: float) -> None:
         await asyncio.sleep(delay)
         await self.tracked(name, life, _run(call))
 
 
-async def _run(call: _Call) -> tuple[str, ...]:
+async def in_way(way: str, call: Call) -> tuple[str, ...]:
+    """Make a call of a host in one of `WAYS` but "later"."""
+    match way:
+        case "task":
+            return await asyncio.create_task(_run(call))
+        case "wait_for":
+            return await asyncio.wait_for(_run(call), 1000.0)
+        case "thread":
+            return await _as_from_a_thread(call)
     return await call()
 
 
-def _as_from_a_thread(call: _Call) -> asyncio.Future[tuple[str, ...]]:
+async def _run(call: Call) -> tuple[str, ...]:
+    return await call()
+
+
+def _as_from_a_thread(call: Call) -> asyncio.Future[tuple[str, ...]]:
     """Have a call made as `asyncio.to_thread` and `run_coroutine_threadsafe` do: by a callback, in a copied context.
 
     Without the thread, whose time would not be the history's.

@@ -194,7 +194,7 @@ class ConsumerHistory:
         self.world = world
         self.profile = profile
         rng = world.rng
-        self.hub = FakeHub(partitions=rng.randint(*profile.partitions), latency=rng.choice((0.0, 0.0, 0.01, 0.3)))
+        self.hub = self.make_hub(rng.randint(*profile.partitions), rng.choice((0.0, 0.0, 0.01, 0.3)))
         self.start = Start(world.chosen(profile.starts))  # type: ignore[arg-type]  # the profile's keys are such
         self.ledger = Ledger(world, self.hub, self.start)
         self.hosts: list[HistoryHost] = []
@@ -206,6 +206,8 @@ class ConsumerHistory:
         self.is_stalling = False
         self.had_trouble_at = -1e9
         self._names = 0
+        self.prefix = "h"
+        """Begins the names of hosts."""
         self.manners = Manners(
             profile.works,
             profile.checkpoints,
@@ -237,6 +239,10 @@ class ConsumerHistory:
             "begins", f"{len(self.hub.partition_ids)} partitions, start {self.start.kind}, {policy},",
             f"store {'memory' if directory is None else 'sqlite'}, {self.manners}",
         )  # fmt: skip
+
+    def make_hub(self, partitions: int, latency: float) -> FakeHub:
+        """Make the hub."""
+        return FakeHub(partitions=partitions, latency=latency)
 
     def _position(self) -> EventPosition:
         match self.start.kind:
@@ -330,7 +336,7 @@ class ConsumerHistory:
         """Check that a host has a pump for every lease that it keeps."""
         now = self.world.loop.time()
         pumped = {status.partition_id for status in host.host.partitions}
-        held = {each for each, owner in self._owners().items() if owner == host.life.name} - pumped
+        held = {each for each, owner in self._owners().items() if owner == host.host.owner_id} - pumped
         host.orphans = {each: host.orphans.get(each, now) for each in sorted(held)}
         for partition_id, since in host.orphans.items():
             if now - since > ORPHAN:
@@ -357,24 +363,32 @@ class ConsumerHistory:
         if len(self._living) >= self.profile.hosts:
             return
         self._names += 1
-        world, life = self.world, self.world.life(f"h{self._names}")
-        transport = LifeTransport(self.hub, life)
-        store = HistoryStore(
-            world, life, self._store(), lambda: self.trouble, ledger_of=self.ledger_of, recorded=self.recorded
+        life = self.world.life(f"{self.prefix}{self._names}")
+        self._start_host(life, life.name, self._store_of(life))
+
+    def _store_of(self, life: Life) -> HistoryStore:
+        """Make the store of a host."""
+        return HistoryStore(
+            self.world, life, self._store(), lambda: self.trouble, ledger_of=self.ledger_of, recorded=self.recorded
         )
+
+    def _start_host(self, life: Life, name: str, store: HistoryStore) -> HistoryHost:
+        """Start a host in a process."""
+        world, transport = self.world, LifeTransport(self.hub, life)
         host = PartitionHost(
             lambda: transport,
             store,
-            HostSettings(**{**self.options, "owner_id": life.name}),
+            HostSettings(**{**self.options, "owner_id": name}),
             self.processor(life),
             hooks=[lambda report: self._reported(joined, report)],
-            rng=world.stream(f"host {life.name}"),
+            rng=world.stream(f"host {name}"),
         )
         joined = HistoryHost(life, host, transport, world.loop.time())
         self.hosts.append(joined)
-        world.note("join", life.name)
-        joined.run = world.spawn(life, self.work_of(joined), f"host {life.name}")
+        world.note("join", name)
+        joined.run = world.spawn(life, self.work_of(joined), f"host {name}")
         joined.run.add_done_callback(lambda run: self._ended(joined, run))
+        return joined
 
     def processor(self, life: Life) -> UnrulyProcessor | None:
         """Make the processor of a host itself."""
@@ -625,9 +639,9 @@ def make_again(hub: FakeHub) -> None:
 
 
 @contextlib.contextmanager
-def on_file(world: World, *, is_wanted: bool) -> Iterator[Path | None]:
+def on_file(world: World, *, is_wanted: bool, chance: float = 0.5) -> Iterator[Path | None]:
     """Return a directory for a history's leases, in half of the histories where it is wanted; else None: in memory."""
-    if not is_wanted or world.rng.random() >= 0.5:
+    if not is_wanted or world.rng.random() >= chance:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="history-") as directory, sqlite_inline():

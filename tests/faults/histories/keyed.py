@@ -145,12 +145,8 @@ class KeyedLedger(Ledger):
         self._shores[self.making, partition_id].processed.add(number)
         self._passed_over[self.making, partition_id].add(number)
 
-
-class KeyedSubscriptionLedger(KeyedLedger, SubscriptionLedger):
-    """What one making of a subscription with a keyed processor is judged by."""
-
     def was_closed(self, partition_id: str) -> None:
-        """Record that reading has ended, for others not: under the same epoch it may begin after the checkpoint."""
+        """Record that reading has ended: under the same epoch it may begin again, after the checkpoint."""
         place = (self.making, partition_id)
         for kept in (self._ok, self._begun_at):
             for where in [each for each in kept if each[0] == place]:
@@ -159,7 +155,11 @@ class KeyedSubscriptionLedger(KeyedLedger, SubscriptionLedger):
             del self._reached_of_key[of_key]
 
 
-class _Unruly(UnrulyProcessor):
+class KeyedSubscriptionLedger(KeyedLedger, SubscriptionLedger):
+    """What one making of a subscription with a keyed processor is judged by."""
+
+
+class Unruly(UnrulyProcessor):
     """What the processor does; see there."""
 
     async def _claim(
@@ -169,14 +169,14 @@ class _Unruly(UnrulyProcessor):
             await context.checkpoint(event if is_named else None)
 
 
-class _UnrulySubscriber(_Unruly, Subscriber):
+class UnrulySubscriber(Unruly, Subscriber):
     """The same, of a subscription."""
 
 
-class _UnrulyKeyed(KeyedProcessor):
+class UnrulyKeyed(KeyedProcessor):
     """A host's processor."""
 
-    def __init__(self, unruly: _Unruly, **bounds: Any) -> None:
+    def __init__(self, unruly: Unruly, **bounds: Any) -> None:
         super().__init__(unruly.process_events, key=self._key_of, **bounds)
         self._unruly = unruly
         self._keys = unruly._world.stream(f"keys of {unruly._life.name}")
@@ -196,7 +196,7 @@ class _UnrulyKeyed(KeyedProcessor):
         await self._unruly.close(context, reason)
 
 
-def _bounds(rng: random.Random) -> dict[str, int]:
+def keyed_bounds(rng: random.Random) -> dict[str, int]:
     """Return the bounds of a keyed processor."""
     concurrency, batch = rng.choice((1, 3, 10)), rng.choice((1, 1, 4))
     events = concurrency + rng.choice((0, 5, 100))
@@ -209,7 +209,7 @@ def _bounds(rng: random.Random) -> dict[str, int]:
     }
 
 
-def _policies(rng: random.Random, park: Any) -> dict[str, Any]:
+def keyed_policies(rng: random.Random, park: Any) -> dict[str, Any]:
     """Return the failure policy of a keyed processor."""
     passes = rng.choice(("skip", Park(park), Park(park), "stop_partition"))
     policy: Any = rng.choice(("retry", "retry", "retry", passes))
@@ -227,11 +227,11 @@ class KeyedHistory(ConsumerHistory):
 
     def __init__(self, world: World, profile: Profile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
-        self.bounds = _bounds(world.rng)
+        self.bounds = keyed_bounds(world.rng)
         limits = {"concurrency": self.bounds["concurrency"], "batch": self.bounds["max_batch_per_key"]}
         self.ledger = KeyedLedger(world, self.hub, self.start, **limits)
         self._parking = world.stream("parking")
-        self.options |= _policies(world.rng, self._park)
+        self.options |= keyed_policies(world.rng, self._park)
         world.note("keyed", self.bounds, self.options["failure_policy"], self.options["on_retries_exhausted"])
 
     async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
@@ -239,7 +239,7 @@ class KeyedHistory(ConsumerHistory):
             raise OSError("no room to park")
 
     def processor(self, life: Life) -> Any:
-        return _UnrulyKeyed(_Unruly(self.world, life, self.ledger, self.manners), **self.bounds)
+        return UnrulyKeyed(Unruly(self.world, life, self.ledger, self.manners), **self.bounds)
 
     def _reported(self, host: HistoryHost, report: HostReport) -> None:
         super()._reported(host, report)
@@ -277,9 +277,9 @@ class KeyedStreamsHistory(SubscribersHistory):
     def __init__(self, world: World, profile: SubscribersProfile, directory: Path | None) -> None:
         super().__init__(world, profile, directory)
         rng = self._parking = world.stream("keyed")
-        self.bounds = {name: _bounds(rng) for name in NAMES}
+        self.bounds = {name: keyed_bounds(rng) for name in NAMES}
         for name, options in self.options_of.items():
-            options |= _policies(rng, self._park)
+            options |= keyed_policies(rng, self._park)
             world.note("keyed", name, self.bounds[name], options["failure_policy"], options["on_retries_exhausted"])
 
     async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
@@ -292,7 +292,7 @@ class KeyedStreamsHistory(SubscribersHistory):
         return KeyedSubscriptionLedger(*args, **limits)
 
     def subscriber(self, *args: Any) -> Any:
-        return _UnrulyKeyed(_UnrulySubscriber(*args), **self.bounds[args[-1]])
+        return UnrulyKeyed(UnrulySubscriber(*args), **self.bounds[args[-1]])
 
     def _reported(self, host: HistoryHost, report: HostReport) -> None:
         super()._reported(host, report)

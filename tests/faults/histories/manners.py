@@ -62,7 +62,7 @@ class UnrulyProcessor(EventProcessor):
             self._timers[context.partition_id] = timer
 
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        call = self._ledger.begin(self._life.name, context.partition_id, context.owner_level, tuple(events))
+        call = self._ledger.begin(context.owner_id, context.partition_id, context.owner_level, tuple(events))
         try:
             await self._process(context, events, call)
         except BaseException as error:

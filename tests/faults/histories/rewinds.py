@@ -68,7 +68,7 @@ class _Sought:
 
 
 @dataclass(eq=False)
-class _Replay:
+class Replay:
     """A range that was asked for again, and which of its events were processed since."""
 
     host: str
@@ -78,24 +78,24 @@ class _Replay:
     processed: set[int] = field(default_factory=set)
 
 
-class _Rewound(Ledger):
+class Rewound(Ledger):
     """What one making of a subscription is judged by, between one seek and the next."""
 
     name: str = DEFAULT_SUBSCRIPTION
     history: RewindHistory
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         self.sought: defaultdict[str, list[_Sought]] = defaultdict(list)
         self.generations: defaultdict[Place, int] = defaultdict(int)
         """How many seeks were stored."""
-        self.replays: list[_Replay] = []
+        self.replays: list[Replay] = []
         self._passed_over: defaultdict[Place, set[int]] = defaultdict(set)
         """Since the last call: of a stream also events that were in doubt, and are in no call."""
         self._began_in: dict[Call, int] = {}
         self._next: dict[tuple[Place, int], int] = {}
         """By place and epoch: the event that a seek named, until it is delivered."""
         self._start_of: dict[Place, int] = {}
-        super().__init__(*args)
+        super().__init__(*args, **options)
 
     def took(
         self, partition_id: str, epoch: int, asked: Checkpoint, held: Checkpoint | None, *, is_reset: bool
@@ -117,11 +117,7 @@ class _Rewound(Ledger):
         reached = self._reached.get((place, epoch))
         if self.history.is_paused(host, partition_id, self.name):
             self._world.violate(f"partition {partition_id}: {host} delivers {first} although it is paused")
-        is_replay = any(
-            (each.host, each.partition_id) == (host, partition_id) and each.first <= first <= each.last
-            for each in self.replays
-        )
-        if is_replay:
+        if self.replay_of(host, partition_id, first) is not None:
             # It may lie before or behind what the epoch has come to, and changes nothing of that.
             stored, starts, self.stored, self._start_of = self.stored, self._start_of, {}, {}
             self._reached[place, epoch] = first - 1
@@ -136,13 +132,28 @@ class _Rewound(Ledger):
             wanted = self._next.get((place, epoch))
             while wanted is not None and (not self.is_for(wanted) or wanted in self._passed_over[place]):
                 wanted += 1
-            if wanted is not None and first != wanted:
+            if wanted is not None and not self._may_be_first(first, wanted):
                 self._world.violate(f"partition {partition_id}: {first} is delivered, and the seek was to {wanted}")
             self._next.pop((place, epoch), None)
             call = super().begin(host, partition_id, epoch, events)
-            self._passed_over[place].clear()
+            self._called(place)
         self._began_in[call] = self.generations[call.place]
         return call
+
+    def _may_be_first(self, number: int, wanted: int) -> bool:
+        """Return whether the first event after a seek may be this one, and not the one that the seek named."""
+        return number == wanted
+
+    def _called(self, place: Place) -> None:
+        """Forget, at a call, what was passed over before it."""
+        self._passed_over[place].clear()
+
+    def replay_of(self, host: str, partition_id: str, number: int) -> Replay | None:
+        """Return the replay that an event may be delivered for."""
+        for each in self.replays:
+            if (each.host, each.partition_id) == (host, partition_id) and each.first <= number <= each.last:
+                return each
+        return None
 
     def ok(self, call: Call) -> None:
         self._processed(call.host, call.place[1], call.numbers)
@@ -174,19 +185,19 @@ class _Rewound(Ledger):
                 replay.processed.update(numbers)
 
 
-class _DefaultLedger(_Rewound):
+class _DefaultLedger(Rewound):
     def __init__(self, history: RewindHistory) -> None:
         self.history = history
         super().__init__(history.world, history.hub, history.start)
 
 
-class _NamedLedger(_Rewound, SubscriptionLedger):
+class _NamedLedger(Rewound, SubscriptionLedger):
     def __init__(self, history: RewindHistory, name: str, *args: Any) -> None:
         self.history, self.name = history, name
         super().__init__(*args)
 
 
-class _Seeking(UnrulyProcessor):
+class Seeking(UnrulyProcessor):
     """User code that now and then seeks from within its call."""
 
     history: RewindHistory
@@ -203,7 +214,7 @@ class _Seeking(UnrulyProcessor):
                 context.seek(EventPosition.at_sequence_number(number, inclusive=True))
 
 
-class _SeekingSubscriber(_Seeking, Subscriber):
+class SeekingSubscriber(Seeking, Subscriber):
     """The same, of a subscription."""
 
     def __init__(self, history: RewindHistory, *args: Any) -> None:
@@ -244,12 +255,12 @@ class RewindHistory(SubscribersHistory):
     def make_ledger(self, name: str, *args: Any) -> SubscriptionLedger:
         return _NamedLedger(self, name, *args)
 
-    def ledger_named(self, name: str) -> _Rewound | None:
+    def ledger_named(self, name: str) -> Rewound | None:
         """Return the ledger of a subscription; None where there is no record of it."""
         if name == DEFAULT_SUBSCRIPTION:
             return self.ledger
         ledger = self.by_name.get(name)
-        assert ledger is None or isinstance(ledger, _Rewound)
+        assert ledger is None or isinstance(ledger, Rewound)
         return ledger
 
     def is_paused(self, host: str, partition_id: str, name: str) -> bool:
@@ -266,12 +277,12 @@ class RewindHistory(SubscribersHistory):
     def processor(self, life: Life) -> UnrulyProcessor | None:
         if super().processor(life) is None:
             return None
-        processor = _Seeking(self.world, life, self.ledger, self.manners)
+        processor = Seeking(self.world, life, self.ledger, self.manners)
         processor.history = self
         return processor
 
     def subscriber(self, *args: Any) -> Subscriber:
-        return _SeekingSubscriber(self, *args)
+        return SeekingSubscriber(self, *args)
 
     def _reported(self, host: HistoryHost, report: HostReport) -> None:
         if isinstance(report, EventSkipped):
@@ -310,7 +321,7 @@ class RewindHistory(SubscribersHistory):
         try:
             await work(host, name, ledger, rng)
         except ConfigurationError as error:
-            if "has no processor" not in str(error):
+            if "has no processor" not in str(error) and "waits until the code" not in str(error):
                 raise
         except (ClosedError, EventPumpError) as error:
             self.world.note("refused", host.life.name, name, repr(error)[:120])
@@ -318,8 +329,10 @@ class RewindHistory(SubscribersHistory):
     async def seek(self) -> None:
         self._ask(self._seek)
 
-    async def _seek(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
-        partition_id = rng.choice(self.hub.partition_ids)
+    async def _seek(
+        self, host: HistoryHost, name: str, ledger: Rewound, rng: random.Random, partition_id: str | None = None
+    ) -> tuple[str, ...]:
+        partition_id = partition_id or rng.choice(self.hub.partition_ids)
         place, end = (ledger.making, partition_id), ledger.end(partition_id)
         position: Any
         if (kind := rng.choice(("number", "number", "earliest", "latest"))) == "number":
@@ -338,16 +351,19 @@ class RewindHistory(SubscribersHistory):
         self.world.note("sought", host.life.name, name, done)
         if partition_id in done and ledger.generations[place] == before:
             self.world.violate(f"{name}: partition {partition_id}: seek returned, and nothing is stored")
+        return done
 
     async def replay(self) -> None:
         self._ask(self._replay)
 
-    async def _replay(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
-        partition_id = rng.choice(self.hub.partition_ids)
+    async def _replay(
+        self, host: HistoryHost, name: str, ledger: Rewound, rng: random.Random, partition_id: str | None = None
+    ) -> tuple[str, ...]:
+        partition_id = partition_id or rng.choice(self.hub.partition_ids)
         if not (end := ledger.end(partition_id)):
-            return
+            return ()
         first = rng.randint(0, end - 1)
-        replay = _Replay(host.life.name, partition_id, first, rng.randint(first, min(end - 1, first + 30)))
+        replay = Replay(host.life.name, partition_id, first, rng.randint(first, min(end - 1, first + 30)))
         ledger.replays.append(replay)
         self.world.note("replay", host.life.name, name, partition_id, replay.first, replay.last)
         try:
@@ -358,11 +374,12 @@ class RewindHistory(SubscribersHistory):
         asked = set(filter(ledger.is_for, range(first, replay.last + 1)))
         if partition_id in done and (missing := asked - replay.processed):
             self.world.violate(f"{name}: partition {partition_id}: replay returned, without {sorted(missing)}")
+        return done
 
     async def pause(self) -> None:
         self._ask(self._pause)
 
-    async def _pause(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
+    async def _pause(self, host: HistoryHost, name: str, ledger: Rewound, rng: random.Random) -> None:
         for partition_id in host.host.pause(name):
             self._paused[host.life.name, partition_id, name] = self._pump(host.life.name, partition_id, name)
         self.world.note("paused", host.life.name, name)
@@ -370,7 +387,7 @@ class RewindHistory(SubscribersHistory):
     async def unpause(self) -> None:
         self._ask(self._unpause)
 
-    async def _unpause(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
+    async def _unpause(self, host: HistoryHost, name: str, ledger: Rewound, rng: random.Random) -> None:
         for partition_id in self.hub.partition_ids:
             self._paused.pop((host.life.name, partition_id, name), None)
         host.host.resume(name)
@@ -379,7 +396,9 @@ class RewindHistory(SubscribersHistory):
     async def drain(self) -> None:
         self._ask(self._drain)
 
-    async def _drain(self, host: HistoryHost, name: str, ledger: _Rewound, rng: random.Random) -> None:
+    async def _drain(
+        self, host: HistoryHost, name: str, ledger: Rewound, rng: random.Random, partition_id: str | None = None
+    ) -> tuple[str, ...]:
         before = {each: (ledger.end(each), ledger.generations[ledger.making, each]) for each in self.hub.partition_ids}
         self.world.note("drain", host.life.name, name)
         done = await host.host.drain(name)
@@ -389,6 +408,7 @@ class RewindHistory(SubscribersHistory):
             place = (ledger.making, partition_id)
             if ledger.generations[place] == generation and (missing := ledger._missing(place, end)):
                 self.world.violate(f"{name}: partition {partition_id}: drain returned, without {sorted(missing)}")
+        return done
 
     async def _end_faults(self) -> None:
         await super()._end_faults()
