@@ -28,7 +28,7 @@ from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventData
 from eventpump.interfaces import StoredRecord
 from eventpump.options.base import RetryOptions
-from eventpump.options.producer import BufferSettings
+from eventpump.options.producer import BufferSettings, PublishingOptions
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
@@ -41,7 +41,7 @@ SETTLING = 300.0
 """Seconds after the last fault within which every send, flush and close has ended: retries at their longest."""
 RETRY = RetryOptions(max_retries=3, base_delay=0.2, max_delay=10.0)
 NAME = "orders"
-_KNOWN = inspect.signature(HubProducer.__init__).parameters
+_KNOWN = {*inspect.signature(HubProducer.__init__).parameters, *PublishingOptions.__annotations__}
 
 _BASIC = {"start": 1.0, "kill": 0.7, "close": 0.5, "freeze": 0.7, "wake": 1.5}
 _WIRE = {"lose": 3.0, "deliver late": 1.5, "end links": 2.0, "refuse": 1.0, "accept": 2.5, "hang": 0.5, "answer": 2.0}
