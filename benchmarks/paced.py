@@ -27,6 +27,8 @@ SECONDS = {True: 5, False: 12}
 
 KEEPS_UP = 0.97
 """The part of the offered rate below which a side has no cost: it measured falling behind."""
+CATCHES_UP = 1.03
+"""And the part of it above which it has none: it had fallen behind, and received what waited at full speed."""
 SLOWEST = 100.0
 """Milliseconds of p50 above which a side has no cost: it collects events instead of delivering them."""
 
@@ -63,7 +65,8 @@ class Offer:
 
     def keeps_up(self, figures: Figures) -> bool:
         """Return whether a side has received them as they came."""
-        return figures["rate"] >= KEEPS_UP * self.rate and figures["p50"] <= SLOWEST
+        is_as_offered = KEEPS_UP <= figures["rate"] / self.rate <= CATCHES_UP
+        return is_as_offered and figures["p50"] <= SLOWEST
 
 
 def paced(quick: bool, log: Log) -> list[Row]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.certificates import certificate
 from benchmarks.comparing import OURS, Figures
 from benchmarks.events import FIRST_MOMENT, FIRST_SEQUENCE_NUMBER, milliseconds_after_first, samples
-from benchmarks.paced import FLOOR, KEEPS_UP, SLOWEST, Offer, _run, rows_of
+from benchmarks.paced import CATCHES_UP, FLOOR, KEEPS_UP, SLOWEST, Offer, _run, rows_of
 from benchmarks.sides.common import PacedTally
 
 OFFER = Offer(rate=1000, together=2, work="fields", seconds=3)
@@ -50,6 +50,12 @@ def test_peer_that_falls_behind_in_one_round_has_no_cost() -> None:
     """It is not the median that must keep up, but each run."""
     last = {**found(figures(100.0)), "cheap": figures(200.0, rate=KEEPS_UP * 1000 - 1)}
     assert rows_of(OFFER, [found(figures(100.0)), found(figures(100.0)), last], PEERS)[0].peer == "dear"
+
+
+def test_peer_that_catches_up_at_full_speed_has_no_cost() -> None:
+    """It had fallen behind: more events per second than are offered were measured over what had waited."""
+    fast = {**found(figures(100.0)), "cheap": figures(40.0, rate=CATCHES_UP * 1000 + 1)}
+    assert rows_of(OFFER, [fast] * 3, PEERS)[0].peer == "dear"
 
 
 def test_row_is_void_where_eventpump_does_not_keep_up() -> None:
