@@ -1,40 +1,25 @@
-"""The events of one partition: a receive link that is opened again after failures, and a bounded cache."""
+"""The events of one partition: what is received over a link that is kept open, in a bounded cache."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, TypeVar
 
-from eventpump.aio.retry import within_try
-from eventpump.aio.tasks import TaskSet, resolve
-from eventpump.core.backoff import Backoff, is_used_up, least_delay
+from eventpump.aio.tasks import resolve
+from eventpump.consumer.link.kept_link import FeedFullError, KeptLink, LinkFacts
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
 from eventpump.core.credit import CreditWindow
+from eventpump.core.kept_link import KeptLinkState
 from eventpump.core.sharing import FREE_AT
-from eventpump.core.silence import HubAnswer
 from eventpump.core.streams import Selection, StreamCursor
-from eventpump.errors import (
-    ClosedError,
-    EntityNotFoundError,
-    EventError,
-    EventPumpError,
-    LinkDetachedError,
-    Recovery,
-    ServiceError,
-)
+from eventpump.errors import ClosedError, EventError, EventPumpError, ServiceError
 from eventpump.eventhubs.events import LATEST_OFFSET, EventPosition, ReceivedEvent, without_body
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLink, ReceiveLinkSpec, Transport
-from eventpump.logs import log_retry
 from eventpump.options.consumer import FeedSettings
-
-_log = logging.getLogger("eventpump.consumer")
 
 _T = TypeVar("_T")
 
@@ -42,23 +27,11 @@ LARGE = 4096
 """The size in bytes from which on a message is not kept for its place alone: its body is left out then."""
 
 
-class FeedFullError(LinkDetachedError):
-    """The link is opened again because events arrived that the host had no room for. No failure of the service."""
-
-    def __init__(self, partition_id: str, max_bytes: int, refused: int) -> None:
-        super().__init__(
-            f"partition {partition_id}: {refused} events were not kept, as they would exceed the {max_bytes} bytes of "
-            "max_buffered_bytes; they are received again. Events have grown suddenly, or the option is too low"
-        )
-
-
 class PartitionFeed(Generic[_T]):
-    """Receives one partition, as the `ReceiveSink` of its link.
+    """Receives one partition: the sink of a `KeptLink`, and its cache.
 
-    The error's `Recovery` decides what follows the end of a link: GIVE_UP ends the feed, any other value opens the link
-    again after the last message *received*. Received messages stay in the cache meanwhile, so nothing is lost and
-    nothing is delivered twice. The feed backs off only after failures of its link: the transport spaces attempts to
-    connect, and two delays in a row would make an outage longer.
+    Received messages stay in the cache while the link is opened again, after the last of them, so nothing is lost and
+    nothing is delivered twice.
 
     Args:
         spec: The link; its position is where the first one begins.
@@ -91,22 +64,21 @@ class PartitionFeed(Generic[_T]):
     ) -> None:
         # With "@latest", each new link would begin at another end.
         assert spec.position.offset != LATEST_OFFSET
-        self._transport = transport
-        self._spec = spec
         self._settings = settings
-        self._locate = locate
-        self._retry = settings.link_retry
-        self._backoff = Backoff.of(self._retry)
-        longest = max(self._retry.base_delay, self._retry.max_delay)
-        self._report_backoff = Backoff(self._retry.base_delay, longest)
-        self._quiet_until = float("-inf")
-        self._startup_timeout = startup_timeout
-        self._was_attached = False
-        self._is_attaching = False
-        self._is_opened = False
-        self._rng = rng
+        self.facts = LinkFacts()
+        """What is known of the link, and of what was received."""
+        self._kept = KeptLink(
+            transport,
+            spec,
+            self,
+            self.facts,
+            settings.link_retry,
+            rng=rng,
+            startup_timeout=startup_timeout,
+            locate=locate,
+            on_trouble=on_trouble,
+        )
         self._on_attached = on_attached
-        self._on_trouble = on_trouble
         self._cache = EventCache(wrap, number)
         self._cursors: tuple[FeedCursor[_T], ...] = ()
         self._plain: tuple[FeedCursor[_T], ...] = ()
@@ -123,48 +95,21 @@ class PartitionFeed(Generic[_T]):
         self.is_filling = False
         """Whether several cursors read, and the cache held more than `FREE_AT` of what it may hold, in events or in
         bytes, when its credit was adjusted last."""
-        self._link: ReceiveLink | None = None
-        self._link_error: asyncio.Future[EventPumpError] | None = None
-        self._is_stopped = False
-        self._is_parked = False
-        self._is_closing = False
-        self._tasks = TaskSet(self._keeper_failed)
-        self._keeper: asyncio.Task[None] | None = None
+        self.is_stopped = False
+        """Whether nothing more is received."""
         self.error: Exception | None = None
         """Why the feed ended; what is in the cache can still be taken."""
-        self.newest: bytes | None = None
-        """The last message received; of a large one the part that has its place."""
-        self.first: bytes | None = None
-        """The first message received over the last link, likewise."""
-        self.batches = 0
-        """How many batches of messages were received."""
-        self.links = 0
-        """How many links were attached."""
-        self.quiet_since = 0.0
-        """When the last message was received, or the link was attached after it; on the loop's clock."""
-        self.received_at = -math.inf
-        """When the last message was received; on the loop's clock."""
-        self.hub_answer: HubAnswer | None = None
-        """The answer of management since the last message, if it was asked."""
-        self._is_given_up = False
-        self._reopening: asyncio.Future[Exception | None] | None = None
 
     @property
     def link(self) -> ReceiveLink | None:
         """The current link."""
-        return self._link
+        return self._kept.link
 
     @property
     def is_silent(self) -> bool:
         """Whether messages could arrive and none is there: attached, with credit, and a cursor has read everything."""
-        is_wanting = self.error is None and not (self._is_stopped or self._is_parked)
-        could_come = is_wanting and self._link is not None and self._credit.credit > 0
-        return could_come and not all(cursor.available for cursor in self._cursors)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing more is received."""
-        return self._is_stopped
+        is_wanting = self._kept.state is KeptLinkState.ATTACHED and not self.is_stopped
+        return is_wanting and self._credit.credit > 0 and not all(cursor.available for cursor in self._cursors)
 
     @property
     def readers(self) -> int:
@@ -177,7 +122,7 @@ class PartitionFeed(Generic[_T]):
 
         None if nothing was dropped from the cache yet; a number above all others if that number cannot be read.
         """
-        oldest = self._cache.oldest or self.newest
+        oldest = self._cache.oldest or self.facts.newest
         if not self._cache.start or oldest is None:
             return None
         with suppress(EventError):
@@ -185,23 +130,14 @@ class PartitionFeed(Generic[_T]):
         return 2**63
 
     @property
-    def next_number(self) -> int | None:
-        """The sequence number after that of the last message received; None if it is not known."""
-        with suppress(EventError):
-            return None if self.newest is None else ReceivedEvent(self.newest).sequence_number + 1
-        return None
-
-    @property
     def position(self) -> EventPosition:
         """Where a link opened now would begin: after the last message received."""
-        if self.newest is None:
-            return self._spec.position
-        return EventPosition.at_offset(ReceivedEvent(self.newest).offset)
+        return self._kept.position
 
     @property
     def is_attached(self) -> bool:
         """Whether there is a link now."""
-        return self._link is not None
+        return self._kept.link is not None
 
     @property
     def events_held(self) -> int:
@@ -223,7 +159,7 @@ class PartitionFeed(Generic[_T]):
 
     def start(self) -> None:
         """Open the link, and keep it open. May be called once."""
-        self._keeper = self._tasks.spawn(self._keep_link(), f"eventpump feed of partition {self._spec.partition_id}")
+        self._kept.start()
 
     def cursor(self, *, at_end: bool = False) -> FeedCursor[_T]:
         """Make a reader of what is received.
@@ -253,10 +189,10 @@ class PartitionFeed(Generic[_T]):
 
     def stop(self) -> None:
         """Take no more: credit goes to 0."""
-        self._is_stopped = True
-        credit = self._credit.withdraw()
-        if credit is not None and self._link is not None:
-            self._link.set_credit(credit)
+        self.is_stopped = True
+        credit, link = self._credit.withdraw(), self._kept.link
+        if credit is not None and link is not None:
+            link.set_credit(credit)
 
     def park(self) -> bool:
         """Keep the link without credit: if it ends meanwhile, the feed ends.
@@ -265,9 +201,9 @@ class PartitionFeed(Generic[_T]):
             False, without an effect, if there is no link, or if some messages of the limit are still to be received or
             taken.
         """
-        if self._link is None or self.error is not None or self._cache.count or self._credit.left != 0:
+        if self._kept.link is None or self.error is not None or self._cache.count or self._credit.left != 0:
             return False
-        self._is_parked = True
+        self._kept.park()
         return True
 
     def resume(self, limit: int) -> None:
@@ -276,38 +212,25 @@ class PartitionFeed(Generic[_T]):
         Args:
             limit: The number of messages to receive from now on.
         """
-        assert self._is_parked
-        self._is_parked = False
+        self._kept.resume()
         self._credit.left = limit
         self.adjust_credit()
 
     def reopen(self, error: ServiceError) -> None:
         """Close the link, as if it had ended with an error, and open another one. Does nothing if there is no link."""
-        if self._link is not None and self._link_error is not None and not self._link_error.done():
-            self._is_given_up = True
-            self._link = None
-            self._link_error.set_result(error)
+        self._kept.reopen(error)
 
     def fail(self, error: Exception) -> None:
         """End with an error of ours, and detach. What is in the cache can still be taken."""
         self.stop()
-        self._end(error)
-        if self._keeper is not None:
-            self._tasks.drop(self._keeper)
+        self._kept.fail(error)
 
     async def until_reopened(self) -> Exception | None:
         """Wait for the next attempt to open a link, and return its error; None if the link is attached.
 
         If the feed has ended, its error is returned. One caller at a time; a cancelled call has no effect.
         """
-        if self.error is not None:
-            return self.error
-        outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self._reopening = outcome
-        try:
-            return await outcome
-        finally:
-            self._reopening = None
+        return self.error if self.error is not None else await self._kept.until_reopened()
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Detach and drop the cache. Closing twice is fine. If cancelled, the feed still ends.
@@ -315,19 +238,13 @@ class PartitionFeed(Generic[_T]):
         Args:
             timeout: Seconds to wait for the service's answer; after that the detach continues in the background.
         """
-        self._is_stopped = True
+        self.is_stopped = True
         if self.error is None:
             self.error = ClosedError("partition feed")
-        self._attempted(self.error)
         for cursor in self._cursors:
             cursor.end()
         try:
-            if self._is_closing:
-                await self._tasks.wait(timeout)
-            else:
-                # Only once: a second cancellation would interrupt the detach.
-                self._is_closing = True
-                await self._tasks.cancel(timeout)
+            await self._kept.aclose(self.error, timeout)
         finally:
             self._cache.clear()
             if self.account is not None:
@@ -349,13 +266,13 @@ class PartitionFeed(Generic[_T]):
                 return
             size = sum(map(len, batch))
         woken = cache.append(batch, size)
-        newest = batch[-1]
-        self.newest = newest if len(newest) <= LARGE else without_body(newest)
-        if self.first is None:
-            self.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
-        self.batches += 1
-        self.received_at = self.quiet_since = asyncio.get_running_loop().time()
-        self.hub_answer = None
+        newest, facts = batch[-1], self.facts
+        facts.newest = newest if len(newest) <= LARGE else without_body(newest)
+        if facts.first is None:
+            facts.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
+        facts.batches += 1
+        facts.received_at = facts.quiet_since = asyncio.get_running_loop().time()
+        facts.hub_answer = None
         self.adjust_credit()
         for cursor in self._plain:
             cursor.wake()
@@ -372,116 +289,40 @@ class PartitionFeed(Generic[_T]):
             assert self._budget is not None
             self._is_refusing = True
             self._credit.refused(refused)
-            self.reopen(FeedFullError(self._spec.partition_id, self._budget.max_bytes, refused))
+            self.reopen(FeedFullError(self._kept.spec.partition_id, self._budget.max_bytes, refused))
         return batch[:count]
 
     def detached(self, error: EventPumpError) -> None:
         """Called when the link ended."""
-        if self._link_error is not None:
-            resolve(self._link_error, error)
+        self._kept.detached(error)
 
-    # ------------------------------------------------------------------------------------------------- the link
+    # ------------------------------------------------------------------------------------------ called by KeptLink
 
-    async def _keep_link(self) -> None:
-        # Not `retrying`: an attempt that succeeds lasts until its link ends, and whether that counts as another failure
-        # in a row, or as one at all, depends on how long the link lived and what was received.
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while True:
-            self._link_error = loop.create_future()
-            opened_at, newest = loop.time(), self.newest
-            self._is_opened = self._is_attaching = False
-            try:
-                await self._use_link(self._link_error)
-            except EventPumpError as error:
-                if self._is_attaching:
-                    self._attempted(error)
-                has_lived = not self._is_attaching and loop.time() - opened_at > self._retry.max_delay
-                if self.newest is not newest or has_lived:
-                    self._backoff.reset()
-                if self._is_parked or not isinstance(error, ServiceError) or self._is_final(error):
-                    self._end(error)
-                    return
-                delay = self._delay_after(error)
-                if self._is_too_late(loop.time() - began + delay):
-                    self._end(error)
-                    return
-                if self._is_reported(error, loop.time()) and self._on_trouble is not None:
-                    self._on_trouble(error, delay)
-                else:
-                    self._log_retry(error, delay)
-            await asyncio.sleep(delay)
-
-    def _log_retry(self, error: ServiceError, delay: float) -> None:
-        spec, attempt = self._spec, self._backoff.failures
-        fields = {"hub": spec.hub, "consumer_group": spec.consumer_group, "partition_id": spec.partition_id}
-        log_retry(_log, f"receiving partition {spec.partition_id}", error, delay=delay, attempt=attempt, **fields)
-
-    def _is_final(self, error: ServiceError) -> bool:
-        """Return whether to give up. A hub that was deleted while a link was open may have been recreated."""
-        if isinstance(error, FeedFullError):
-            return False
-        if error.recovery is not Recovery.RECONNECT and is_used_up(self._retry, self._backoff.failures):
-            return True
-        was_deleted = self._is_opened and isinstance(error, EntityNotFoundError)
-        return error.recovery is Recovery.GIVE_UP and not (was_deleted and self._locate is not None)
-
-    def _delay_after(self, error: ServiceError) -> float:
-        """Return the seconds until the link is opened again."""
-        if error.recovery is Recovery.RECONNECT or isinstance(error, FeedFullError):
-            # The transport does the waiting; this only keeps many feeds from opening links in the same instant.
-            return self._rng.uniform(0, self._retry.base_delay)
-        return self._backoff.next(self._rng, at_least=least_delay(error))
-
-    def _is_reported(self, error: ServiceError, now: float) -> bool:
-        """Return whether to report a failure: during an outage, ever fewer of them; otherwise each."""
-        if error.recovery is not Recovery.RECONNECT:
-            return True
-        if now < self._quiet_until:
-            return False
-        self._quiet_until = now + self._report_backoff.next(self._rng)
-        return True
-
-    def _is_too_late(self, elapsed: float) -> bool:
-        return not self._was_attached and self._startup_timeout is not None and elapsed >= self._startup_timeout
-
-    async def _open_link(self) -> ReceiveLink:
-        position = self.position
-        if self._locate is not None and (located := await self._locate(position)) != position:
-            self._spec = replace(self._spec, position=located)
-            self.newest = None
-        self._is_attaching = True
+    def link_opening(self) -> None:
+        """Accept messages again, of the link that follows."""
         self._is_refusing = False
-        return await self._transport.open_receive_link(replace(self._spec, position=self.position), self)
 
-    async def _use_link(self, ended: asyncio.Future[EventPumpError]) -> NoReturn:
-        """Open the link, and raise the error with which it ends."""
-        link = await within_try(self._open_link, self._retry.try_timeout)
-        self._is_attaching = False
-        try:
-            self._link = link
-            self._was_attached = self._is_opened = True
-            self.links += 1
-            self.first = None
-            self.quiet_since = asyncio.get_running_loop().time()
-            self._attempted(None)
-            self._report_backoff.reset()
-            self._quiet_until = float("-inf")
-            self._credit.link_opened(link.max_message_size)
-            if self._on_attached is not None:
-                self._on_attached()
-            self.adjust_credit()
-            raise await ended
-        finally:
-            self._link = None
-            self._credit.link_ended()
-            if self.account is not None:
-                self.account.expects(0)
-            is_given_up, self._is_given_up = self._is_given_up, False
-            if is_given_up or not ended.done() or ended.cancelled():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CLOSE_TIMEOUT):
-                        await link.aclose()
+    def link_attached(self, link: ReceiveLink) -> None:
+        """Give the link its credit."""
+        self._credit.link_opened(link.max_message_size)
+        if self._on_attached is not None:
+            self._on_attached()
+        self.adjust_credit()
+
+    def link_closed(self) -> None:
+        """Expect nothing more of what the link had credit for."""
+        self._credit.link_ended()
+        if self.account is not None:
+            self.account.expects(0)
+
+    def link_ended(self, error: Exception) -> None:
+        """End with an error. What is in the cache can still be taken."""
+        if self.error is None:
+            self.error = error
+        for cursor in self._cursors:
+            cursor.wake()
+
+    # -------------------------------------------------------------------------------------------------- the credit
 
     def adjust_credit(self) -> None:
         """Let the service send what there is room for. Called when messages were received, taken or given up."""
@@ -502,7 +343,7 @@ class PartitionFeed(Generic[_T]):
             self._settle()
 
     def _grant(self) -> None:
-        link, account, cache = self._link, self.account, self._cache
+        link, account, cache = self._kept.link, self.account, self._cache
         if len(self._cursors) > 1:
             # Not when a cursor has read: nothing changes by that until the last of them has.
             free = self._free_bytes
@@ -511,7 +352,7 @@ class PartitionFeed(Generic[_T]):
             self.is_filling = cache.count > self._free_events or cache.size > free
         else:
             self.is_filling = False
-        if link is None or self._is_stopped:
+        if link is None or self.is_stopped:
             return
         if account is None or self._budget is None or self._budget.is_ample:
             credit = self._credit.grant(cache.count, cache.size)
@@ -529,22 +370,6 @@ class PartitionFeed(Generic[_T]):
         assert self._budget is not None
         for account in self._budget.settle():
             account.adjust()
-
-    def _end(self, error: Exception) -> None:
-        if self.error is None:
-            self.error = error
-            if self._on_trouble is not None:
-                self._on_trouble(error, None)
-        self._attempted(error)
-        for cursor in self._cursors:
-            cursor.wake()
-
-    def _keeper_failed(self, _: str, error: BaseException) -> None:
-        self._end(error if isinstance(error, Exception) else RuntimeError(f"the feed's task ended: {error!r}"))
-
-    def _attempted(self, error: Exception | None) -> None:
-        if self._reopening is not None:
-            resolve(self._reopening, error)
 
     def forget(self, cursor: FeedCursor[_T]) -> None:
         """Receive for the other cursors only."""

@@ -6,19 +6,22 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.link.feed import FeedCursor, FeedStream, PartitionFeed
+from eventpump.consumer.link.kept_link import LinkFacts
 from eventpump.consumer.link.position_search import FIRST_EVENT_TIME
 from eventpump.consumer.record.starts import Beginning
 from eventpump.core.sharing import Held, LinkState, Pressure
-from eventpump.core.silence import HubAnswer
 from eventpump.core.starts import first_number
 from eventpump.core.streams import Selection, StreamCursor
 from eventpump.errors import EventError, ServiceError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties
+
+_NO_FACTS: Final = LinkFacts()
+"""What is known where nothing receives."""
 
 
 class SharedLink(Protocol):
@@ -159,19 +162,9 @@ class MemberFeed:
         return self._feed is not None and self._feed.is_silent and not self.available
 
     @property
-    def newest(self) -> bytes | None:
-        """The last message received over the link, whether it was taken here or not."""
-        return None if self._feed is None else self._feed.newest
-
-    @property
-    def received_at(self) -> float:
-        """When that message came; on the loop's clock."""
-        return -float("inf") if self._feed is None else self._feed.received_at
-
-    @property
-    def hub_answer(self) -> HubAnswer | None:
-        """What management said since then, where it was asked."""
-        return None if self._feed is None else self._feed.hub_answer
+    def facts(self) -> LinkFacts:
+        """What is known of the link, and of what was received over it, whether it was taken here or not."""
+        return _NO_FACTS if self._feed is None else self._feed.facts
 
     def take(self, limit: int) -> Sequence[ReceivedEvent]:
         """Take what is there, at most `limit` events; empty where nothing is. What was taken before is processed."""

@@ -334,9 +334,9 @@ class SharedPartition:
     def _head(self) -> int | None:
         """The sequence number of the next event that the shared link receives; None if it is not known."""
         feed = self._feed
-        if feed is None or (feed.newest is None and self._chosen is not None):
+        if feed is None or (feed.facts.newest is None and self._chosen is not None):
             return None if self._chosen is None else self._chosen.number
-        return feed.next_number
+        return feed.facts.next_number
 
     def _placement(self, member: MemberFeed) -> Placement:
         """Return what a member that joins needs, in the state of the link and of the others now."""
@@ -468,7 +468,8 @@ class SharedPartition:
             self._ledger.closed()
             for member in self._own.values():
                 member.unpin()
-            if chosen in members and len(members) > 1 and isinstance(error, RequestRefusedError) and not feed.links:
+            is_position_refused = isinstance(error, RequestRefusedError) and not feed.facts.links
+            if chosen in members and len(members) > 1 and is_position_refused:
                 # It was that one's position that was refused: the others go on without it.
                 assert chosen is not None
                 self.leave(chosen)

@@ -99,17 +99,17 @@ class SilenceWatch:
         watched = self._watched.get(feed)
         if watched is None:
             watched = self._watched[feed] = _Watched(Patience(self.max_silence))
-        if feed.batches != watched.batches:
-            watched.batches = feed.batches
+        if feed.facts.batches != watched.batches:
+            watched.batches = feed.facts.batches
             watched.patience.helped()
-            if watched.withheld is not None and feed.first is not None:
-                if ReceivedEvent(feed.first).sequence_number <= watched.withheld:
+            if watched.withheld is not None and feed.facts.first is not None:
+                if ReceivedEvent(feed.facts.first).sequence_number <= watched.withheld:
                     self._peer.drop_helped()
                 watched.withheld = None
         now = asyncio.get_running_loop().time()
         # A bit less: a wait of this length began a little before the link was attached, or before the last check.
         enough = watched.patience.seconds * _ENOUGH
-        is_due = now >= watched.next_at and now - feed.quiet_since >= enough
+        is_due = now >= watched.next_at and now - feed.facts.quiet_since >= enough
         if watched.check is None and is_due and feed.is_silent:
             watched.next_at = now + enough
             check = self._check(feed, partition_id, watched, on_silent)
@@ -179,9 +179,9 @@ class SilenceWatch:
         on_silent: Callable[[SilentLink], None],
     ) -> None:
         self._peer.dropped(asyncio.get_running_loop().time(), was_mute=not check.is_ahead)
-        if check.is_ahead and feed.hub_answer is not None:
+        if check.is_ahead and feed.facts.hub_answer is not None:
             watched.patience.tried()
-            watched.withheld = feed.hub_answer.last
+            watched.withheld = feed.facts.hub_answer.last
         judged = self._judged(feed, check)
         on_silent(judged)
         link.drop_connection(f"links over it are silent: {judged.evidence}")
@@ -201,21 +201,21 @@ class SilenceWatch:
         if _mark(feed) != seen:
             return None
         ahead = is_ahead(
-            received=None if feed.newest is None else ReceivedEvent(feed.newest).sequence_number,
+            received=None if feed.facts.newest is None else ReceivedEvent(feed.facts.newest).sequence_number,
             position=feed.position,
             last=found.last_enqueued_sequence_number,
             last_offset=found.last_enqueued_offset,
             last_time=found.last_enqueued_time.timestamp(),
             is_empty=found.is_empty,
         )
-        feed.hub_answer = HubAnswer(now, found.last_enqueued_sequence_number, ahead)
+        feed.facts.hub_answer = HubAnswer(now, found.last_enqueued_sequence_number, ahead)
         return ahead
 
     @staticmethod
     def _judged(feed: PartitionFeed[Any], check: SilenceCheck) -> SilentLink:
-        silent_for = asyncio.get_running_loop().time() - feed.quiet_since
-        if check.is_ahead and feed.hub_answer is not None:
-            evidence = f"the hub holds events up to sequence number {feed.hub_answer.last}"
+        silent_for = asyncio.get_running_loop().time() - feed.facts.quiet_since
+        if check.is_ahead and feed.facts.hub_answer is not None:
+            evidence = f"the hub holds events up to sequence number {feed.facts.hub_answer.last}"
         elif feed.link is None:
             evidence = "a link in its place was not attached in time"
         else:
@@ -225,7 +225,7 @@ class SilenceWatch:
 
 def _mark(feed: PartitionFeed[Any]) -> tuple[int, int]:
     """Return a value that changes when a feed receives messages, or has another link."""
-    return feed.links, feed.batches
+    return feed.facts.links, feed.facts.batches
 
 
 def _is_attached(error: Exception | None) -> bool | None:

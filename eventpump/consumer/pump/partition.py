@@ -211,14 +211,14 @@ class OpenPartition:
             last_enqueued: Returns the sequence number of the newest event, as the last one received gives it.
             max_silence: Seconds; a link that was silent for longer says nothing about the newest event.
         """
-        feed, now = self.feed, asyncio.get_running_loop().time()
+        feed, facts, now = self.feed, self.feed.facts, asyncio.get_running_loop().time()
         # Not the context's last event: it may be of a hub that was created again since.
         return lag(
             delivered=self.position,
-            stated=None if feed.newest is None else last_enqueued(),
-            answer=feed.hub_answer,
+            stated=None if facts.newest is None else last_enqueued(),
+            answer=facts.hub_answer,
             is_attached=feed.is_attached,
-            silent_for=now - feed.received_at if feed.is_silent else None,
+            silent_for=now - facts.received_at if feed.is_silent else None,
             now=now,
             patience=max_silence,
         )

@@ -85,7 +85,7 @@ class PartitionPump:
             self.subscription,
             checkpoint=self._checkpoint,
             seek=self._seek_by_processor,
-            newest=lambda: None if self._partition is None else self._partition.feed.newest,
+            newest=lambda: None if self._partition is None else self._partition.feed.facts.newest,
             lag=lambda: self._reading.lag(lambda: self.context.last_sequence_number),
         )
         failing = self._failing = FailureHandling(ownership, runner, context)

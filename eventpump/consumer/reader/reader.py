@@ -132,7 +132,7 @@ class PartitionReader:
     @property
     def last_enqueued(self) -> LastEnqueued | None:
         """The partition's newest event, as named by the last event received. None without `track_last_enqueued`."""
-        newest = None if self._feed is None else self._feed.newest
+        newest = None if self._feed is None else self._feed.facts.newest
         return None if newest is None else ReceivedEvent(newest).last_enqueued
 
     async def __aenter__(self) -> Self:
@@ -311,7 +311,7 @@ class PartitionReader:
             DEFAULT_SUBSCRIPTION,
             checkpoint=checkpoint,
             seek=seek,
-            newest=lambda: None if self._feed is None else self._feed.newest,
+            newest=lambda: None if self._feed is None else self._feed.facts.newest,
             lag=lag,
         )
         return context
@@ -384,7 +384,7 @@ class PartitionReader:
             return False
         if self._watch is None:
             self._watch = RangeWatch(self._ask, self._has_nothing_left, self._wake)
-        if not self._watch.is_over(feed.newest):
+        if not self._watch.is_over(feed.facts.newest):
             return False
         self._is_at_end = True
         self._stop()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.host.host import PartitionHost
-from eventpump.consumer.link.feed import LARGE, FeedFullError, PartitionFeed, as_received
+from eventpump.consumer.link.feed import LARGE, PartitionFeed, as_received
+from eventpump.consumer.link.kept_link import FeedFullError
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import ConnectionLostError
@@ -250,10 +251,10 @@ async def test_what_is_kept_for_its_place_has_no_body() -> None:
         assert shared is not None
         assert shared._feed is not None
         feed = shared._feed
-        assert feed.newest is not None
-        assert feed.first is not None
-        assert max(len(feed.newest), len(feed.first)) < LARGE
-        assert [ReceivedEvent(each).sequence_number for each in (feed.first, feed.newest)] == [0, 1]
-        last = ReceivedEvent(feed.newest).last_enqueued
+        assert feed.facts.newest is not None
+        assert feed.facts.first is not None
+        assert max(len(feed.facts.newest), len(feed.facts.first)) < LARGE
+        assert [ReceivedEvent(each).sequence_number for each in (feed.facts.first, feed.facts.newest)] == [0, 1]
+        last = ReceivedEvent(feed.facts.newest).last_enqueued
         assert last is not None
         assert last.sequence_number == 1

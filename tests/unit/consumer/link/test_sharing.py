@@ -396,7 +396,7 @@ async def test_own_link_that_ends_before_it_has_caught_up_leaves_no_gap() -> Non
         assert late.is_pinned
         assert late.has_own_link
         assert late.feed is not None
-        late.feed._end(ConsumerDisconnectedError("another reader has the group"))
+        late.feed.fail(ConsumerDisconnectedError("another reader has the group"))
         world.hub.publish("0", count=10)
         seen: list[int] = []
         for _ in range(50):
