@@ -88,6 +88,7 @@ _COVERED_BY = {
     "consumer/pump/pump.py": "unit/consumer/host/test_host.py unit/consumer/calls/test_handler_timeout.py",
     "consumer/pump/reading.py": "unit/consumer/record/test_starts.py unit/consumer/pump/test_begun_anew.py",
     "consumer/pump/requests.py": "unit/consumer/pump/test_rewind.py",
+    "consumer/host/renewals.py": "unit/consumer/host/test_manager.py",
     "consumer/host/startup.py": "unit/consumer/host/test_refusals.py unit/consumer/host/test_host.py",
     "consumer/pump/steps.py": "unit/app/test_handlers.py",
     "consumer/pump/ownership.py": "unit/consumer/pump/test_escapes.py unit/consumer/host/test_manager.py",

@@ -15,6 +15,7 @@ from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.host.commands import drain_all, in_order, replay_all, seek_all
 from eventpump.consumer.host.owned import OwnedPartition, OwnerCalls, PartitionStatus
 from eventpump.consumer.host.planning import LeasePlanner
+from eventpump.consumer.host.renewals import RenewalTimes
 from eventpump.consumer.host.startup import HostOpening
 from eventpump.consumer.host.unserved import UnservedSubscriptions
 from eventpump.consumer.link.silence import SilenceWatch
@@ -28,7 +29,6 @@ from eventpump.core.backoff import Backoff
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.core.pump_state import CloseReason
-from eventpump.core.schedule import Schedule
 from eventpump.core.startup import HostStart
 from eventpump.errors import (
     ConfigurationError,
@@ -70,12 +70,22 @@ RELEASE_TIME = 1.0
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """Whether and why the manager ends."""
+class _End:
+    """Whether, why and by when the manager ends.
+
+    Attributes:
+        wake: Set when the end begins.
+        hurry: Set when it has to be over earlier than before.
+        is_stopping: Whether `stop` was called.
+        failure: The error that ends the host, if there is one.
+        close_by: When closing has to be over, by the host's clock.
+    """
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopping: bool = False
     failure: EventPumpError | None = None
+    close_by: float = math.inf
 
 
 class PartitionManager:
@@ -118,23 +128,18 @@ class PartitionManager:
         self._known: set[str] = set()
         self._chores = TaskSet(self._unexpected)
         self._renewals = TaskSet(self._unexpected)
-        self._renewals_due = Schedule()
-        self._renewal_timer: asyncio.TimerHandle | None = None
+        self._renewals_due = RenewalTimes(self._clock, lambda due: self._renew(self._partitions[due]))
         # When calls of the store began to fail that have not succeeded since, by operation and partition.
         self._store_troubles: dict[tuple[str, str | None], float] = {}
-        self._renews = True
         self._takings = TaskSet(self._unexpected)
         self._pumps = TaskSet(self._unexpected)
         self._silence = SilenceWatch(
             services.directory, self._settings.hub, self._settings.max_wait_time, self._unexpected
         )
-        self._end = _Outcome()
-        self._close_by = math.inf
-        self._hurry = asyncio.Event()
-        self._is_listing = False
-        self._is_listing_subscriptions = False
+        self._end = _End()
+        # Operations of which one begins in each interval, and that are not begun while the last one runs.
+        self._under_way: set[str] = set()
         self._is_running_partitions = False
-        self._is_discovering = False
         self._start_of_host = HostStart(math.inf)
         self._withheld: list[PartitionFailed] = []
 
@@ -182,17 +187,17 @@ class PartitionManager:
         Args:
             within: Seconds that closing may take.
         """
-        self._close_by = min(self._close_by, self._clock.monotonic() + within)
+        self._end.close_by = min(self._end.close_by, self._clock.monotonic() + within)
         self._end.is_stopping = True
         self._end.wake.set()
-        self._hurry.set()
+        self._end.hurry.set()
         for pump in self._all_pumps():
             pump.stop(CloseReason.SHUTDOWN, within)
 
     @property
     def remaining(self) -> float:
         """The seconds left for closing; infinite before `stop`."""
-        return self._close_by - self._clock.monotonic()
+        return self._end.close_by - self._clock.monotonic()
 
     def _all_pumps(self) -> list[PartitionPump]:
         return [pump for partition in self._partitions.values() for pump in partition.pumps.values()]
@@ -225,9 +230,9 @@ class PartitionManager:
 
     async def _discover_once(self) -> None:
         """Find new partitions, and a hub that was recreated, unless the last attempt has not ended."""
-        if self._is_discovering:
+        if "discovery" in self._under_way:
             return
-        self._is_discovering = True
+        self._under_way.add("discovery")
         try:
             try:
                 properties = await self._services.directory.get_hub_properties(self._settings.hub)
@@ -245,7 +250,7 @@ class PartitionManager:
                 self._found(new)
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
         finally:
-            self._is_discovering = False
+            self._under_way.discard("discovery")
 
     def _found(self, partition_ids: tuple[str, ...]) -> None:
         self._known.update(partition_ids)
@@ -253,13 +258,13 @@ class PartitionManager:
 
     async def _balance_once(self) -> None:
         """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
-        if self._is_listing or not self._subscriptions.runnable:
+        if "listing" in self._under_way or not self._subscriptions.runnable:
             return
-        self._is_listing = True
+        self._under_way.add("listing")
         try:
             snapshots = await self._stored("list leases", None, self._store.list_leases())
         finally:
-            self._is_listing = False
+            self._under_way.discard("listing")
         if isinstance(snapshots, _Failed) or self._is_ending:
             return
         now = self._clock.monotonic()
@@ -325,15 +330,15 @@ class PartitionManager:
 
     async def _list_subscriptions_once(self) -> None:
         """Find out which subscriptions there are, unless the last listing has not ended."""
-        if self._is_listing_subscriptions:
+        if "subscriptions" in self._under_way:
             return
-        self._is_listing_subscriptions = True
+        self._under_way.add("subscriptions")
         try:
             if await self._stored("list subscriptions", None, self._subscriptions.refresh()) is not _FAILED:
                 self._run_subscriptions()
                 await self._unserved.report([partition.partition_id for partition in self._owned])
         finally:
-            self._is_listing_subscriptions = False
+            self._under_way.discard("subscriptions")
 
     def _run_subscriptions(self) -> None:
         """Start the pumps that are missing, and stop those whose subscription was ended or recreated."""
@@ -447,26 +452,6 @@ class PartitionManager:
         asked = lease.expires_at - self._store.lease_duration
         wait = self._renew_interval * (1 - jitter * self._services.rng.random())
         self._renewals_due.set(partition.partition_id, asked + wait)
-        self._set_renewal_timer()
-
-    def _set_renewal_timer(self) -> None:
-        if self._renewal_timer is not None:
-            self._renewal_timer.cancel()
-            self._renewal_timer = None
-        first = self._renewals_due.first
-        if first is not None and self._renews:
-            delay = max(0.0, first - self._clock.monotonic())
-            self._renewal_timer = asyncio.get_running_loop().call_later(delay, self._renew_due)
-
-    def _renew_due(self) -> None:
-        self._renewal_timer = None
-        for partition_id in self._renewals_due.take(self._clock.monotonic()):
-            self._renew(self._partitions[partition_id])
-        self._set_renewal_timer()
-
-    def _renew_no_more(self) -> None:
-        self._renews = False
-        self._set_renewal_timer()
 
     def _renew(self, partition: OwnedPartition) -> None:
         if not partition.is_renewing:
@@ -541,7 +526,7 @@ class PartitionManager:
         if self._clock.monotonic() >= lease.expires_at:
             return
         # Only while the host closes is there a limit to the time that a release waits for its turn.
-        remaining = self._close_by - self._clock.monotonic()
+        remaining = self._end.close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
         if await self._stored("release", partition.partition_id, self._store.release_lease(lease), timeout) is True:
             self._report(LeaseReleased(self._services.owner_id, partition.partition_id, lease.epoch))
@@ -657,20 +642,20 @@ class PartitionManager:
 
     async def _close(self) -> None:
         """Stop every pump and release every lease, within the time to close."""
-        if self._close_by == math.inf:
-            self._close_by = self._clock.monotonic() + self._settings.close_timeout
+        if self._end.close_by == math.inf:
+            self._end.close_by = self._clock.monotonic() + self._settings.close_timeout
         self._store.take_no_more()
         for pump in self._all_pumps():
-            pump.stop(CloseReason.SHUTDOWN, max(0.0, self._close_by - self._clock.monotonic()))
+            pump.stop(CloseReason.SHUTDOWN, max(0.0, self._end.close_by - self._clock.monotonic()))
         await self._chores.cancel(RELEASE_TIME)
         await self._silence.aclose()
         await self._wait_for_pumps()
-        self._renew_no_more()
+        self._renewals_due.stop()
         await self._renewals.cancel(RELEASE_TIME)
         for partition in self._partitions.values():
             if partition.lease is not None:
                 self._release_later(partition)
-        await self._takings.wait(max(RELEASE_TIME, self._close_by - self._clock.monotonic()))
+        await self._takings.wait(max(RELEASE_TIME, self._end.close_by - self._clock.monotonic()))
         await self._takings.cancel(RELEASE_TIME)
         for pump in self._all_pumps():
             pump.abandon()
@@ -682,10 +667,10 @@ class PartitionManager:
     async def _wait_for_pumps(self) -> None:
         """Wait until the pumps have ended or the time is over, which a second call of `stop` can shorten."""
         # Renewals continue meanwhile, so that a slow handler does not lose its lease.
-        while len(self._pumps) and (remaining := self._close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
-            self._hurry.clear()
+        while len(self._pumps) and (remaining := self._end.close_by + RELEASE_TIME - self._clock.monotonic()) > 0:
+            self._end.hurry.clear()
             with suppress(StoppedError):
-                await self._chores.unless(self._hurry, self._pumps.wait(remaining), "eventpump closing")
+                await self._chores.unless(self._end.hurry, self._pumps.wait(remaining), "eventpump closing")
         await self._chores.wait(RELEASE_TIME)
 
     # ------------------------------------------------------------------------------------------------- helpers

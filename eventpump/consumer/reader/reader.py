@@ -9,6 +9,7 @@ import random
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
 from types import TracebackType
@@ -41,6 +42,19 @@ ASK_TIME = 1.0
 """Seconds by which a read may exceed its time to find out whether missing events are lost."""
 
 _log = logging.getLogger("eventpump.consumer")
+
+
+@dataclass(slots=True)
+class _Retained:
+    """What the partition's properties have shown of the range that is read.
+
+    Attributes:
+        first: The sequence number of the first event that the hub still holds, or may hold.
+        is_end_passed: Whether an event after the end of the range was enqueued; of ends that are times.
+    """
+
+    first: int = 0
+    is_end_passed: bool = False
 
 
 @answers(READER)
@@ -82,9 +96,8 @@ class PartitionReader:
         self._feed: PartitionFeed[bytes] | None = None
         self._cursor: FeedCursor[bytes] | None = None
         self._silence: SilenceWatch | None = None
-        self._kept_from = 0
         self._watch: RangeWatch | None = None
-        self._is_end_passed = False
+        self._retained = _Retained()
         self._is_closed = False
         self._home = HomeLoop(type(self).__name__)
         self._end = settings.end
@@ -397,7 +410,7 @@ class PartitionReader:
         Raises:
             DataLossError: `on_data_loss` is "fail".
         """
-        expected, kept_from, end = self._numbers.expected, self._kept_from, self._end
+        expected, kept_from, end = self._numbers.expected, self._retained.first, self._end
         assert end is not None
         if expected is None or expected >= kept_from:
             # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
@@ -428,15 +441,15 @@ class PartitionReader:
         """Return whether a partition holds no event of the range, and new events will lie beyond its end."""
         end, newest = self._end, properties.last_enqueued_sequence_number
         assert end is not None
-        self._kept_from = retained_from(properties)
+        self._retained.first = retained_from(properties)
         if end.sequence_number is not None:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1
             return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
         assert end.enqueued_time is not None
         # The properties of a partition that was emptied may lack the time of its newest event.
         if properties.is_empty:
-            return self._is_end_passed
-        self._is_end_passed = properties.last_enqueued_time > end.enqueued_time
+            return self._retained.is_end_passed
+        self._retained.is_end_passed = properties.last_enqueued_time > end.enqueued_time
         return False
 
     async def aclose(self) -> None:
@@ -598,7 +611,7 @@ class PartitionReader:
             self._is_at_end = properties.is_empty
         self._end = end
         if end.enqueued_time is not None:
-            self._is_end_passed = not properties.is_empty and properties.last_enqueued_time > end.enqueued_time
+            self._retained.is_end_passed = not properties.is_empty and properties.last_enqueued_time > end.enqueued_time
         start = self._settings.position
         if end.sequence_number is not None:
             last = end.sequence_number if end.inclusive else end.sequence_number - 1
