@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,13 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic.alias_generators import to_camel
 
 from eventpump.core.backoff import UNLIMITED, RetryPolicy
 from eventpump.errors import ConfigurationError
 from eventpump.options.base import HubName, RetryOptions, Seconds, SettingsModel, completed_by
 from eventpump.options.callables import call_by_import_name, check_import_name
-from eventpump.options.connection import ConnectionSettings, TransportType, connection_settings
+from eventpump.options.connection import ConnectionFields, ConnectionSettings, NetworkOptions, connection_settings
 from eventpump.options.connection_string import ConnectionString
 from eventpump.options.credentials import SharedKey
 
@@ -27,30 +29,6 @@ RETRY_TIMEOUT: Final = 120.0
 """Seconds for which an outage of the service is waited for by default, as long as Kafka's producer tries to deliver
 (`delivery.timeout.ms`)."""
 
-CONNECTION_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "connectionString": "connection_string",
-        "fullyQualifiedNamespace": "fully_qualified_namespace",
-        "credential": "credential",
-        "hub": "hub",
-        "customEndpointAddress": "custom_endpoint_address",
-        "transportType": "transport_type",
-        "proxy": "proxy",
-        "trustEnv": "trust_env",
-        "caFile": "ca_file",
-        "clientCertFile": "client_cert_file",
-        "clientKeyFile": "client_key_file",
-        "clientKeyPassword": "client_key_password",
-        "authTimeout": "auth_timeout",
-        "sasLifetime": "sas_lifetime",
-        "operationTimeout": "operation_timeout",
-        "idleTimeout": "idle_timeout",
-        "retry": "retry",
-    }
-)
-"""The Spark options of a connection, not case-sensitive, and the fields they set."""
-
-_FIELDS: Final = {option.lower(): (option, field) for option, field in CONNECTION_OPTIONS.items()}
 _ANY_KEY: Final = SharedKey("name", SecretStr("key"))
 _TIMEDELTA: Final = TypeAdapter(timedelta)
 
@@ -75,6 +53,12 @@ def _duration(value: object) -> object:
     return seconds(value) if isinstance(value, str) else value
 
 
+def _path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+_File = Annotated[str | None, BeforeValidator(_path)]
+
 Duration = Annotated[Seconds, BeforeValidator(_duration)]
 """Seconds, in a Spark option also as ISO 8601."""
 
@@ -95,7 +79,53 @@ def _retry(value: object) -> object:
     return {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): each for name, each in fields.items()}
 
 
-class SparkConnection(SettingsModel):
+def option_names(model: type[SettingsModel]) -> Mapping[str, str]:
+    """Return the Spark options of a model's fields, in camel case, and the fields that they set."""
+    return MappingProxyType({to_camel(field): field for field in model.model_fields if field != "connection"})
+
+
+def split_fields(options: Mapping[str, str], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split Spark's options into those of a model and the others.
+
+    Names are not case-sensitive, and may have the connector's prefix.
+
+    Args:
+        options: As they were given.
+        known: The options of the model, as `option_names` returns them.
+
+    Returns:
+        The values of the model's fields, and the other options unchanged.
+
+    Raises:
+        ConfigurationError: An option is given twice, with different values.
+    """
+    by_lower = {option.lower(): option for option in known}
+    values: dict[str, Any] = {}
+    rest: dict[str, str] = {}
+    for name, value in options.items():
+        option = by_lower.get(name.lower().removeprefix(CONNECTOR_PREFIX))
+        if option is None:
+            rest[name] = value
+        elif values.setdefault(known[option], value) != value:
+            raise ConfigurationError(option, "is given twice, with different values")
+    return values, rest
+
+
+def in_camel_case(error: ConfigurationError, known: Mapping[str, str]) -> ConfigurationError:
+    """Return the error about a model's field as one about the option that sets it."""
+    field = error.field.split(".", 1)[0]
+    option = next((option for option, each in known.items() if each == field), error.field)
+    return ConfigurationError(option, error.problem)
+
+
+class SparkConnectionOptions(NetworkOptions, total=False):
+    """Keyword arguments for the connection; see :class:`SparkConnection`."""
+
+    fully_qualified_namespace: str
+    credential: str
+
+
+class SparkConnection(ConnectionFields):
     """How to reach one hub, as plain values: hashable, picklable, and without secrets in its repr.
 
     It holds the user's values; `settings` creates the connection settings from them. The secrets are only in its
@@ -130,18 +160,17 @@ class SparkConnection(SettingsModel):
     fully_qualified_namespace: str | None = None
     credential: str | None = None
     custom_endpoint_address: str | None = None
-    transport_type: TransportType = "tcp"
     proxy: SecretStr | None = None
     trust_env: bool = False
-    ca_file: str | None = None
-    client_cert_file: str | None = None
-    client_key_file: str | None = None
+    ca_file: _File = None
+    client_cert_file: _File = None
+    client_key_file: _File = None
     client_key_password: SecretStr | None = None
-    auth_timeout: Duration = 60.0
-    operation_timeout: Duration = 60.0
-    sas_lifetime: Annotated[float, BeforeValidator(_duration)] = Field(default=3600.0, ge=2, le=86_400)
-    idle_timeout: Duration = 60.0
     retry: Annotated[RetryOptions | None, completed_by(_PATIENT), BeforeValidator(_retry)] = None
+
+    _in_iso_8601 = field_validator("auth_timeout", "operation_timeout", "sas_lifetime", "idle_timeout", mode="before")(
+        _duration
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -174,9 +203,7 @@ class SparkConnection(SettingsModel):
 
     @classmethod
     def split_options(cls, options: Mapping[str, str]) -> tuple[SparkConnection, dict[str, str]]:
-        """Split Spark's options into those of the connection and the others.
-
-        Names are not case-sensitive, and may have the connector's prefix.
+        """Split Spark's options into those of the connection and the others, as `split_fields` does.
 
         Returns:
             The connection, and the other options unchanged.
@@ -185,23 +212,11 @@ class SparkConnection(SettingsModel):
             ConfigurationError: A value is invalid, or an option is given twice; the error names the option and shows no
                 secret.
         """
-        values: dict[str, Any] = {}
-        rest: dict[str, str] = {}
-        for name, value in options.items():
-            known = _FIELDS.get(name.lower().removeprefix(CONNECTOR_PREFIX))
-            if known is None:
-                rest[name] = value
-                continue
-            option, field = known
-            if field in values and values[field] != value:
-                raise ConfigurationError(option, "is given twice, with different values")
-            values[field] = value
+        values, rest = split_fields(options, CONNECTION_OPTIONS)
         try:
-            connection = cls(**values)
+            return cls(**values), rest
         except ConfigurationError as error:
-            option = next((each for each, field in CONNECTION_OPTIONS.items() if field == error.field), error.field)
-            raise ConfigurationError(option, error.problem) from None
-        return connection, rest
+            raise in_camel_case(error, CONNECTION_OPTIONS) from None
 
     @property
     def patience(self) -> RetryPolicy:
@@ -229,14 +244,10 @@ class SparkConnection(SettingsModel):
             fully_qualified_namespace=self.fully_qualified_namespace,
             credential=credential,
             custom_endpoint_address=self.custom_endpoint_address,
-            transport_type=self.transport_type,
             proxy=self.proxy,
-            **local,
-            auth_timeout=self.auth_timeout,
-            operation_timeout=self.operation_timeout,
-            idle_timeout=self.idle_timeout,
-            sas_lifetime=self.sas_lifetime,
             retry=self.retry or RetryOptions(),
+            **{name: getattr(self, name) for name in ConnectionFields.model_fields},
+            **local,
         )
 
     def without_hub(self) -> SparkConnection:
@@ -251,3 +262,7 @@ class SparkConnection(SettingsModel):
 
 def _is_entity_path(pair: str) -> bool:
     return pair.partition("=")[0].strip().lower() == "entitypath"
+
+
+CONNECTION_OPTIONS: Final = option_names(SparkConnection)
+"""The Spark options of a connection, not case-sensitive, and the fields they set."""

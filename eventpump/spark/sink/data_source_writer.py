@@ -11,15 +11,23 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import pyarrow as pa
-from pydantic import AfterValidator, field_validator
+from pydantic import AfterValidator
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
-from eventpump.options.base import Seconds, SettingsModel, unknown_option
+from eventpump.options.base import SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
 from eventpump.spark import worker
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, SparkConnection, seconds
+from eventpump.spark.connection import (
+    CONNECTION_OPTIONS,
+    CONNECTOR_PREFIX,
+    RETRY_TIMEOUT,
+    Duration,
+    SparkConnection,
+    option_names,
+    split_fields,
+)
 from eventpump.spark.sink.at_least_once import SendTask
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import SinkRouter
@@ -41,25 +49,12 @@ class WriterOptions(SettingsModel):
 
     idempotent: bool = True
     router: SinkRouter = "hash"
-    retry_timeout: Seconds = RETRY_TIMEOUT
+    retry_timeout: Duration = RETRY_TIMEOUT
     encode: Annotated[str, AfterValidator(check_import_name)] | None = None
 
-    @field_validator("retry_timeout", mode="before")
-    @classmethod
-    def _duration(cls, value: object) -> object:
-        return seconds(value) if isinstance(value, str) else value
 
-
-WRITER_OPTIONS: Final = {
-    "idempotent": "idempotent",
-    "router": "router",
-    "retryTimeout": "retry_timeout",
-    "encode": "encode",
-}
+WRITER_OPTIONS: Final = option_names(WriterOptions)
 """The options of a writer, not case-sensitive, and the fields they set."""
-_FIELDS: Final = {option.lower(): field for option, field in WRITER_OPTIONS.items()}
-
-
 _NOT_OURS: Final = {"checkpointlocation", *(name.lower() for name in (*SOURCE_OPTIONS, *WITHOUT_EFFECT))}
 """Accepted options without effect: Spark's own, and the source's, because users of the connector share one map."""
 
@@ -70,12 +65,10 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
     Raises:
         ConfigurationError: An option is unknown, or its value is invalid.
     """
-    values: dict[str, str] = {}
-    for name, value in given.items():
+    values, rest = split_fields(given, WRITER_OPTIONS)
+    for name in rest:
         plain = name.lower().removeprefix(CONNECTOR_PREFIX)
-        if plain in _FIELDS:
-            values[_FIELDS[plain]] = value
-        elif plain not in _NOT_OURS:
+        if plain not in _NOT_OURS:
             raise unknown_option(name, (*CONNECTION_OPTIONS, *WRITER_OPTIONS), spelled=plain)
     return WriterOptions.model_validate(values)
 

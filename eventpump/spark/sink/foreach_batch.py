@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
@@ -30,9 +30,8 @@ from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs, loaded_codecs
-from eventpump.options.connection import TransportType
 from eventpump.spark import worker
-from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection
+from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection, SparkConnectionOptions
 from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
 from eventpump.spark.sink.blocks import BLOCKS_TYPE, merged_rows
@@ -256,27 +255,7 @@ class SinkSettings(SettingsModel):
         return PackingLimits(max_events=self.max_batch_events, max_bytes=self.max_batch_bytes)
 
 
-class ConnectionOptions(TypedDict, total=False):
-    """Keyword arguments for the connection; see :class:`eventpump.spark.connection.SparkConnection`."""
-
-    fully_qualified_namespace: str
-    credential: str
-    custom_endpoint_address: str
-    transport_type: TransportType
-    proxy: str
-    trust_env: bool
-    ca_file: str
-    client_cert_file: str
-    client_key_file: str
-    client_key_password: str
-    auth_timeout: float
-    sas_lifetime: float
-    operation_timeout: float
-    idle_timeout: float
-    retry: RetryOptions
-
-
-class SinkOptions(ConnectionOptions, total=False):
+class SinkOptions(SparkConnectionOptions, total=False):
     """Keyword arguments of :func:`foreach_batch_producer`; see `sink.foreach_batch.SinkSettings`."""
 
     order_by: str | Sequence[str]
@@ -898,7 +877,7 @@ def foreach_batch_producer(
         ConfigurationError: A value is invalid.
     """
     given: dict[str, Any] = {**options}
-    connection = {name: given.pop(name) for name in ConnectionOptions.__annotations__ if name in given}
+    connection = {name: given.pop(name) for name in SparkConnectionOptions.__annotations__ if name in given}
     settings = {
         "connection": SparkConnection.model_validate(
             {"connection_string": connection_string, "hub": hub, **connection}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationInfo, field_validator, model_validator
 
@@ -18,39 +18,17 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.options.base import Name, SettingsModel, unknown_option
 from eventpump.options.callables import check_import_name
-from eventpump.spark.connection import CONNECTION_OPTIONS, CONNECTOR_PREFIX, RETRY_TIMEOUT, Duration, SparkConnection
-from eventpump.spark.source.offsets import RESERVED, ReceiveOptions, TriggerLimits
-
-SOURCE_OPTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "consumerGroup": "consumer_group",
-        "watchConsumerGroup": "watch_consumer_group",
-        "partitions": "partitions",
-        "startingPosition": "starting_position",
-        "startingPositions": "starting_positions",
-        "endingPosition": "ending_position",
-        "endingPositions": "ending_positions",
-        "noMatchingPosition": "no_matching_position",
-        "maxEventsPerTrigger": "max_events_per_trigger",
-        "maxBytesPerTrigger": "max_bytes_per_trigger",
-        "minEventsPerTrigger": "min_events_per_trigger",
-        "maxTriggerDelay": "max_trigger_delay",
-        "minPartitions": "min_partitions",
-        "partitionsPerTask": "partitions_per_task",
-        "failOnDataLoss": "fail_on_data_loss",
-        "useExclusiveReceiver": "use_exclusive_receiver",
-        "receiverTimeout": "receiver_timeout",
-        "retryTimeout": "retry_timeout",
-        "prefetchCount": "prefetch_count",
-        "includeProperties": "include_properties",
-        "includePropertyTypes": "include_property_types",
-        "snapshotInterval": "snapshot_interval",
-        "rangeCacheMemory": "range_cache_memory",
-        "rangeCacheDisk": "range_cache_disk",
-        "decode": "decode",
-    }
+from eventpump.spark.connection import (
+    CONNECTION_OPTIONS,
+    CONNECTOR_PREFIX,
+    RETRY_TIMEOUT,
+    Duration,
+    SparkConnection,
+    in_camel_case,
+    option_names,
+    split_fields,
 )
-"""The source's options, not case-sensitive, and the fields they set."""
+from eventpump.spark.source.offsets import RESERVED, ReceiveOptions, TriggerLimits
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -470,28 +448,21 @@ class SourceOptions(SettingsModel):
             ConfigurationError: An option is unknown, or its value is invalid; the error shows no secret.
         """
         connection, rest = SparkConnection.split_options(options)
-        values: dict[str, Any] = {}
+        values, rest = split_fields(rest, SOURCE_OPTIONS)
         for name, value in rest.items():
             key = name.lower().removeprefix(CONNECTOR_PREFIX)
             if key in _WITHOUT_EFFECT:
                 continue
             if key in _NOT_TAKEN:
                 raise ConfigurationError(*_NOT_TAKEN[key])
-            if key == "useaadauth":
-                if value.strip().lower() != "false":
-                    raise ConfigurationError("useAadAuth", "use fullyQualifiedNamespace and credential instead")
-                continue
-            if key not in _FIELDS:
+            if key != "useaadauth":
                 raise unknown_option(name, (*SOURCE_OPTIONS, *CONNECTION_OPTIONS), spelled=key)
-            option, field = _FIELDS[key]
-            if field in values and values[field] != value:
-                raise ConfigurationError(option, "is given twice, with different values")
-            values[field] = value
+            if value.strip().lower() != "false":
+                raise ConfigurationError("useAadAuth", "use fullyQualifiedNamespace and credential instead")
         try:
             return cls(connection=connection, **values)
         except ConfigurationError as error:
-            name = error.field.split(".", 1)[0]
-            raise ConfigurationError(_SPELLING.get(name, name), error.problem) from None
+            raise in_camel_case(error, SOURCE_OPTIONS) from None
 
     def for_stream(self) -> SourceOptions:
         """Return the options with the defaults of a query.
@@ -586,8 +557,8 @@ class SourceOptions(SettingsModel):
                     )
 
 
-_FIELDS: Final = {option.lower(): (option, field) for option, field in SOURCE_OPTIONS.items()}
-_SPELLING: Final = {field: option for option, field in SOURCE_OPTIONS.items()}
+SOURCE_OPTIONS: Final = option_names(SourceOptions)
+"""The source's options, not case-sensitive, and the fields they set."""
 _WITHOUT_EFFECT: Final = {option.lower() for option in WITHOUT_EFFECT}
 _NOT_TAKEN: Final = {option.lower(): (option, problem) for option, problem in NOT_TAKEN.items()}
 

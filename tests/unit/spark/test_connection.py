@@ -16,8 +16,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.options.base import RetryOptions
 from eventpump.options.connection import ProxySettings, connection_settings
 from eventpump.options.credentials import SharedKey
-from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, seconds
-from eventpump.spark.sink.foreach_batch import ConnectionOptions
+from eventpump.spark.connection import CONNECTION_OPTIONS, SparkConnection, SparkConnectionOptions, seconds
 from tests.support.connecting import connection_string_to
 
 _STRING = connection_string_to("ns.example.net", key="TOPSECRET=")
@@ -165,7 +164,7 @@ def test_connection_has_every_option_of_the_clients(tmp_path: Path) -> None:
     assert (
         set(SparkConnection.model_fields)
         == of_clients
-        == set(ConnectionOptions.__annotations__)
+        == set(SparkConnectionOptions.__annotations__)
         | {
             "connection_string",
             "hub",
