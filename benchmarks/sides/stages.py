@@ -17,7 +17,7 @@ from benchmarks.sides.common import BODY_SIZE
 from eventpump.amqp.config import ConnectionConfig
 from eventpump.amqp.connection import Connection, Event, LinkAttached, Messages, Role, SaslRequested
 from eventpump.amqp.performatives import Source, Target
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.connection import service_config
 from eventpump.eventhubs.cloudevents import CloudEvent
@@ -405,6 +405,6 @@ async def _pump(messages: list[bytes], rounds: int, others: Callable[[], None]) 
         The seconds of CPU of each round of `WINDOW` events.
     """
     turns = _TakingTurns(rounds, others, lambda: host.stop())
-    host = PartitionHost(lambda: _CannedTransport(messages), MemoryLeaseStore(), HostSettings(hub="canned"), turns)
+    host = HubHost(lambda: _CannedTransport(messages), MemoryLeaseStore(), HostSettings(hub="canned"), turns)
     await host.run()
     return turns.costs

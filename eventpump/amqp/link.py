@@ -27,7 +27,7 @@ _TAIL_UNSETTLED_MORE = b"\x42\x41\x40\x40\x42\x42\x42"
 """A transfer's fields from `settled` on: settled, more, rcv-settle-mode, state, resume, aborted, batchable."""
 
 
-class LinkState(enum.Enum):
+class AttachState(enum.Enum):
     """Where a link is between attach and detach (2.6.3 to 2.6.6)."""
 
     ATTACH_SENT = "attach sent"
@@ -60,26 +60,26 @@ class LinkAction(enum.Enum):
     SEND_REFUSAL = "send an attach with null termini, then a detach"
 
 
-LINK_STEPS: Mapping[tuple[LinkState, LinkInput], tuple[LinkAction, LinkState]] = MappingProxyType(
+LINK_STEPS: Mapping[tuple[AttachState, LinkInput], tuple[LinkAction, AttachState]] = MappingProxyType(
     {
-        (LinkState.ATTACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.REPORT, LinkState.ATTACHED),
-        (LinkState.ATTACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, LinkState.REFUSED),
-        (LinkState.ATTACH_SENT, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
-        (LinkState.ATTACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
-        (LinkState.ATTACH_RECEIVED, LinkInput.ACCEPT): (LinkAction.SEND_ATTACH, LinkState.ATTACHED),
-        (LinkState.ATTACH_RECEIVED, LinkInput.DETACH): (LinkAction.SEND_REFUSAL, LinkState.DETACH_SENT),
-        (LinkState.ATTACH_RECEIVED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_REFUSAL, LinkState.DETACHED),
-        (LinkState.ATTACH_RECEIVED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
-        (LinkState.ATTACHED, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
-        (LinkState.ATTACHED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, LinkState.DETACHED),
-        (LinkState.ATTACHED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
-        (LinkState.REFUSED, LinkInput.DETACH): (LinkAction.SEND_DETACH, LinkState.DETACH_SENT),
-        (LinkState.REFUSED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, LinkState.DETACHED),
-        (LinkState.REFUSED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
-        (LinkState.DETACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.NOTHING, LinkState.DETACH_SENT),
-        (LinkState.DETACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, LinkState.DETACH_SENT),
-        (LinkState.DETACH_SENT, LinkInput.RECEIVE_DETACH): (LinkAction.NOTHING, LinkState.DETACHED),
-        (LinkState.DETACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, LinkState.DETACHED),
+        (AttachState.ATTACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.REPORT, AttachState.ATTACHED),
+        (AttachState.ATTACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, AttachState.REFUSED),
+        (AttachState.ATTACH_SENT, LinkInput.DETACH): (LinkAction.SEND_DETACH, AttachState.DETACH_SENT),
+        (AttachState.ATTACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
+        (AttachState.ATTACH_RECEIVED, LinkInput.ACCEPT): (LinkAction.SEND_ATTACH, AttachState.ATTACHED),
+        (AttachState.ATTACH_RECEIVED, LinkInput.DETACH): (LinkAction.SEND_REFUSAL, AttachState.DETACH_SENT),
+        (AttachState.ATTACH_RECEIVED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_REFUSAL, AttachState.DETACHED),
+        (AttachState.ATTACH_RECEIVED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
+        (AttachState.ATTACHED, LinkInput.DETACH): (LinkAction.SEND_DETACH, AttachState.DETACH_SENT),
+        (AttachState.ATTACHED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, AttachState.DETACHED),
+        (AttachState.ATTACHED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
+        (AttachState.REFUSED, LinkInput.DETACH): (LinkAction.SEND_DETACH, AttachState.DETACH_SENT),
+        (AttachState.REFUSED, LinkInput.RECEIVE_DETACH): (LinkAction.SEND_DETACH, AttachState.DETACHED),
+        (AttachState.REFUSED, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
+        (AttachState.DETACH_SENT, LinkInput.RECEIVE_ATTACH): (LinkAction.NOTHING, AttachState.DETACH_SENT),
+        (AttachState.DETACH_SENT, LinkInput.RECEIVE_REFUSAL): (LinkAction.NOTHING, AttachState.DETACH_SENT),
+        (AttachState.DETACH_SENT, LinkInput.RECEIVE_DETACH): (LinkAction.NOTHING, AttachState.DETACHED),
+        (AttachState.DETACH_SENT, LinkInput.SESSION_ENDED): (LinkAction.NOTHING, AttachState.DETACHED),
     }
 )
 """Every change of a link's state: what it does, and the state after it. Where there is no entry, nothing happens.
@@ -126,7 +126,7 @@ class Link:
         self.handle = handle
         self.is_receiver = is_receiver
         self.is_remote_initiated = is_remote_initiated
-        self.state = LinkState.ATTACH_RECEIVED if is_remote_initiated else LinkState.ATTACH_SENT
+        self.state = AttachState.ATTACH_RECEIVED if is_remote_initiated else AttachState.ATTACH_SENT
         self.remote: Attach | None = None
         self.remote_handle: int | None = None
         self.credit = 0
@@ -147,12 +147,12 @@ class Link:
     @property
     def is_attached(self) -> bool:
         """Whether messages can flow."""
-        return self.state is LinkState.ATTACHED and self.session.is_open
+        return self.state is AttachState.ATTACHED and self.session.is_open
 
     @property
     def is_live(self) -> bool:
         """Whether the peer has attached it, and neither end has detached or refused it."""
-        return self.state in (LinkState.ATTACHED, LinkState.ATTACH_RECEIVED)
+        return self.state in (AttachState.ATTACHED, AttachState.ATTACH_RECEIVED)
 
     @property
     def remote_properties(self) -> Mapping[Any, Any]:
@@ -236,7 +236,7 @@ class Link:
 
     def refuse(self, error: AmqpError) -> None:
         """Refuse the peer's attach: answer with null termini, then detach (2.6.3)."""
-        if self.state is LinkState.ATTACH_RECEIVED:
+        if self.state is AttachState.ATTACH_RECEIVED:
             self.detach(error)
 
     # ---------------------------------------------------------------------------------------- detaching
@@ -293,7 +293,7 @@ class Link:
         Raises:
             ClosedError: The link is not attached yet.
         """
-        if self.state in (LinkState.ATTACH_SENT, LinkState.ATTACH_RECEIVED):
+        if self.state in (AttachState.ATTACH_SENT, AttachState.ATTACH_RECEIVED):
             raise ClosedError(f"link {self.name}")
         if not self.is_attached:
             return
@@ -356,7 +356,7 @@ class Link:
         return (
             self.is_receiver
             and self.incoming.buffer is None
-            and self.state is LinkState.ATTACHED
+            and self.state is AttachState.ATTACHED
             and (self.allowance > 0 or not self._enforces_credit)
             and size <= self.largest_message
         )

@@ -17,7 +17,7 @@ from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.signals import handling_first_signal
 from eventpump.aio.tasks import gather, reject, resolve
-from eventpump.app.handlers import Function, Handler, Middleware, Publication, Route, RouteProcessor
+from eventpump.app.handlers import Function, Handler, Middleware, ResultDestination, RoutedFunction, RouteProcessor
 from eventpump.app.hubs import AppHubs, Changes
 from eventpump.app.results import ResultPublisher
 from eventpump.clients.consumers import EventProcessorHost
@@ -114,7 +114,7 @@ class _Subscriber:
     hub: str
     group: str
     name: str
-    route: Route
+    route: RoutedFunction
     processor: Processor
     options: dict[str, Any]
     lease_store: LeaseStores | None
@@ -190,7 +190,7 @@ class EventHubsApp:
         self._decoder = PAYLOADS if decoder is None else _checked_decoder(decoder)
         self._options: dict[str, Any] = {**options}
         self._subscribers: list[_Subscriber] = []
-        self._publications: dict[Function, list[Publication]] = {}
+        self._publications: dict[Function, list[ResultDestination]] = {}
         self._producer_options: dict[str, dict[str, Any]] = {}
         self._stopping: asyncio.Event | None = None
         self._home = HomeLoop(type(self).__name__)  # during a run
@@ -262,7 +262,7 @@ class EventHubsApp:
         def decorate(function: _F) -> _F:
             self._check_name(hub, group, name)
             handler = Handler(function, own_decoder)
-            route = Route(handler, self._publications.setdefault(function, []), self._middleware)
+            route = RoutedFunction(handler, self._publications.setdefault(function, []), self._middleware)
             processor: Processor = (
                 KeyedProcessor(route.handle_keyed, key=key, **keyed)
                 if is_keyed
@@ -309,7 +309,7 @@ class EventHubsApp:
             given: object = function
             if not inspect.iscoroutinefunction(given):
                 raise ConfigurationError("publisher", "must decorate a coroutine function: async def")
-            self._publications.setdefault(function, []).append(Publication(hub, partition_key, content_mode))
+            self._publications.setdefault(function, []).append(ResultDestination(hub, partition_key, content_mode))
             return function
 
         return decorate

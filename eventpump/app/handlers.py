@@ -43,7 +43,7 @@ class EventPublisher(Protocol):
 
 
 @dataclass(slots=True)
-class Publication:
+class ResultDestination:
     """Where a function's return values go.
 
     Attributes:
@@ -137,7 +137,7 @@ def _itself(event: ReceivedEvent) -> ReceivedEvent:
 
 
 @dataclass(slots=True)
-class Route:
+class RoutedFunction:
     """A function with where its return values go.
 
     Attributes:
@@ -147,7 +147,7 @@ class Route:
     """
 
     handler: Handler
-    publications: list[Publication] = field(default_factory=list)
+    publications: list[ResultDestination] = field(default_factory=list)
     middleware: Middleware | None = None
 
     async def handle(self, context: PartitionContext, event: ReceivedEvent) -> list[Receipt]:
@@ -182,7 +182,7 @@ class RouteProcessor(StepwiseProcessor):
         route: Handles each event.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: RoutedFunction) -> None:
         self._route = route
         self._handled: dict[ReceivedEvent, list[Receipt]] = {}
         """The events that are handled and not finished, with the receipts of what they have published."""

@@ -29,7 +29,7 @@ from eventpump.cli.streams import (
     whole_number,
 )
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import (
     ConfigurationError,
     ConsumerDisconnectedError,
@@ -199,7 +199,7 @@ class _Tail:
                 task.result()
         return 0
 
-    async def _readers(self, transport: Transport, partition_id: str | None) -> list[tuple[str, PartitionReader]]:
+    async def _readers(self, transport: Transport, partition_id: str | None) -> list[tuple[str, HubReader]]:
         if partition_id is None:
             partition_ids = (await transport.get_hub_properties(self._hub)).partition_ids
         else:
@@ -215,13 +215,13 @@ class _Tail:
                 prefetch_bytes=max(1 << 20, _CACHE // len(partition_ids)),
                 startup_timeout=_NO_LIMIT,
             )
-            reader = PartitionReader(
+            reader = HubReader(
                 lambda: transport, settings, on_loss=lambda error: complain(str(error)), owns_transport=False
             )
             readers.append((each, reader))
         return readers
 
-    async def _follow(self, partition_id: str, reader: PartitionReader) -> None:
+    async def _follow(self, partition_id: str, reader: HubReader) -> None:
         form = json_line if self._is_json else shown_line if self._output.is_terminal else plain_line
         async with reader:
             while events := await reader.read(_AT_ONCE):

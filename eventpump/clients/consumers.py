@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 
 from eventpump.clients.connection import HubConnection, split_options, takes_options
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import Processor
 from eventpump.consumer.reader import reader
 from eventpump.errors import ConfigurationError
@@ -87,7 +87,7 @@ class EventHubSource(HubSource):
 
 
 @takes_options(HostOptions, defaults_of(HostSettings))
-class EventProcessorHost(PartitionHost):
+class EventProcessorHost(HubHost):
     """Processes a hub's partitions, shared with the other hosts that use the same lease store.
 
     ::
@@ -169,7 +169,7 @@ class EventProcessorHost(PartitionHost):
 
 
 @takes_options(ReaderOptions, defaults_of(ReaderSettings))
-class PartitionReader(reader.PartitionReader):
+class PartitionReader(reader.HubReader):
     """Reads one partition without leases: from a position, to an end or forever.
 
     ::

@@ -50,7 +50,7 @@ _LONGEST = 64
 """The largest factor by which the time between two checks of a link, or two drops of a connection, grows."""
 
 
-class Step(enum.Enum):
+class SilenceStep(enum.Enum):
     """The next step of a check."""
 
     PROBE = "probe the link"
@@ -171,7 +171,7 @@ class SilenceCheck:
         self._was_ahead = False
         self._was_reopened = False
         self.is_ahead = False
-        self.step = Step.PROBE
+        self.step = SilenceStep.PROBE
 
     def probed(self, answer: bool | None) -> None:
         """Record the result of a probe.
@@ -179,13 +179,13 @@ class SilenceCheck:
         Args:
             answer: As `ReceiveLink.probe` returned it.
         """
-        assert self.step is Step.PROBE
+        assert self.step is SilenceStep.PROBE
         if answer:
             self._peer.answered()
         if answer is False and self._peer.answers_echo:
-            self.step = self._dropped() if self._was_reopened else Step.REOPEN
+            self.step = self._dropped() if self._was_reopened else SilenceStep.REOPEN
         else:
-            self.step = Step.REST if self._was_reopened else Step.ASK
+            self.step = SilenceStep.REST if self._was_reopened else SilenceStep.ASK
 
     def looked(self, is_ahead: bool | None) -> None:
         """Record management's answer.
@@ -193,15 +193,15 @@ class SilenceCheck:
         Args:
             is_ahead: Whether the hub is ahead; None if unknown.
         """
-        assert self.step is Step.ASK
+        assert self.step is SilenceStep.ASK
         if not is_ahead:
-            self.step = Step.REST
+            self.step = SilenceStep.REST
         elif not self._was_ahead:
             self._was_ahead = True
-            self.step = Step.PROBE
+            self.step = SilenceStep.PROBE
         else:
             self.is_ahead = True
-            self.step = Step.DROP if self._is_second_link and self._may_drop else Step.REOPEN
+            self.step = SilenceStep.DROP if self._is_second_link and self._may_drop else SilenceStep.REOPEN
 
     def reopened(self, is_attached: bool | None) -> None:
         """Record that the link was replaced.
@@ -209,15 +209,15 @@ class SilenceCheck:
         Args:
             is_attached: True if another is attached, False if the attach was not answered; None if it failed otherwise.
         """
-        assert self.step is Step.REOPEN
+        assert self.step is SilenceStep.REOPEN
         self._was_reopened = True
         if self.is_ahead or is_attached is None:
-            self.step = Step.REST
+            self.step = SilenceStep.REST
         else:
-            self.step = Step.PROBE if is_attached else self._dropped()
+            self.step = SilenceStep.PROBE if is_attached else self._dropped()
 
-    def _dropped(self) -> Step:
-        return Step.DROP if self._may_drop else Step.REST
+    def _dropped(self) -> SilenceStep:
+        return SilenceStep.DROP if self._may_drop else SilenceStep.REST
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Starts(Protocol):
         """By partition id, and "" for the others."""
 
 
-class Record(Starts, Protocol):
+class GroupRecord(Starts, Protocol):
     """A consumer group's record; see `eventpump.interfaces.ScopeRecord`."""
 
     @property
@@ -78,7 +78,7 @@ def start_of(record: Starts, partition_id: str) -> EventPosition:
     return EventPosition.earliest() if text is None else EventPosition.parse(text)
 
 
-def hub_of(record: Record, partition_id: str) -> datetime:
+def hub_of(record: GroupRecord, partition_id: str) -> datetime:
     """Return the creation time of the hub to which a partition's checkpoint, or its absence, belongs."""
     if record.reset_for is not None and partition_id in record.reset_partitions:
         return record.reset_for
@@ -96,7 +96,11 @@ class RecordChange:
 
 
 def entered(
-    record: Record, partition_ids: Collection[str], created_at: datetime, known: Collection[str], partition_count: int
+    record: GroupRecord,
+    partition_ids: Collection[str],
+    created_at: datetime,
+    known: Collection[str],
+    partition_count: int,
 ) -> RecordChange | None:
     """Record partitions whose state belongs to the hub created at that time; None if the record already has them.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, get_args
 
 from eventpump.aio.signals import handling_signals
-from eventpump.demo.view import Scene, Verdict, View, view_of
+from eventpump.demo.view import Scene, ShownVerdict, View, view_of
 from eventpump.errors import ConfigurationError
 from eventpump.options.connection import TransportName, TransportType
 
@@ -64,7 +64,7 @@ class Play(Protocol):
     def announcement(self) -> str:
         """What is shown first: how long it takes."""
 
-    async def play(self, view: View) -> Verdict:
+    async def play(self, view: View) -> ShownVerdict:
         """Run the demo.
 
         Returns:
@@ -163,7 +163,7 @@ async def _run(play: Play, view: View) -> int:
             return 128 + caught[0]
 
 
-async def _play(play: Play, view: View) -> Verdict:
+async def _play(play: Play, view: View) -> ShownVerdict:
     try:
         with view:
             view.happened(play.announcement)

@@ -28,7 +28,7 @@ from eventpump import (
     ReceivedEvent,
     SqliteLeaseStore,
 )
-from eventpump.demo.record import Record, RecordFile, digest
+from eventpump.demo.record import ProcessedEvent, RecordFile, digest
 
 STATUS_INTERVAL = 0.25
 """Seconds between two lines of status."""
@@ -63,7 +63,7 @@ class TradeProcessor(EventProcessor):
             symbol, size = trade["symbol"], trade["size"]
             self._turnover[symbol] = self._turnover.get(symbol, 0.0) + trade["price"] * size
             self._volume[symbol] = self._volume.get(symbol, 0) + size
-            records.append(Record(context.partition_id, event.sequence_number, digest(event.body), epoch, now))
+            records.append(ProcessedEvent(context.partition_id, event.sequence_number, digest(event.body), epoch, now))
         self._records.write(records)
         self.processed += len(events)
         status = self.partitions[context.partition_id]
@@ -83,7 +83,8 @@ class Archive(EventProcessor):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         now, epoch = time.time(), context.owner_level
         self._records.write(
-            Record(context.partition_id, event.sequence_number, digest(event.body), epoch, now) for event in events
+            ProcessedEvent(context.partition_id, event.sequence_number, digest(event.body), epoch, now)
+            for event in events
         )
         await asyncio.sleep(ARCHIVE_PAUSE)
 

@@ -70,7 +70,7 @@ def bars(trades: DataFrame, window: int, delay: int) -> DataFrame:
     )
 
 
-class Reporter(StreamingQueryListener):
+class ProgressReporter(StreamingQueryListener):
     """Reports the query's progress."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
     # `eventpump.spark.register` does nothing if Spark has found the format by itself. But the Python workers of what
     # it has found are not those of the sink: two more would have to start, which costs 4 s of CPU time.
     spark.dataSource.register(EventPumpDataSource)
-    reporter = Reporter()
+    reporter = ProgressReporter()
     spark.streams.addListener(reporter)
     spark.streams.addListener(LagListener(reporter.lag))
     trades = (

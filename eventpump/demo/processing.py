@@ -9,7 +9,7 @@ from pathlib import Path
 from eventpump import EventProducer, PartitionReader
 from eventpump.demo.exchange import TRADES, publish
 from eventpump.demo.fleet import Fleet
-from eventpump.demo.record import Record, digest, read_records
+from eventpump.demo.record import ProcessedEvent, digest, read_records
 from eventpump.demo.scene import FleetScene
 from eventpump.demo.verify import Event, Verdict, judge
 from eventpump.demo.view import View
@@ -96,7 +96,7 @@ class Processing:
         await fleet.stop_hosts()
         view.happened("the hosts have stopped; comparing their records")
         stored = [event for each in everything for event in await self._stored(each)]
-        records: dict[str, list[Record]] = {host.name: list(read_records(host.records)) for host in fleet.hosts}
+        records: dict[str, list[ProcessedEvent]] = {host.name: list(read_records(host.records)) for host in fleet.hosts}
         return judge(
             self._published,
             stored,

@@ -15,7 +15,7 @@ def digest(body: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProcessedEvent:
     """One event, processed once.
 
     Args:
@@ -40,7 +40,7 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Iterable[ProcessedEvent]) -> None:
         """Append records in one write."""
         lines = (f"{r.partition_id} {r.sequence_number} {r.digest} {r.epoch} {r.time:.6f}\n" for r in records)
         data = memoryview("".join(lines).encode())
@@ -52,7 +52,7 @@ class RecordFile:
         os.close(self._fd)
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[ProcessedEvent]:
     """Read a file of records. A last line without its end was cut off by a kill, and counts as not written.
 
     A host that joined so late that it has not opened its file has no records.
@@ -65,4 +65,4 @@ def read_records(path: Path) -> Iterator[Record]:
         for line in file:
             if line.endswith("\n"):
                 partition_id, sequence_number, body, epoch, time = line.split()
-                yield Record(partition_id, int(sequence_number), body, int(epoch), float(time))
+                yield ProcessedEvent(partition_id, int(sequence_number), body, int(epoch), float(time))

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eventpump.demo.record import Record
+from eventpump.demo.record import ProcessedEvent
 
 Event = tuple[str, int, str]
 """Partition id, sequence number, digest of the body."""
@@ -74,7 +74,7 @@ class Verdict:
 def judge(
     published: Iterable[str],
     stored: Iterable[Event],
-    records: Mapping[str, Sequence[Record]],
+    records: Mapping[str, Sequence[ProcessedEvent]],
     *,
     killed: str | None = None,
     killed_at: float | None = None,
@@ -111,7 +111,7 @@ def judge(
     )
 
 
-def _shared(records: Mapping[str, Sequence[Record]]) -> int:
+def _shared(records: Mapping[str, Sequence[ProcessedEvent]]) -> int:
     """Count the ownerships, each a partition under one epoch, that several hosts delivered under.
 
     Times prove nothing here: a lease is stolen from a live host, which hears of it when the service cuts its link, and
@@ -125,7 +125,7 @@ def _shared(records: Mapping[str, Sequence[Record]]) -> int:
 
 
 def _take_over(
-    records: Mapping[str, Sequence[Record]], killed: str | None, killed_at: float | None, orphans: Iterable[str]
+    records: Mapping[str, Sequence[ProcessedEvent]], killed: str | None, killed_at: float | None, orphans: Iterable[str]
 ) -> float | None:
     if killed is None or killed_at is None:
         return None

@@ -65,7 +65,7 @@ class Scene(Protocol):
         """How things stand, in one line."""
 
 
-class Verdict(Protocol):
+class ShownVerdict(Protocol):
     """The result of a run."""
 
     @property
@@ -88,7 +88,7 @@ class View(AbstractContextManager[object], Protocol):
     def refresh(self) -> None:
         """Show how things stand."""
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: ShownVerdict) -> None:
         """Show the result."""
 
 
@@ -130,7 +130,7 @@ class PlainView:
             self._next, self._last = elapsed + 1.0, line
             self.happened(line)
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: ShownVerdict) -> None:
         for name, value in verdict.figures():
             print(f"{name}: {value}")
         print(("OK: " if verdict.holds else "FAILED: ") + verdict.judgement(), flush=True)
@@ -163,7 +163,7 @@ class LiveView:
     def refresh(self) -> None:
         self._live.refresh()
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: ShownVerdict) -> None:
         from rich.table import Table
 
         self._live.stop()

@@ -131,7 +131,7 @@ class KeyRing:
         # An unknown name and a wrong key cannot be distinguished by the client, nor by the time that the answer takes.
         rule = self._rules.get(parsed.key_name, self._unknown)
         verdict = sas.verify(parsed, rule.key, now)
-        if verdict is sas.Verdict.EXPIRED:
+        if verdict is sas.TokenVerdict.EXPIRED:
             return Denial(401, "ExpiredToken: the token has expired.")
         if not verdict:
             return Denial(401, "InvalidSignature: The token has an invalid signature.")

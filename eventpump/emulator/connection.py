@@ -26,7 +26,7 @@ from eventpump.amqp.connection import (
     SessionEnded,
 )
 from eventpump.amqp.flow import SessionFlow
-from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.link import AttachState, Link
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.amqp.types import Int, Short
 from eventpump.emulator import bounds
@@ -176,7 +176,7 @@ class ServiceConnection:
                     end = self._ends.get(link)
                     if isinstance(end, ReceivingEnd):
                         end.on_messages(payloads, delivery_ids, formats)
-                    elif link.state is LinkState.ATTACH_RECEIVED:
+                    elif link.state is AttachState.ATTACH_RECEIVED:
                         # A transfer before credit is tolerated (protocol.md 7.5), but not one before the link is
                         # accepted.
                         link.detach(AmqpError(TRANSFER_LIMIT_EXCEEDED, "The link is not attached yet."))
@@ -419,7 +419,7 @@ class ServiceConnection:
                 self.abort()
 
     def _attach_later(self, link: Link, address: Address, target: FaultTarget) -> None:
-        if self._is_open and link.state is LinkState.ATTACH_RECEIVED:
+        if self._is_open and link.state is AttachState.ATTACH_RECEIVED:
             self._attach(link, address, target)
             self.flush()
 
@@ -504,7 +504,7 @@ class ServiceConnection:
 
     def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends: Fault | None) -> None:
         """Accept an idempotent producer's link, if it still waits."""
-        if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
+        if self._is_open and end.link.state is AttachState.ATTACH_RECEIVED:
             self._accept(end.link, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER])
             self._attached(end, ends)
         else:
@@ -513,7 +513,7 @@ class ServiceConnection:
     def publisher_failed(self, end: ProducerEnd, reason: str) -> None:
         """Refuse an idempotent producer's link, because the ledger could not be written."""
         end.closed()
-        if self._is_open and end.link.state is LinkState.ATTACH_RECEIVED:
+        if self._is_open and end.link.state is AttachState.ATTACH_RECEIVED:
             end.link.refuse(AmqpError(INTERNAL_ERROR, f"The producer's state could not be stored: {reason}"))
             self._changed()
 

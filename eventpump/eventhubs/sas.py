@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, unquote_plus
 _PREFIX = "SharedAccessSignature"
 
 
-class Verdict(enum.Enum):
+class TokenVerdict(enum.Enum):
     """The result of checking a token. Only `VALID` is true."""
 
     VALID = "valid"
@@ -20,7 +20,7 @@ class Verdict(enum.Enum):
     EXPIRED = "the token has expired"
 
     def __bool__(self) -> bool:
-        return self is Verdict.VALID
+        return self is TokenVerdict.VALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def parse(token: str) -> SasToken:
     )
 
 
-def verify(token: SasToken, key: str, now: float) -> Verdict:
+def verify(token: SasToken, key: str, now: float) -> TokenVerdict:
     """Check a token's signature, in constant time, and its expiry.
 
     Args:
@@ -98,8 +98,8 @@ def verify(token: SasToken, key: str, now: float) -> Verdict:
     """
     expected = _sign(token.signed_text, key).encode()
     if not hmac.compare_digest(expected, token.signature.encode(errors="replace")):
-        return Verdict.BAD_SIGNATURE
-    return Verdict.VALID if now < token.expires_at else Verdict.EXPIRED
+        return TokenVerdict.BAD_SIGNATURE
+    return TokenVerdict.VALID if now < token.expires_at else TokenVerdict.EXPIRED
 
 
 def _sign(text: str, key: str) -> str:

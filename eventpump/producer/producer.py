@@ -34,7 +34,7 @@ from eventpump.producer.stats import ProducerStats
 from eventpump.producer.targets import (
     IdempotentTarget,
     PlainTarget,
-    Target,
+    SendTarget,
     TargetContext,
 )
 
@@ -110,7 +110,7 @@ class HubProducer:
         if self._options:
             self._context.check_partitions = self._check_partitions
         # An unused target is kept only if it has something to keep: its name may be any text.
-        self._targets: WeakValueDictionary[str | None, Target] = WeakValueDictionary()
+        self._targets: WeakValueDictionary[str | None, SendTarget] = WeakValueDictionary()
         self.home = HomeLoop(type(self).__name__)
         """The event loop that it belongs to: that of its first use."""
         self._closing: asyncio.Task[None] | None = None
@@ -376,7 +376,7 @@ class HubProducer:
             raise unknown[0]
 
     @staticmethod
-    async def _drain(targets: Sequence[Target], deadline: float) -> None:
+    async def _drain(targets: Sequence[SendTarget], deadline: float) -> None:
         drains = [asyncio.ensure_future(each.drain()) for each in targets]
         if drains:
             try:
@@ -386,7 +386,7 @@ class HubProducer:
                     drain.cancel()
                 await asyncio.gather(*drains, return_exceptions=True)
 
-    async def _mark_closed(self, targets: Sequence[Target], until: float) -> None:
+    async def _mark_closed(self, targets: Sequence[SendTarget], until: float) -> None:
         """Store how far each partition is, and that nothing is in doubt; not if the store is slow."""
         if self._states is None:
             return
@@ -400,7 +400,7 @@ class HubProducer:
                 self._context.own(marking)
 
     @staticmethod
-    async def _mark_each(targets: Sequence[Target]) -> None:
+    async def _mark_each(targets: Sequence[SendTarget]) -> None:
         await asyncio.gather(*(each.store_last_mark() for each in targets), return_exceptions=True)
 
     async def _end_targets(self) -> None:
@@ -450,7 +450,7 @@ class HubProducer:
 
     # ------------------------------------------------------------------------------------------ targets
 
-    def _target(self, partition_id: str | None) -> Target:
+    def _target(self, partition_id: str | None) -> SendTarget:
         target = self._targets.get(partition_id)
         if target is None:
             if self._is_idempotent:

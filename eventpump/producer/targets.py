@@ -63,7 +63,7 @@ class TargetContext:
         self.retry = retry
         self.rng = rng
         self.closed = asyncio.Event()
-        self.kept: set[Target] = set()
+        self.kept: set[SendTarget] = set()
         self.holds = EventHolds()
         self.counters = SendCounters()
         self.check_partitions: Callable[[], Awaitable[None]] | None = None
@@ -163,7 +163,7 @@ class EventHolds:
             raise EventError("an event is being sent already, in another batch or list")
 
 
-class Target(Protocol):
+class SendTarget(Protocol):
     """Where a producer sends messages: the gateway, or a partition."""
 
     async def limit(self) -> int:
@@ -251,11 +251,11 @@ class PlainTarget:
         self._link: SendLink | None = None
 
     async def limit(self) -> int:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         return (await self._with_retries(_itself)).max_message_size
 
     def send(self, sealed: SealedBatch) -> Coroutine[Any, Any, None]:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         return self._send(sealed) if self._turns is None else self._send_in_turn(sealed, self._turns)
 
     async def _send_in_turn(self, sealed: SealedBatch, turns: asyncio.Semaphore) -> None:
@@ -287,16 +287,16 @@ class PlainTarget:
         counters.sent(sealed.count, sealed.size)
 
     def send_batch(self, batch: EventBatch) -> Coroutine[Any, Any, None]:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         return self.send(batch.seal())
 
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         for batch in pack():
             await self.send(batch.seal())
 
     async def properties(self) -> PartitionPublishingProperties:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         return PartitionPublishingProperties(self._partition_id or "", False, None, None, None)
 
     async def settle(self) -> None:
@@ -305,7 +305,7 @@ class PlainTarget:
     drain = store_last_mark = settle
 
     async def aclose(self) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         link, self._link = self._link, None
         if link is not None and not self._context.owns_transport:
             await link.aclose()
@@ -462,17 +462,17 @@ class IdempotentTarget:
         self._splits: list[_Split] = []
 
     async def limit(self) -> int:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         publisher = await self._ready()
         await publisher.attached()
         return publisher.max_message_size
 
     async def send(self, sealed: SealedBatch) -> int:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         return await self._publish(await self._ready(), sealed)
 
     async def send_batch(self, batch: EventBatch) -> None:
-        """See :class:`Target`. A batch whose outcome is open, given again, waits for it."""
+        """See :class:`SendTarget`. A batch whose outcome is open, given again, waits for it."""
         await self._send_batch(await self._ready(), batch)
 
     def knows(self, events: Sequence[EventData]) -> bool:
@@ -482,7 +482,7 @@ class IdempotentTarget:
         )
 
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
-        """See :class:`Target`. A list whose outcome is open, given again, waits for it."""
+        """See :class:`SendTarget`. A list whose outcome is open, given again, waits for it."""
         publisher = await self._ready()
         # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
         for batch in self._under_way.values():
@@ -504,7 +504,7 @@ class IdempotentTarget:
         self._splits = [each for each in self._splits if each is not split_up]
 
     async def properties(self) -> PartitionPublishingProperties:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         publisher = await self._ready()
         await publisher.attached()
         sequencer = publisher.sequencer
@@ -520,24 +520,24 @@ class IdempotentTarget:
         )
 
     async def settle(self) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         if self._publisher is not None:
             await self._publisher.settled()
 
     async def drain(self) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         if self._publisher is not None:
             await self._publisher.drained()
 
     async def store_last_mark(self) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         publisher = self._publisher
         if publisher is not None and self._start is not None and self._start.marks is not None:
             is_clean = publisher.doubtful is None and publisher.sequencer.failure is None
             await self._start.marks.close(is_clean=is_clean)
 
     async def aclose(self) -> None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         if self._start is not None:
             await self._start.aclose()
         if self._publisher is not None:
@@ -545,7 +545,7 @@ class IdempotentTarget:
 
     @property
     def doubt(self) -> PublishOutcomeUnknownError | None:
-        """See :class:`Target`."""
+        """See :class:`SendTarget`."""
         publisher = self._publisher
         if publisher is None or publisher.doubtful is None:
             return None

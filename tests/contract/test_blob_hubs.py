@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from azure.storage.blob.aio import ContainerClient
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
@@ -219,7 +219,7 @@ async def test_hosts_of_two_hubs_on_one_container_lose_nothing(container: Contai
     async def run(hub: FakeHub, expected: int, **options: Any) -> list[str]:
         processor = _Numbers(expected)
         settings = HostSettings(hub=hub.name, owner_id=f"host-of-{hub.name}", renew_interval=1.0)
-        host = PartitionHost(lambda: FakeTransport(hub), container.store(**options), settings, processor)
+        host = HubHost(lambda: FakeTransport(hub), container.store(**options), settings, processor)
         async with asyncio.timeout(60):
             await host.run(until=processor.done.wait())
         return sorted(set(processor.bodies))
@@ -304,7 +304,7 @@ async def test_host_without_its_container_ends_before_it_reads(azurite: Azurite,
     hub = FakeHub(partitions=1)
     hub.publish("0", count=5)
     store = BlobLeaseStore(container_name, connection_string=azurite.connection_string)
-    host = PartitionHost(lambda: FakeTransport(hub), store, HostSettings(hub=hub.name, owner_id="a"), _Numbers(5))
+    host = HubHost(lambda: FakeTransport(hub), store, HostSettings(hub=hub.name, owner_id="a"), _Numbers(5))
     with pytest.raises(ConfigurationError, match="create=True"):
         async with asyncio.timeout(20):
             await host.run()
@@ -319,7 +319,7 @@ async def test_host_on_another_container_reports_that_it_begins(container: Conta
     for name in ("a", "b"):
         processor = _Numbers(5)
         settings = HostSettings(hub=hub.name, owner_id=name, renew_interval=1.0)
-        host = PartitionHost(lambda: FakeTransport(hub), container.store(), settings, processor, hooks=[reports.append])
+        host = HubHost(lambda: FakeTransport(hub), container.store(), settings, processor, hooks=[reports.append])
         async with asyncio.timeout(30):
             await host.run(until=processor.done.wait() if name == "a" else asyncio.sleep(0.5))
     assert [each.host for each in reports if isinstance(each, LeaseStoreEmpty)] == ["a"]

@@ -15,7 +15,7 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
 from eventpump import EventProcessor, PartitionContext, ReceivedEvent
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.blob import BlobLeaseStore
@@ -122,7 +122,7 @@ class _Scene:
         return self.raw.get_blob_client(f"$Default/{partition_id}")
 
     @asynccontextmanager
-    async def host(self, name: str) -> AsyncIterator[PartitionHost]:
+    async def host(self, name: str) -> AsyncIterator[HubHost]:
         """Run a host with all subscriptions; closed in order at the end."""
         client = ContainerClient.from_connection_string(
             self._azurite.connection_string, self._name, transport=_Watched(self.reader)
@@ -135,7 +135,7 @@ class _Scene:
             renew_interval=1.0,
             checkpoint_policy=CheckpointPolicy.manual(),
         )
-        host = PartitionHost(
+        host = HubHost(
             lambda: FakeTransport(self.hub),
             BlobLeaseStore(client, lease_duration=15, create=True),
             settings,

@@ -37,7 +37,7 @@ from eventpump.spark.sink.exactly_once import (
     sink_of,
 )
 from eventpump.spark.sink.patience import retried
-from eventpump.spark.sink.protocol import Batch, DriverRun, OnProducerStateLost, Unplanned
+from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned
 from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan, Sink
 from eventpump.spark.sink.small import KeptPublishers, compare_shares, publish_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
@@ -113,12 +113,12 @@ class Query:
     def _compares(self, plan: Plan) -> bool:
         return self.compares or plan.run_id != self.driver.run_id
 
-    def batch(self, batch_id: int) -> Batch:
+    def batch(self, batch_id: int) -> MicroBatch:
         """Announce a batch."""
         values: dict[str, Any] = {"first_batch": self.first_batch, "may_repeat": self.may_repeat}
         if self.renew_at is not None:
             values["renew_at"] = self.renew_at
-        return Batch(self.sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
+        return MicroBatch(self.sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
 
     async def begin(self, batch_id: int, *, is_collected: bool = False) -> Plan | Done:
         """Begin a batch.

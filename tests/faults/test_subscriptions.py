@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump import CheckpointPolicy, EventProcessor, PartitionContext
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub
@@ -159,12 +159,12 @@ async def _killed_in_memory(world: World, size: int) -> None:
     for partition_id in hub.partition_ids:
         hub.publish(partition_id, count=20)
 
-    def host(life: Life) -> PartitionHost:
+    def host(life: Life) -> HubHost:
         settings = HostSettings(
             hub=hub.name, owner_id=life.name, max_batch_size=50, checkpoint_policy=CheckpointPolicy.manual()
         )
         transport, store = LifeTransport(hub, life), MemoryLeaseStore(leases)
-        return PartitionHost(lambda: transport, store, settings, rng=world.stream(life.name))
+        return HubHost(lambda: transport, store, settings, rng=world.stream(life.name))
 
     async def run(life: Life, processor: _Noting, subscribed: asyncio.Event) -> None:
         member = host(life)

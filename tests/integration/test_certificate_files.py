@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.emulator.server import Emulator
 from eventpump.errors import ConfigurationError, EventPumpError, Recovery, ServiceError
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
@@ -185,7 +185,7 @@ async def test_reader_goes_on_after_certificate_files_were_replaced(
     settings = ReaderSettings(
         hub=HUB, partition_id="0", position=EventPosition.earliest(), link_retry=RetryOptions(base_delay=0.01)
     )
-    async with asyncio.timeout(PATIENCE), PartitionReader(lambda: transport, settings) as reader:
+    async with asyncio.timeout(PATIENCE), HubReader(lambda: transport, settings) as reader:
         await publish(emulator, authority, b"before")
         assert [event.body for event in await reader.read()] == [b"before"]
         spoil(files, other)
@@ -217,7 +217,7 @@ async def test_host_goes_on_after_certificate_files_were_replaced(
     """A host reports each attempt that files made fail, names the file, and goes on when they are back."""
     reports: asyncio.Queue[HostReport] = asyncio.Queue()
     processor = Passing()
-    host = PartitionHost(
+    host = HubHost(
         lambda: transport_to(emulator, "tcp", files, has_certificate=True),
         MemoryLeaseStore(lease_duration=10.0),
         HostSettings(hub=HUB, initial_position=EventPosition.earliest(), link_retry=RetryOptions(base_delay=0.01)),

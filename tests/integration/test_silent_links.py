@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventpump.clients.connection import make_transport
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.link import silence
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.emulator.faults import Hold, LinkRole
@@ -76,7 +76,7 @@ async def test_silent_link_is_found_and_opened_again(
                 looked.set()
 
         transport.get_partition_properties = get_partition_properties  # type: ignore[method-assign]  # to see it called
-        host = PartitionHost(
+        host = HubHost(
             lambda: transport,
             MemoryLeaseStore(lease_duration=20.0),
             HostSettings(

@@ -41,7 +41,7 @@ from tests.ways import need_uamqp
 need_uamqp()
 
 from eventpump.transport.uamqp.transport import UamqpTransport  # noqa: E402
-from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker  # noqa: E402
+from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Worker, WorkerEndpoint  # noqa: E402
 from tests.support.served import served_connections  # noqa: E402
 
 HUB = "telemetry"
@@ -236,7 +236,7 @@ async def test_incoming_bytes_are_looked_at_at_once(emulator: Emulator, authorit
         def on_ended(self) -> None:
             ended.set_result(None)
 
-    endpoint = Endpoint("127.0.0.1", emulator.port, "127.0.0.1", "slow", 60.0, str(authority.file), {})
+    endpoint = WorkerEndpoint("127.0.0.1", emulator.port, "127.0.0.1", "slow", 60.0, str(authority.file), {})
     worker = Worker(endpoint, Owner(), loop, pace=Pace(60.0, 60.0))
     worker.start()
     async with asyncio.timeout(PATIENCE):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
@@ -132,7 +132,7 @@ class Fleet:
     def __init__(self, hub: FakeHub | None = None, *, lease_duration: float = 30.0, seed: int = 0) -> None:
         self.hub = FakeHub() if hub is None else hub
         self.record = Record()
-        self.hosts: dict[str, PartitionHost] = {}
+        self.hosts: dict[str, HubHost] = {}
         self.stores: dict[str, FlakyLeaseStore] = {}
         self.transports: dict[str, FakeTransport] = {}
         self.reports: dict[str, list[HostReport]] = {}
@@ -159,7 +159,7 @@ class Fleet:
             for name, host in self.hosts.items():
                 assert (host.buffered_bytes, host._budget.links) == (0, 0), f"{name} counts what it does not hold"
 
-    def host(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
+    def host(self, name: str = "a", processor: Any = None, **options: Any) -> HubHost:
         """Make a host, not running yet."""
         open_sender = options.pop("open_sender", None)
         memory = MemoryLeaseStore(self.leases, lease_duration=self._lease_duration)
@@ -169,7 +169,7 @@ class Fleet:
         # Most tests say themselves when a checkpoint is written.
         defaults = {"hub": self.hub.name, "owner_id": name, "checkpoint_policy": CheckpointPolicy.manual()}
         settings = HostSettings(**{**defaults, **options})
-        host = self.hosts[name] = PartitionHost(
+        host = self.hosts[name] = HubHost(
             lambda: transport,
             store,
             settings,
@@ -180,7 +180,7 @@ class Fleet:
         )
         return host
 
-    async def start(self, name: str = "a", processor: Any = None, **options: Any) -> PartitionHost:
+    async def start(self, name: str = "a", processor: Any = None, **options: Any) -> HubHost:
         """Make a host and let it run."""
         host = self.host(name, processor, **options)
         self.runs[name] = asyncio.create_task(host.run(), name=f"host {name}")

@@ -56,7 +56,7 @@ LAST_SECOND = 1.0
 
 
 @answers(CONSUMER)
-class PartitionHost:
+class HubHost:
     """Shares the partitions of one hub and consumer group with the hosts that use the same leases.
 
     Every event from a partition's start on is processed at least once, or reported as lost. Under each epoch of a

@@ -315,7 +315,7 @@ class PartitionManager:
     # ------------------------------------------------------------------------------------------ subscriptions
 
     async def subscribe(self, settings: SubscriptionSettings, source: ProcessorSource) -> None:
-        """Make a subscription, or adopt one, and start its pumps on the partitions owned; see `PartitionHost`."""
+        """Make a subscription, or adopt one, and start its pumps on the partitions owned; see `HubHost`."""
         await self._store.open(self._services.scope)
         await self._subscriptions.subscribe(settings, source)
         self._run_subscriptions()
@@ -323,7 +323,7 @@ class PartitionManager:
             self._chores.spawn(self._balance_once(), "eventpump balancing")
 
     async def unsubscribe(self, name: str, *, keep_checkpoint: bool) -> None:
-        """End a subscription, and its pumps here; see `PartitionHost`."""
+        """End a subscription, and its pumps here; see `HubHost`."""
         await self._store.open(self._services.scope)
         await self._subscriptions.unsubscribe(name, keep_checkpoint=keep_checkpoint)
         self._run_subscriptions()
@@ -575,27 +575,27 @@ class PartitionManager:
     # --------------------------------------------------------------------------------------------- seek and replay
 
     async def seek(self, name: str, position: EventPosition, partition_ids: Collection[str] | None) -> tuple[str, ...]:
-        """Let a subscription go on at a position; see `PartitionHost`."""
+        """Let a subscription go on at a position; see `HubHost`."""
         return await seek_all(await self._running("seek", name, partition_ids), position)
 
     async def replay(
         self, name: str, begin: EventPosition, end: EventPosition, partition_ids: Collection[str] | None
     ) -> tuple[str, ...]:
-        """Deliver a range again; see `PartitionHost`."""
+        """Deliver a range again; see `HubHost`."""
         return await replay_all(await self._running("replay", name, partition_ids), begin, end)
 
     async def drain(self, name: str) -> tuple[str, ...]:
-        """Wait until a subscription has processed what there is now; see `PartitionHost`."""
+        """Wait until a subscription has processed what there is now; see `HubHost`."""
         pumps = await self._running("drain", name, None)
         return await drain_all(pumps, self._services.directory, self._settings.hub)
 
     def pause(self, name: str) -> tuple[str, ...]:
-        """Deliver no more to a subscription on the partitions owned; see `PartitionHost`."""
+        """Deliver no more to a subscription on the partitions owned; see `HubHost`."""
         self._check_name(name)
         return in_order([each.partition_id for each in self._partitions.values() if each.pause(name)])
 
     def resume(self, name: str) -> tuple[str, ...]:
-        """Deliver to a subscription again where it is paused or suspended; see `PartitionHost`."""
+        """Deliver to a subscription again where it is paused or suspended; see `HubHost`."""
         self._check_name(name)
         resumed = [each.partition_id for each in self._partitions.values() if each.resume(name)]
         self._run_subscriptions()

@@ -16,7 +16,7 @@ from eventpump.core.silence import (
     Patience,
     Peer,
     SilenceCheck,
-    Step,
+    SilenceStep,
     is_ahead,
 )
 from eventpump.errors import EventPumpError, LinkDetachedError, ServiceTimeoutError
@@ -136,22 +136,22 @@ class SilenceWatch:
         holds_turn = False
         seen = _mark(feed)
         try:
-            while check.step is not Step.REST:
+            while check.step is not SilenceStep.REST:
                 link = feed.link
                 if link is None or not feed.is_silent or _mark(feed) != seen:
                     return
-                if check.step is Step.PROBE:
+                if check.step is SilenceStep.PROBE:
                     answer = await link.probe(PROBE_TIMEOUT)
                     if answer or _mark(feed) == seen:
                         check.probed(answer)
-                elif check.step is Step.ASK and not holds_turn:
+                elif check.step is SilenceStep.ASK and not holds_turn:
                     # Held for both questions, so that the second follows right after the first.
                     holds_turn = await self._turn.acquire()
-                elif check.step is Step.ASK:
+                elif check.step is SilenceStep.ASK:
                     ahead = await self._look(feed, partition_id)
                     if _mark(feed) == seen and feed.link is link:
                         check.looked(ahead)
-                elif check.step is Step.REOPEN:
+                elif check.step is SilenceStep.REOPEN:
                     if holds_turn:
                         # The other checks need not wait for the attach.
                         holds_turn = False
@@ -161,7 +161,7 @@ class SilenceWatch:
                     feed.reopen(LinkDetachedError("the link was silent, and is closed"))
                     check.reopened(_is_attached(await feed.until_reopened()))
                     seen = _mark(feed)
-                if check.step is Step.DROP:
+                if check.step is SilenceStep.DROP:
                     if self._peer.may_drop(loop.time()):
                         self._drop(feed, link, watched, check, on_silent)
                     return
@@ -220,7 +220,7 @@ class SilenceWatch:
             evidence = "a link in its place was not attached in time"
         else:
             evidence = "it does not answer a probe"
-        return SilentLink(evidence, silent_for, check.step is Step.DROP)
+        return SilentLink(evidence, silent_for, check.step is SilenceStep.DROP)
 
 
 def _mark(feed: PartitionFeed[Any]) -> tuple[int, int]:

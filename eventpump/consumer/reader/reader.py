@@ -58,7 +58,7 @@ class _Retained:
 
 
 @answers(READER)
-class PartitionReader:
+class HubReader:
     """Reads one partition from a position, to the end of a range or without end.
 
     Beside other readers, or with an owner level. A link that fails is opened again after the last event received:

@@ -65,18 +65,18 @@ from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.patience import LONGEST_DELAY, patiently
 from eventpump.spark.sink.protocol import (
     STAMP,
+    AttachAnswer,
     AttachProducers,
-    Batch,
     CreateRecord,
     DeleteRecords,
     ListRecords,
+    MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ProducerAnswer,
+    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
-    ReadStamps,
     ReadTails,
     Request,
     Unplanned,
@@ -141,7 +141,7 @@ def sink_of(transport: Transport, hub: str, sink_id: str) -> Sink:
 
 
 async def begin_batch(
-    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> Plan | Done:
     """Find that a batch is done, or make its plan, or find the one it has; nothing of it is sent before.
 
@@ -164,7 +164,7 @@ async def begin_batch(
 
 
 async def prepare_batch(
-    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> Plan | Done | Unplanned:
     """The part of `begin_batch` that can run while the rows are encoded. Parameters and errors are the same."""
     return await _Outside(store, transport, batch, options).carry_out(prepare(batch))
@@ -192,7 +192,7 @@ async def plan_batch(
 
 
 async def planned_batch(
-    store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions = _DEFAULTS
+    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> Plan | None:
     """Return the plan of a batch that is done; None if the ledger has none.
 
@@ -202,7 +202,7 @@ async def planned_batch(
     return await _Outside(store, transport, batch, options).carry_out(find_plan(batch))
 
 
-def _warn_of_missing(batch: Batch, plan: Plan) -> None:
+def _warn_of_missing(batch: MicroBatch, plan: Plan) -> None:
     for each in plan.partitions if plan.run_id == batch.run_id else ():
         if each.missing:
             _log.warning(
@@ -217,7 +217,7 @@ def _warn_of_missing(batch: Batch, plan: Plan) -> None:
 async def finish_batch(
     store: LedgerStore,
     transport: Transport,
-    batch: Batch,
+    batch: MicroBatch,
     plan: Plan,
     outcomes: Iterable[PartitionOutcome],
     policy: OnProducerStateLost = OnProducerStateLost.FAIL,
@@ -244,7 +244,7 @@ async def finish_batch(
 class _Outside:
     """Carries out what the procedures of the ledger ask for."""
 
-    def __init__(self, store: LedgerStore, transport: Transport, batch: Batch, options: PublishOptions) -> None:
+    def __init__(self, store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions) -> None:
         self._store = store
         self._transport = transport
         self._hub = batch.sink.hub
@@ -280,7 +280,7 @@ class _Outside:
                 return await each_partition({each: each for each in partition_ids}, self._tail)
             case AttachProducers(producers):
                 return await each_partition(producers, self._attach)
-            case ReadStamps(plan, ranges):
+            case ReadBatchStamps(plan, ranges):
                 return await each_partition(ranges, lambda each, range_: self._stamps(plan, each, *range_))
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -303,7 +303,7 @@ class _Outside:
         # Of an empty partition the beginning says nothing (protocol.md 6.2).
         return PartitionTail(last + 1 if found.is_empty else found.beginning_sequence_number, last)
 
-    async def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
+    async def _attach(self, partition_id: str, asked: AttachRequest) -> AttachAnswer | None:
         sequencer = PartitionSequencer[SealedBatch](
             partition_id, producer_id=asked.producer_id, owner_level=asked.owner_level
         )
@@ -323,7 +323,7 @@ class _Outside:
         assert sequencer.producer_id is not None
         assert sequencer.owner_level is not None
         assert sequencer.last_number is not None
-        return ProducerAnswer(sequencer.producer_id, sequencer.owner_level, sequencer.last_number)
+        return AttachAnswer(sequencer.producer_id, sequencer.owner_level, sequencer.last_number)
 
     async def _stamps(self, plan: Plan, partition_id: str, after: int, through: int) -> list[int]:
         prefix = plan.stamp_prefix(partition_id)

@@ -60,7 +60,7 @@ from eventpump.spark.sink.executor import (
     sorted_rows,
 )
 from eventpump.spark.sink.patience import patiently, retried
-from eventpump.spark.sink.protocol import STAMP, Batch, DriverRun, OnProducerStateLost, Unplanned, require_form
+from eventpump.spark.sink.protocol import STAMP, DriverRun, MicroBatch, OnProducerStateLost, Unplanned, require_form
 from eventpump.spark.sink.records import (
     Done,
     PackingLimits,
@@ -392,7 +392,7 @@ class ForeachBatchWriter:
         running = self._running(sink_id)
         sink = sink_of(transport, settings.connection.hub, sink_id)
         self._warn_of_order(sink_id, columns)
-        batch = Batch(
+        batch = MicroBatch(
             sink,
             query_id,
             running.driver,
@@ -497,7 +497,7 @@ class _Publication:
         writer: ForeachBatchWriter,
         frame: DataFrame,
         columns: EventColumns,
-        batch: Batch,
+        batch: MicroBatch,
         store: LedgerStore,
         query: _RunningQuery,
     ) -> None:

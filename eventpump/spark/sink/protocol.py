@@ -113,14 +113,14 @@ class ReadTails:
 class AttachProducers:
     """Attach once as each of these producers, with a null number.
 
-    Answer: a mapping to the service's answer (`ProducerAnswer`), or to None if it does not know the producer.
+    Answer: a mapping to the service's answer (`AttachAnswer`), or to None if it does not know the producer.
     """
 
     producers: Mapping[str, AttachRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadStamps:
+class ReadBatchStamps:
     """Read the events of partitions from after a sequence number up to another, for the stamps of a batch.
 
     Answer: a mapping from partition id to the row indices found, in the order of the events.
@@ -134,7 +134,14 @@ class ReadStamps:
 
 
 Request: TypeAlias = (
-    ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadPartitions | ReadTails | AttachProducers | ReadStamps
+    ReadRecord
+    | CreateRecord
+    | ListRecords
+    | DeleteRecords
+    | ReadPartitions
+    | ReadTails
+    | AttachProducers
+    | ReadBatchStamps
 )
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
@@ -150,7 +157,7 @@ class PartitionTail:
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerAnswer:
+class AttachAnswer:
     """The service's answer to an attach."""
 
     producer_id: int
@@ -178,7 +185,7 @@ class DriverRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """A micro-batch and its query.
 
     Args:
@@ -221,13 +228,13 @@ class Unplanned:
         opened: The service's answers for partitions that need a new producer.
     """
 
-    batch: Batch
+    batch: MicroBatch
     partition_ids: tuple[str, ...]
     prior: Done | None
-    opened: Mapping[str, ProducerAnswer]
+    opened: Mapping[str, AttachAnswer]
 
 
-def begin(batch: Batch) -> Procedure[Plan | Done]:
+def begin(batch: MicroBatch) -> Procedure[Plan | Done]:
     """Steps 1 and 2 of a batch: return the record that it is done, or else its plan, created if there is none.
 
     A take-over that was started and not completed is completed first.
@@ -243,7 +250,7 @@ def begin(batch: Batch) -> Procedure[Plan | Done]:
     return (yield from make_plan(step)) if isinstance(step, Unplanned) else step
 
 
-def prepare(batch: Batch) -> Procedure[Plan | Done | Unplanned]:
+def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
     """The part of `begin` that does not depend on the batch's rows: all but the plan of a new batch.
 
     Raises:
@@ -266,7 +273,7 @@ def prepare(batch: Batch) -> Procedure[Plan | Done | Unplanned]:
     return (yield from _follow(batch, plan, concluded))
 
 
-def find_plan(batch: Batch) -> Procedure[Plan | None]:
+def find_plan(batch: MicroBatch) -> Procedure[Plan | None]:
     """Return the first plan of a batch; None if the ledger has none.
 
     Raises:
@@ -275,7 +282,7 @@ def find_plan(batch: Batch) -> Procedure[Plan | None]:
     return (yield from _read(batch, plan_name(batch.batch_id), Plan))
 
 
-def _claim(batch: Batch) -> Procedure[None]:
+def _claim(batch: MicroBatch) -> Procedure[None]:
     """Claim the sink for this run, once, which ends earlier ones; later, check that no other run has.
 
     Called when the records have shown that the sink is this query's: another query must not end the one it belongs to.
@@ -301,7 +308,7 @@ def _claim(batch: Batch) -> Procedure[None]:
         yield DeleteRecords(obsolete_claims)
 
 
-def _require_latest(batch: Batch) -> Procedure[None]:
+def _require_latest(batch: MicroBatch) -> Procedure[None]:
     """Check that no other run has claimed the sink since this one.
 
     Raises:
@@ -316,7 +323,7 @@ def _require_latest(batch: Batch) -> Procedure[None]:
 
 
 def finish(
-    batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+    batch: MicroBatch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
 ) -> Procedure[Plan | Done]:
     """Step 5 of a batch: return the record that it is done, or, if producers were lost, the plan to continue with.
 
@@ -336,7 +343,7 @@ def finish(
 
 
 def _finish(
-    batch: Batch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+    batch: MicroBatch, plan: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
 ) -> Procedure[Plan | Done]:
     receipts, lost = _sorted_outcomes(plan, outcomes)
     yield from _require_latest(batch)
@@ -363,7 +370,7 @@ def obsolete(names: Iterable[str], batch_id: int) -> tuple[str, ...]:
     return tuple(name for name in names if (found := batch_of(name)) is not None and found <= batch_id - KEPT_BATCHES)
 
 
-def _read(batch: Batch, name: str, *kinds: type[R]) -> Procedure[R | None]:
+def _read(batch: MicroBatch, name: str, *kinds: type[R]) -> Procedure[R | None]:
     raw = yield ReadRecord(name)
     if raw is None:
         return None
@@ -377,13 +384,13 @@ def _read(batch: Batch, name: str, *kinds: type[R]) -> Procedure[R | None]:
     return record
 
 
-def _read_conclusion(batch: Batch, batch_id: int, revision: int = 0) -> Procedure[Done | TakeOver | None]:
+def _read_conclusion(batch: MicroBatch, batch_id: int, revision: int = 0) -> Procedure[Done | TakeOver | None]:
     found = yield from _read(batch, done_name(batch_id, revision), Done, TakeOver)
     assert found is None or isinstance(found, Done | TakeOver)
     return found
 
 
-def _check(batch: Batch, record: BatchRecord, name: str) -> None:
+def _check(batch: MicroBatch, record: BatchRecord, name: str) -> None:
     """Check that a record belongs to this sink, hub and query, and has the right name."""
     if record.sink.sink_id != batch.sink.sink_id or batch_of(name) != record.batch_id:
         raise StoreError(f"read {name}", f"it belongs to batch {record.batch_id} of the sink {record.sink.sink_id!r}")
@@ -398,7 +405,7 @@ def _check(batch: Batch, record: BatchRecord, name: str) -> None:
         )
 
 
-def require_form(batch: Batch, plan: Plan) -> None:
+def require_form(batch: MicroBatch, plan: Plan) -> None:
     """Check that the rows become the events that an earlier attempt may have sent some of, in their order.
 
     Raises:
@@ -423,7 +430,7 @@ def require_form(batch: Batch, plan: Plan) -> None:
         )
 
 
-def _behind(batch: Batch, newest: int) -> ConfigurationError:
+def _behind(batch: MicroBatch, newest: int) -> ConfigurationError:
     return ConfigurationError(
         "sink_id",
         f"{batch.sink.sink_id!r} is at batch {newest}, but the query at {batch.batch_id}: it is another query, or its "
@@ -431,7 +438,7 @@ def _behind(batch: Batch, newest: int) -> ConfigurationError:
     )
 
 
-def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
+def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
     prior = yield from _newest_done(batch)
     ids = yield ReadPartitions()
     assert isinstance(ids, Sequence)
@@ -448,13 +455,13 @@ def _prepare_plan(batch: Batch) -> Procedure[Unplanned]:
     opened = (yield AttachProducers(new)) if new else {}
     assert isinstance(opened, Mapping)
     for each in new:
-        if not isinstance(opened[each], ProducerAnswer):
+        if not isinstance(opened[each], AttachAnswer):
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     yield from _claim(batch)
     return Unplanned(batch, partition_ids, prior, opened)
 
 
-def _require_new(batch: Batch, partition_ids: tuple[str, ...]) -> Procedure[None]:
+def _require_new(batch: MicroBatch, partition_ids: tuple[str, ...]) -> Procedure[None]:
     """Check that nothing of a batch can be stored, where the ledger has no record of the sink.
 
     A sink may be called for a later batch than 0 first: it was added to a running query, or the batches before had no
@@ -478,7 +485,7 @@ def _require_new(batch: Batch, partition_ids: tuple[str, ...]) -> Procedure[None
     )
 
 
-def _require_newest(batch: Batch, prior: Done) -> Procedure[None]:
+def _require_newest(batch: MicroBatch, prior: Done) -> Procedure[None]:
     """Check that the ledger ends where the service does: nothing was published since its newest record.
 
     Otherwise its numbers are used already: by batches whose records are lost, or by this one.
@@ -510,7 +517,7 @@ def _require_newest(batch: Batch, prior: Done) -> Procedure[None]:
         )
 
 
-def _may_continue(batch: Batch, prior: PartitionDone | None) -> bool:
+def _may_continue(batch: MicroBatch, prior: PartitionDone | None) -> bool:
     """Return whether a partition's producer is used for another batch."""
     return prior is not None and (prior.is_fresh or prior.next_number < batch.renew_at)
 
@@ -558,7 +565,7 @@ def make_plan(unplanned: Unplanned, used: Collection[str] | None = None) -> Proc
     return (yield from _create_plan(batch, plan))
 
 
-def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
+def _create_plan(batch: MicroBatch, mine: Plan) -> Procedure[Plan]:
     """Create a plan.
 
     Returns:
@@ -573,7 +580,7 @@ def _create_plan(batch: Batch, mine: Plan) -> Procedure[Plan]:
     return existing
 
 
-def _newest_done(batch: Batch) -> Procedure[Done | None]:
+def _newest_done(batch: MicroBatch) -> Procedure[Done | None]:
     """Return the record of the newest batch before this one: not the one before, if the sink is not called for every
     batch. None if the ledger has no record of the sink."""
     if batch.batch_id > 0:
@@ -598,7 +605,7 @@ def _newest_done(batch: Batch) -> Procedure[Done | None]:
     return done
 
 
-def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
+def _find_done(batch: MicroBatch, batch_id: int) -> Procedure[Done | None]:
     """Return the final record of a batch, after its take-overs; None if it has none."""
     revision = 0
     while True:
@@ -609,7 +616,7 @@ def _find_done(batch: Batch, batch_id: int) -> Procedure[Done | None]:
 
 
 def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
-    if not isinstance(answer, ProducerAnswer):
+    if not isinstance(answer, AttachAnswer):
         raise InvalidClientStateError(partition_id, "the service does not accept an idempotent producer for this hub")
     return PartitionPlan(
         partition_id=partition_id,
@@ -664,7 +671,7 @@ def _sorted_outcomes(
     return receipts, lost
 
 
-def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) -> Done:
+def _done(batch: MicroBatch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) -> Done:
     partitions = []
     for entry in plan.partitions:
         receipt = receipts.get(entry.partition_id)
@@ -699,7 +706,7 @@ def _done(batch: Batch, plan: Plan, receipts: Mapping[str, PartitionReceipt]) ->
     )
 
 
-def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
+def _take_over(batch: MicroBatch, plan: Plan, lost: Mapping[str, StateLost], policy: OnProducerStateLost) -> TakeOver:
     """Return the intent to take over the lost producers, if the policy allows it."""
     ids = sorted(lost, key=partition_order)
     if policy is OnProducerStateLost.FAIL:
@@ -733,7 +740,7 @@ def _take_over(batch: Batch, plan: Plan, lost: Mapping[str, StateLost], policy: 
     )
 
 
-def _follow(batch: Batch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
+def _follow(batch: MicroBatch, plan: Plan, concluded: Done | TakeOver | None) -> Procedure[Plan | Done]:
     """Follow the take-overs of a batch to its newest plan or its end, and carry out one that was only intended.
 
     Args:
@@ -770,7 +777,7 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
         for each, (after, _) in ranges.items():
             if tails[each].beginning > after + 1:
                 raise ProducerStateLostError((each,), "retention has removed events since the batch was planned")
-        found = yield ReadStamps(plan, ranges)
+        found = yield ReadBatchStamps(plan, ranges)
         assert isinstance(found, Mapping)
         offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
     revised = {each: _opened(each, answers[each], tails[each].last, offsets[each]) for each in ids}

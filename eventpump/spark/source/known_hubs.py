@@ -90,7 +90,7 @@ class RequestBudget:
         self._busy_until = now + _BUSY_SECONDS
 
 
-class Pace(NamedTuple):
+class LookPace(NamedTuple):
     """How requests are made while nothing is new.
 
     Args:
@@ -267,7 +267,7 @@ class KnownHubs:
         """Return what was not asked for since a moment: hubs first."""
         return sorted((each for each, asked in self._asked.items() if asked < moment), key=_order)
 
-    def pace(self, rate: int, interval: float) -> Pace:
+    def pace(self, rate: int, interval: float) -> LookPace:
         """Return how to make requests so that everything is read once per interval, if the rate allows it.
 
         Otherwise the requests are as many as the rate allows, and partitions that lately had events get more of them.
@@ -278,9 +278,9 @@ class KnownHubs:
         """
         if len(self) <= rate * interval:
             rounds = math.ceil(len(self) / rate)
-            return Pace(math.ceil(len(self) / rounds), interval / rounds, favors_active=False)
+            return LookPace(math.ceil(len(self) / rounds), interval / rounds, favors_active=False)
         count = min(len(self), rate, max(ROUND, math.ceil(rate * interval)))
-        return Pace(count, count / rate, favors_active=True)
+        return LookPace(count, count / rate, favors_active=True)
 
     def next(self, count: int, now: float, *, favors_active: bool = True, without: Collection[Item] = ()) -> list[Item]:
         """Return what to read next: what was not read for the longest time, and partitions that lately had events.

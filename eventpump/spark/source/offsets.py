@@ -400,7 +400,7 @@ def lookup_of(position: EventPosition, *, is_end: bool = False) -> EventPosition
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class QueryLoss:
     """Unread events of a query that are gone.
 
     Args:
@@ -429,8 +429,8 @@ class Loss:
         )
 
 
-def _is_gone(hub: str, partition_id: str, start: int, earliest: int) -> Loss:
-    return Loss(
+def _is_gone(hub: str, partition_id: str, start: int, earliest: int) -> QueryLoss:
+    return QueryLoss(
         hub,
         partition_id,
         f"the next event to read has sequence number {start}, but the partition now begins at {earliest}: "
@@ -438,8 +438,8 @@ def _is_gone(hub: str, partition_id: str, start: int, earliest: int) -> Loss:
     )
 
 
-def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
-    return Loss(
+def _went_back(hub: str, partition_id: str, number: int, latest: int) -> QueryLoss:
+    return QueryLoss(
         hub,
         partition_id,
         f"sequence number {number} was reached before, but the partition now ends at {latest - 1}: "
@@ -448,8 +448,8 @@ def _went_back(hub: str, partition_id: str, number: int, latest: int) -> Loss:
     )
 
 
-def _is_recreated(snapshot: HubSnapshot, before: datetime) -> Loss:
-    return Loss(
+def _is_recreated(snapshot: HubSnapshot, before: datetime) -> QueryLoss:
+    return QueryLoss(
         snapshot.hub,
         next(iter(snapshot.bounds), "0"),
         f"the hub was recreated: its creation time is now {snapshot.created_at.isoformat()}, and was "
@@ -458,16 +458,16 @@ def _is_recreated(snapshot: HubSnapshot, before: datetime) -> Loss:
     )
 
 
-def _is_left_out(offset: HubOffset) -> Loss:
-    return Loss(
+def _is_left_out(offset: HubOffset) -> QueryLoss:
+    return QueryLoss(
         offset.hub,
         next(iter(offset.following), "0"),
         "the checkpoint has this hub, and the option hub no longer names it: its unread events would be left out",
     )
 
 
-def _is_missing(hub: str, partition_id: str) -> Loss:
-    return Loss(hub, partition_id, "the hub no longer has it: the hub was recreated", is_other_hub=True)
+def _is_missing(hub: str, partition_id: str) -> QueryLoss:
+    return QueryLoss(hub, partition_id, "the hub no longer has it: the hub was recreated", is_other_hub=True)
 
 
 # --------------------------------------------------------------------------------------------------------- triggers
@@ -500,7 +500,7 @@ class BatchEnd:
     """
 
     offset: SourceOffset
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[QueryLoss, ...] = ()
 
 
 class StreamPlanner:
@@ -543,7 +543,7 @@ class StreamPlanner:
             snapshots: Of all hubs of the query, by name in lower case.
             is_limited: Whether the limits apply; a trigger may request all events.
         """
-        losses: list[Loss] = [_is_left_out(each) for name, each in start.hubs.items() if name not in snapshots]
+        losses: list[QueryLoss] = [_is_left_out(each) for name, each in start.hubs.items() if name not in snapshots]
         starts: dict[str, HubOffset] = {}
         effective: dict[_Place, int] = {}
         recreated: set[str] = set()
@@ -630,7 +630,7 @@ class StreamPlanner:
 
     def _effective_start(
         self, name: str, start: HubOffset, snapshot: HubSnapshot
-    ) -> tuple[dict[str, int], list[Loss], bool]:
+    ) -> tuple[dict[str, int], list[QueryLoss], bool]:
         """Move a start into what the hub holds.
 
         A recreated hub is read from its beginning, in every partition: some of its numbers may have been reached before
@@ -660,7 +660,7 @@ def _place_order(place: _Place) -> tuple[str, tuple[int, str]]:
     return place[0], partition_order(place[1])
 
 
-def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[Loss]]:
+def _effective_start(start: HubOffset, snapshot: HubSnapshot) -> tuple[dict[str, int], list[QueryLoss]]:
     """Move a start into the bounds of the partitions.
 
     Returns:
@@ -717,7 +717,7 @@ def share(
 
 def source_ranges(
     start: SourceOffset, end: SourceOffset, snapshots: Mapping[str, HubSnapshot]
-) -> tuple[dict[str, list[SequenceRange]], list[Loss]]:
+) -> tuple[dict[str, list[SequenceRange]], list[QueryLoss]]:
     """Return the ranges of a batch, by hub in lower case, and their losses.
 
     Args:
@@ -727,7 +727,7 @@ def source_ranges(
     if start == end:  # how Spark before 4.2 reports its position to a restarted query
         return {}, []
     ranges: dict[str, list[SequenceRange]] = {}
-    losses: list[Loss] = []
+    losses: list[QueryLoss] = []
     for name, stop in end.hubs.items():
         begin = start.hubs.get(name) or HubOffset(stop.hub, {})
         snapshot = snapshots.get(name)
@@ -739,7 +739,9 @@ def source_ranges(
     return ranges, losses
 
 
-def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tuple[list[SequenceRange], list[Loss]]:
+def batch_ranges(
+    start: HubOffset, end: HubOffset, snapshot: HubSnapshot
+) -> tuple[list[SequenceRange], list[QueryLoss]]:
     """Return the ranges of a batch in one hub, by partition number, and their losses.
 
     The same offsets give the same ranges, however often the batch is planned, as long as no event of it is gone. Of a
@@ -748,7 +750,7 @@ def batch_ranges(start: HubOffset, end: HubOffset, snapshot: HubSnapshot) -> tup
     """
     begun = start.following if end.first_start is None else end.first_start
     ranges: list[SequenceRange] = []
-    losses: list[Loss] = []
+    losses: list[QueryLoss] = []
     if end.created_at is not None and end.created_at != snapshot.created_at:
         is_empty = all(begun.get(each, 0) == stop for each, stop in end.following.items())
         return [], [] if is_empty else [_is_recreated(snapshot, end.created_at)]

@@ -26,7 +26,7 @@ from eventpump.spark.source.offsets import (
     MAX_READERS,
     HubOffset,
     HubSnapshot,
-    Loss,
+    QueryLoss,
     SequenceRange,
     SourceOffset,
     SourcePartition,
@@ -198,7 +198,7 @@ class _Reader:
             )
         return [InputPartition(each) for each in tasks]
 
-    def _report_losses(self, losses: Sequence[Loss]) -> None:
+    def _report_losses(self, losses: Sequence[QueryLoss]) -> None:
         """Raise for lost events, or log them.
 
         Raises:
@@ -328,7 +328,7 @@ class _Query:
         on_losses: Called with the losses; it raises if the query has to fail.
     """
 
-    def __init__(self, hubs: Sequence[SourceOptions], on_losses: Callable[[Sequence[Loss]], None]) -> None:
+    def __init__(self, hubs: Sequence[SourceOptions], on_losses: Callable[[Sequence[QueryLoss]], None]) -> None:
         self._hubs = hubs
         self._on_losses = on_losses
         self._planner = StreamPlanner(hubs[0].limits)

@@ -437,7 +437,7 @@ class _RangeLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedEvents:
     """Events of one range; none if the range is completely read.
 
     Args:
@@ -483,7 +483,7 @@ class RangesReceiver:
             )
             for each in ranges
         ]
-        self._received: asyncio.Queue[Received | None] = asyncio.Queue()
+        self._received: asyncio.Queue[ReceivedEvents | None] = asyncio.Queue()
         # One batch in progress for every range, and one that waits for `next`.
         self._room = asyncio.Semaphore(len(ranges) + 1)
         self._task: asyncio.Task[None] | None = None
@@ -497,7 +497,7 @@ class RangesReceiver:
         """Start receiving."""
         self._task = asyncio.create_task(self._receive_all(), name="receive ranges")
 
-    async def next(self) -> Received | None:
+    async def next(self) -> ReceivedEvents | None:
         """Return the next received events; None once every range is read. If it is cancelled, nothing is lost.
 
         Raises:
@@ -540,10 +540,10 @@ class RangesReceiver:
                 messages = await link.read()
                 if not messages:
                     break
-                self._received.put_nowait(Received(index, messages))
+                self._received.put_nowait(ReceivedEvents(index, messages))
             self._room.release()
             await link.release()
-            self._received.put_nowait(Received(index, []))
+            self._received.put_nowait(ReceivedEvents(index, []))
         finally:
             await link.aclose()
 

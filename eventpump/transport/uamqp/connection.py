@@ -22,7 +22,7 @@ from eventpump.transport.base import (
 )
 from eventpump.transport.connection import client_route
 from eventpump.transport.uamqp.door import CA_FILE
-from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Endpoint, Worker
+from eventpump.transport.uamqp.worker import HANDLES, SESSIONS, Ask, Worker, WorkerEndpoint
 
 _MAX_UNSETTLED: Final = 4 * 1024 * 1024
 """Bytes of messages that wait in uamqp for their outcome; the rest waits here, where a send can be cancelled."""
@@ -132,7 +132,7 @@ class UamqpConnection(BaseConnection):
         self._links: dict[int, UamqpLink] = {}
         self._held = [0] * SESSIONS
         self.worker = Worker(
-            Endpoint(
+            WorkerEndpoint(
                 host=settings.host,
                 port=settings.port,
                 hostname=settings.fully_qualified_namespace,

@@ -90,7 +90,7 @@ class ConnectionOwner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class WorkerEndpoint:
     """Where to connect, and as whom.
 
     Args:
@@ -118,7 +118,7 @@ class Worker:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: WorkerEndpoint,
         owner: ConnectionOwner,
         loop: asyncio.AbstractEventLoop,
         *,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import KeyedProcessor, Park, PartitionContext, ReceivedEvent, RetryOptions
-from eventpump.app.handlers import Handler, Publication, Route, RouteProcessor
+from eventpump.app.handlers import Handler, ResultDestination, RoutedFunction, RouteProcessor
 from eventpump.errors import ConfigurationError, EventPumpError
 from eventpump.eventhubs.decoding import PAYLOADS
 from eventpump.eventhubs.events import Checkpoint, EventData
@@ -215,8 +215,8 @@ class AppHistory(ConsumerHistory):
 
     def processor(self, life: Life) -> Any:
         function = UnrulyFunction(self.world, life, self.ledger, self.manners)
-        results = Publication("results", partition_key=lambda value: None, producer=_Results(self, life))
-        route = Route(Handler(function.handle, PAYLOADS), [results])
+        results = ResultDestination("results", partition_key=lambda value: None, producer=_Results(self, life))
+        route = RoutedFunction(Handler(function.handle, PAYLOADS), [results])
         if self.is_keyed:
             return KeyedProcessor(route.handle_keyed, key=key_of, concurrency=self._parking.choice((1, 3, 10)))
         return partial(RouteProcessor, route)

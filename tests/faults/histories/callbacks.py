@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from eventpump import PartitionContext
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.errors import ConfigurationError, EventPumpError
 from tests.faults.histories.world import Life, World
@@ -45,7 +45,7 @@ class Callbacks:
         return [name for name, life in self._open.values() if life.is_running]
 
     async def ask(
-        self, life: Life, host: PartitionHost, context: PartitionContext, rng: random.Random, *, number: int
+        self, life: Life, host: HubHost, context: PartitionContext, rng: random.Random, *, number: int
     ) -> None:
         """Call the host from within a batch.
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.core.balancer import LeasePlan
 from eventpump.core.balancers import FairBalancer, GreedyBalancer, RingBalancer, StaticAssignment
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -175,7 +175,7 @@ class HistoryHost:
     """One life of a host."""
 
     life: Life
-    host: PartitionHost
+    host: HubHost
     transport: LifeTransport
     began: float
     run: asyncio.Task[None] | None = None
@@ -375,7 +375,7 @@ class ConsumerHistory:
     def _start_host(self, life: Life, name: str, store: HistoryStore) -> HistoryHost:
         """Start a host in a process."""
         world, transport = self.world, LifeTransport(self.hub, life)
-        host = PartitionHost(
+        host = HubHost(
             lambda: transport,
             store,
             HostSettings(**{**self.options, "owner_id": name}),

@@ -1,4 +1,4 @@
-"""Histories of readers with a keyed processor: `PartitionReader.run`, canceled, failing, gone on with, and killed.
+"""Histories of readers with a keyed processor: `HubReader.run`, canceled, failing, gone on with, and killed.
 
 A follower processes a partition with one reader after the other: its position is stored now and then, and when its
 process is killed, or ends by itself, the next reader begins at the stored one. What must hold, whatever handlers, links
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eventpump import KeyedProcessor, PartitionContext, ReceivedEvent, RetryOptions
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import ConnectionLostError, DataLossError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
@@ -40,7 +40,7 @@ class _Process:
 
     life: Life
     transport: LifeTransport
-    reader: PartitionReader
+    reader: HubReader
     start: int
     task: asyncio.Task[None] | None = None
     ok: set[int] = field(default_factory=set)
@@ -240,7 +240,7 @@ class KeyedReaderHistory(OnePartition):
             prefetch_events=world.rng.choice((10, 50, 1000)),
             receiver_name=name,
         )
-        reader = PartitionReader(lambda: transport, settings, rng=world.stream(name), on_loss=follower.lost)
+        reader = HubReader(lambda: transport, settings, rng=world.stream(name), on_loss=follower.lost)
         process = follower.process = _Process(life, transport, reader, follower.stored)
         world.note("begin", name, "at", follower.stored)
         process.task = world.spawn(life, self._follow(follower, process), name)

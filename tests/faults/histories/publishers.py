@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eventpump import KeyedProcessor, PartitionContext, ReceivedEvent
-from eventpump.app.handlers import Handler, Publication, Route, RouteProcessor
+from eventpump.app.handlers import Handler, ResultDestination, RoutedFunction, RouteProcessor
 from eventpump.app.results import ResultPublisher
 from eventpump.errors import ConnectionLostError, EventPumpError, ServiceError
 from eventpump.eventhubs.conditions import SERVER_BUSY, error_for
@@ -162,8 +162,8 @@ class PublishersHistory(AppHistory):
             on_final=lambda error: self.world.violate(f"{life.name}: the application ends: {error!r}"),
         )
         key = self._key if self._spreads else (lambda value: None)
-        route = Route(
-            Handler(function.handle, PAYLOADS), [Publication("results", partition_key=key, producer=publisher)]
+        route = RoutedFunction(
+            Handler(function.handle, PAYLOADS), [ResultDestination("results", partition_key=key, producer=publisher)]
         )
         if self.is_keyed:
             return KeyedProcessor(route.handle_keyed, key=key_of, concurrency=self._parking.choice((1, 3, 10)))

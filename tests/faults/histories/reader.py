@@ -1,4 +1,4 @@
-"""Histories of readers: what a `PartitionReader` gives, over links that end, hubs that drop events, and ranges.
+"""Histories of readers: what a `HubReader` gives, over links that end, hubs that drop events, and ranges.
 
 What must hold: from its start on a reader gives every event once and in order; where retention took some of them it
 says so; a range ends in time, whatever happened to its end. In the histories of large events, too: what a feed holds
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventpump.consumer.link.feed import PartitionFeed
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import ConnectionLostError, DataLossError, EventPumpError, ServiceError
 from eventpump.eventhubs.conditions import error_for
 from eventpump.eventhubs.events import EventPosition
@@ -38,7 +38,7 @@ class _Reader:
 
     name: str
     transport: LifeTransport
-    reader: PartitionReader
+    reader: HubReader
     is_from_start: bool
     earliest_start: int
     latest_start: int | None = None
@@ -221,7 +221,7 @@ class ReaderHistory(OnePartition):
             **room,
             **options,
         )
-        reader = PartitionReader(
+        reader = HubReader(
             lambda: transport, settings, rng=world.stream(name), on_loss=lambda error: self._lost(joined, error)
         )
         is_from_start = start == "earliest"

@@ -15,7 +15,7 @@ from eventpump.amqp.connection import (
     Outcomes,
     SessionEnded,
 )
-from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.link import AttachState, Link
 from eventpump.amqp.performatives import (
     Accepted,
     AmqpError,
@@ -573,7 +573,7 @@ def test_detach_is_reported_once_at_both_ends(client_sends: bool, sender_ends: b
     client, server = pair.run()
     assert only(client if pair.engine_of(other) is pair.client else server, LinkDetached).error == error
     assert only(client if pair.engine_of(ender) is pair.client else server, LinkDetached).error is None
-    assert sender.state is receiver.state is LinkState.DETACHED
+    assert sender.state is receiver.state is AttachState.DETACHED
     assert pair.client.sessions[0].links == pair.server.sessions[0].links == {}
     with pytest.raises(ClosedError):
         sender.send(b"x")

@@ -21,7 +21,7 @@ from eventpump.amqp.connection import (
     SaslRequested,
 )
 from eventpump.amqp.flow import SessionState
-from eventpump.amqp.link import LINK_STEPS, Link, LinkAction, LinkInput, LinkState
+from eventpump.amqp.link import LINK_STEPS, AttachState, Link, LinkAction, LinkInput
 from eventpump.amqp.performatives import (
     Attach,
     Begin,
@@ -245,36 +245,36 @@ def test_fail_with_an_open_too_large() -> None:
 
 # ----------------------------------------------------------------------------------------------------- links
 
-_LINKS: dict[LinkState, dict[LinkInput, tuple[LinkState, list[str]]]] = {
-    LinkState.ATTACH_SENT: {
-        LinkInput.RECEIVE_ATTACH: (LinkState.ATTACHED, []),
-        LinkInput.RECEIVE_REFUSAL: (LinkState.REFUSED, []),
-        LinkInput.DETACH: (LinkState.DETACH_SENT, ["Detach"]),
-        LinkInput.SESSION_ENDED: (LinkState.DETACHED, []),
+_LINKS: dict[AttachState, dict[LinkInput, tuple[AttachState, list[str]]]] = {
+    AttachState.ATTACH_SENT: {
+        LinkInput.RECEIVE_ATTACH: (AttachState.ATTACHED, []),
+        LinkInput.RECEIVE_REFUSAL: (AttachState.REFUSED, []),
+        LinkInput.DETACH: (AttachState.DETACH_SENT, ["Detach"]),
+        LinkInput.SESSION_ENDED: (AttachState.DETACHED, []),
     },
-    LinkState.ATTACH_RECEIVED: {
-        LinkInput.ACCEPT: (LinkState.ATTACHED, ["Attach"]),
-        LinkInput.DETACH: (LinkState.DETACH_SENT, ["Attach", "Detach"]),
-        LinkInput.RECEIVE_DETACH: (LinkState.DETACHED, ["Attach", "Detach"]),
-        LinkInput.SESSION_ENDED: (LinkState.DETACHED, []),
+    AttachState.ATTACH_RECEIVED: {
+        LinkInput.ACCEPT: (AttachState.ATTACHED, ["Attach"]),
+        LinkInput.DETACH: (AttachState.DETACH_SENT, ["Attach", "Detach"]),
+        LinkInput.RECEIVE_DETACH: (AttachState.DETACHED, ["Attach", "Detach"]),
+        LinkInput.SESSION_ENDED: (AttachState.DETACHED, []),
     },
-    LinkState.ATTACHED: {
-        LinkInput.DETACH: (LinkState.DETACH_SENT, ["Detach"]),
-        LinkInput.RECEIVE_DETACH: (LinkState.DETACHED, ["Detach"]),
-        LinkInput.SESSION_ENDED: (LinkState.DETACHED, []),
+    AttachState.ATTACHED: {
+        LinkInput.DETACH: (AttachState.DETACH_SENT, ["Detach"]),
+        LinkInput.RECEIVE_DETACH: (AttachState.DETACHED, ["Detach"]),
+        LinkInput.SESSION_ENDED: (AttachState.DETACHED, []),
     },
-    LinkState.REFUSED: {
-        LinkInput.DETACH: (LinkState.DETACH_SENT, ["Detach"]),
-        LinkInput.RECEIVE_DETACH: (LinkState.DETACHED, ["Detach"]),
-        LinkInput.SESSION_ENDED: (LinkState.DETACHED, []),
+    AttachState.REFUSED: {
+        LinkInput.DETACH: (AttachState.DETACH_SENT, ["Detach"]),
+        LinkInput.RECEIVE_DETACH: (AttachState.DETACHED, ["Detach"]),
+        LinkInput.SESSION_ENDED: (AttachState.DETACHED, []),
     },
-    LinkState.DETACH_SENT: {
-        LinkInput.RECEIVE_ATTACH: (LinkState.DETACH_SENT, []),
-        LinkInput.RECEIVE_REFUSAL: (LinkState.DETACH_SENT, []),
-        LinkInput.RECEIVE_DETACH: (LinkState.DETACHED, []),
-        LinkInput.SESSION_ENDED: (LinkState.DETACHED, []),
+    AttachState.DETACH_SENT: {
+        LinkInput.RECEIVE_ATTACH: (AttachState.DETACH_SENT, []),
+        LinkInput.RECEIVE_REFUSAL: (AttachState.DETACH_SENT, []),
+        LinkInput.RECEIVE_DETACH: (AttachState.DETACHED, []),
+        LinkInput.SESSION_ENDED: (AttachState.DETACHED, []),
     },
-    LinkState.DETACHED: {},
+    AttachState.DETACHED: {},
 }
 
 
@@ -293,8 +293,8 @@ _LINK_CALLS: dict[LinkInput, Callable[[Link], object]] = {
 }
 
 
-@pytest.mark.parametrize(("state", "happened"), list(itertools.product(LinkState, LinkInput)))
-def test_link_takes_each_input_in_each_state(state: LinkState, happened: LinkInput) -> None:
+@pytest.mark.parametrize(("state", "happened"), list(itertools.product(AttachState, LinkInput)))
+def test_link_takes_each_input_in_each_state(state: AttachState, happened: LinkInput) -> None:
     """Each pair leads where the table says and sends what it says, or changes and sends nothing."""
     pair = opened()
     session, _ = pair.session()

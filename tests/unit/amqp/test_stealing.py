@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventpump.amqp.connection import CreditChanged, LinkAttached, LinkDetached, Messages
-from eventpump.amqp.link import Link, LinkState
+from eventpump.amqp.link import AttachState, Link
 from eventpump.amqp.performatives import Attach, Begin, Detach, Source, Target, Transfer
 from eventpump.amqp.session import Session
 from tests.unit.amqp.pair import Pair, config, frame, only, opened, payloads, sent
@@ -95,7 +95,7 @@ def test_attach_by_the_server_steals_from_its_client() -> None:
     assert only(client, LinkDetached).link is mine
     assert only(client, LinkAttached).link.is_remote_initiated
     assert only(pair.server_events, LinkDetached).link is theirs
-    assert thief.state is LinkState.ATTACH_SENT
+    assert thief.state is AttachState.ATTACH_SENT
 
 
 # --------------------------------------------------------------------------- transfers before their attach's answer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from eventpump.app.handlers import Handler, Publication, Route, RouteProcessor
+from eventpump.app.handlers import Handler, ResultDestination, RoutedFunction, RouteProcessor
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
@@ -135,8 +135,10 @@ def _fleet(count: int) -> Fleet:
     return fleet
 
 
-def _route(function: Any, producer: _Producer | None = None) -> Route:
-    return Route(Handler(function, PAYLOADS), [] if producer is None else [Publication("out", producer=producer)])
+def _route(function: Any, producer: _Producer | None = None) -> RoutedFunction:
+    return RoutedFunction(
+        Handler(function, PAYLOADS), [] if producer is None else [ResultDestination("out", producer=producer)]
+    )
 
 
 async def test_an_event_is_processed_when_what_it_led_to_is_stored() -> None:

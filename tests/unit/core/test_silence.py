@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.core.silence import DROP_INTERVAL, HubAnswer, Patience, Peer, SilenceCheck, Step, is_ahead, lag
+from eventpump.core.silence import DROP_INTERVAL, HubAnswer, Patience, Peer, SilenceCheck, SilenceStep, is_ahead, lag
 from eventpump.eventhubs.events import EventPosition
 
 ANSWERS = st.sampled_from([True, False, None])
@@ -22,7 +22,7 @@ def _answering() -> Peer:
     return peer
 
 
-def _go(check: SilenceCheck, *outcomes: Any) -> list[Step]:
+def _go(check: SilenceCheck, *outcomes: Any) -> list[SilenceStep]:
     """Go through a check.
 
     Returns:
@@ -30,12 +30,14 @@ def _go(check: SilenceCheck, *outcomes: Any) -> list[Step]:
     """
     steps = [check.step]
     for outcome in outcomes:
-        {Step.PROBE: check.probed, Step.ASK: check.looked, Step.REOPEN: check.reopened}[check.step](outcome)
+        {SilenceStep.PROBE: check.probed, SilenceStep.ASK: check.looked, SilenceStep.REOPEN: check.reopened}[
+            check.step
+        ](outcome)
         steps.append(check.step)
     return steps
 
 
-P, A, R, D, REST = Step.PROBE, Step.ASK, Step.REOPEN, Step.DROP, Step.REST
+P, A, R, D, REST = SilenceStep.PROBE, SilenceStep.ASK, SilenceStep.REOPEN, SilenceStep.DROP, SilenceStep.REST
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ P, A, R, D, REST = Step.PROBE, Step.ASK, Step.REOPEN, Step.DROP, Step.REST
         (True, [False, True, None], [P, R, P, REST]),
     ],
 )
-def test_check_of_a_link_follows_the_table(answers: bool, outcomes: list[Any], steps: list[Step]) -> None:
+def test_check_of_a_link_follows_the_table(answers: bool, outcomes: list[Any], steps: list[SilenceStep]) -> None:
     """A check goes as the module's table has it."""
     check = SilenceCheck(_answering() if answers else Peer(), was_reopened=False, may_drop=True)
     assert _go(check, *outcomes) == steps
@@ -73,7 +75,7 @@ def test_check_of_a_link_follows_the_table(answers: bool, outcomes: list[Any], s
     ],
 )
 def test_check_of_a_reopened_link_follows_the_table(
-    answers: bool, may_drop: bool, outcomes: list[Any], steps: list[Step]
+    answers: bool, may_drop: bool, outcomes: list[Any], steps: list[SilenceStep]
 ) -> None:
     """A second silent link has its connection dropped, unless that was done too recently."""
     check = SilenceCheck(_answering() if answers else Peer(), was_reopened=True, may_drop=may_drop)
@@ -97,26 +99,26 @@ def test_check_gives_up_nothing_without_evidence(
     aheads, unanswered = 0, 0
     for number, outcome in enumerate(outcomes):
         step = check.step
-        if step in {Step.REST, Step.DROP}:
+        if step in {SilenceStep.REST, SilenceStep.DROP}:
             break
         assert number < 8
-        if step is Step.PROBE:
+        if step is SilenceStep.PROBE:
             was_known = peer.answers_echo or bool(outcome)
             check.probed(outcome)
             unanswered += outcome is False and was_known
             assert peer.answers_echo is was_known
-        elif step is Step.ASK:
+        elif step is SilenceStep.ASK:
             check.looked(outcome)
             aheads += bool(outcome)
         else:
             assert unanswered == 1 or aheads == 2
             check.reopened(outcome)
             unanswered += outcome is False and not check.is_ahead
-        if check.step is Step.DROP:
+        if check.step is SilenceStep.DROP:
             assert may_drop
             assert unanswered == 2 or (was_reopened and aheads == 2)
     else:
-        assert check.step in {Step.REST, Step.DROP}
+        assert check.step in {SilenceStep.REST, SilenceStep.DROP}
 
 
 def test_patience_grows_with_each_vain_attempt() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eventpump.demo.record import Record, RecordFile, read_records
+from eventpump.demo.record import ProcessedEvent, RecordFile, read_records
 from eventpump.demo.verify import judge
 
 STORED = [("0", 0, "a"), ("0", 1, "b"), ("1", 0, "c")]
-FIRST = [Record("0", 0, "a", 1, 10.0), Record("0", 1, "b", 1, 11.0)]
-SECOND = [Record("1", 0, "c", 1, 10.5)]
+FIRST = [ProcessedEvent("0", 0, "a", 1, 10.0), ProcessedEvent("0", 1, "b", 1, 11.0)]
+SECOND = [ProcessedEvent("1", 0, "c", 1, 10.5)]
 
 
 def test_verdict_holds_with_every_event_once() -> None:
@@ -34,22 +34,22 @@ def test_event_acknowledged_but_not_in_the_hub_is_lost() -> None:
 
 def test_event_with_another_body_is_lost_and_unknown() -> None:
     """The right place with a wrong body is a loss, and something unknown."""
-    verdict = judge("abc", STORED, {"one": FIRST, "two": [Record("1", 0, "x", 1, 10.5)]})
+    verdict = judge("abc", STORED, {"one": FIRST, "two": [ProcessedEvent("1", 0, "x", 1, 10.5)]})
     assert (verdict.holds, verdict.lost, verdict.unknown) == (False, 1, 1)
 
 
 def test_verdict_fails_for_two_hosts_under_one_epoch() -> None:
     """One deliverer per partition and epoch; an event come again under the next epoch is but a duplicate."""
-    again = [*SECOND, Record("0", 1, "b", 1, 12.0)]
+    again = [*SECOND, ProcessedEvent("0", 1, "b", 1, 12.0)]
     assert judge("abc", STORED, {"one": FIRST, "two": again}).shared == 1
-    later = [*SECOND, Record("0", 1, "b", 2, 10.9)]
+    later = [*SECOND, ProcessedEvent("0", 1, "b", 2, 10.9)]
     verdict = judge("abc", STORED, {"one": FIRST, "two": later})
     assert (verdict.holds, verdict.shared, verdict.duplicates) == (True, 0, 1)
 
 
 def test_take_over_time_ends_with_the_last_orphan() -> None:
     """It counts from the kill to the last partition's first event under another host."""
-    records = {"killed": FIRST, "two": [Record("0", 1, "b", 2, 16.0), Record("1", 0, "c", 2, 17.5)]}
+    records = {"killed": FIRST, "two": [ProcessedEvent("0", 1, "b", 2, 16.0), ProcessedEvent("1", 0, "c", 2, 17.5)]}
     verdict = judge("abc", STORED, records, killed="killed", killed_at=12.0, orphans=["0", "1"])
     assert verdict.take_over == 5.5
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.eventhubs import sas
-from eventpump.eventhubs.sas import Verdict
+from eventpump.eventhubs.sas import TokenVerdict
 
 URI = "sb://ns.servicebus.windows.net/hub"
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -29,14 +29,14 @@ def test_verify_takes_a_signed_token_until_it_expires(uri: str, name: str, key: 
     """What we sign we read back and verify, until it expires."""
     token = sas.parse(sas.generate(uri, name, key, expires_at))
     assert (token.resource, token.key_name, token.expires_at) == (uri, name, expires_at)
-    assert sas.verify(token, key, expires_at - 0.001) is Verdict.VALID
-    assert sas.verify(token, key, expires_at) is Verdict.EXPIRED
-    assert sas.verify(token, key + "x", expires_at - 1) is Verdict.BAD_SIGNATURE
+    assert sas.verify(token, key, expires_at - 0.001) is TokenVerdict.VALID
+    assert sas.verify(token, key, expires_at) is TokenVerdict.EXPIRED
+    assert sas.verify(token, key + "x", expires_at - 1) is TokenVerdict.BAD_SIGNATURE
 
 
 def test_verdict_is_true_only_when_valid() -> None:
     """A verdict can stand for a boolean."""
-    assert [each for each in Verdict if each] == [Verdict.VALID]
+    assert [each for each in TokenVerdict if each] == [TokenVerdict.VALID]
 
 
 def test_verify_takes_parts_in_any_order_and_escaping() -> None:
@@ -52,7 +52,7 @@ def test_verify_takes_parts_in_any_order_and_escaping() -> None:
 def test_verify_of_a_bad_signature_does_not_say_expired() -> None:
     """Whether a token has expired is not told to who cannot sign."""
     token = sas.parse(sas.generate(URI, "Root", "other", 10))
-    assert sas.verify(token, "key", 20) is Verdict.BAD_SIGNATURE
+    assert sas.verify(token, "key", 20) is TokenVerdict.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_verify_of_a_bad_signature_does_not_say_expired() -> None:
 def test_verify_of_a_tampered_token_fails(change: tuple[str, str]) -> None:
     """A changed expiry, resource or signature does not verify."""
     text = sas.generate(URI, "Root", "key", 1000).replace(*change)
-    assert sas.verify(sas.parse(text), "key", 1) is Verdict.BAD_SIGNATURE
+    assert sas.verify(sas.parse(text), "key", 1) is TokenVerdict.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.core.backoff import Backoff
 from eventpump.errors import ConfigurationError, PublishOutcomeUnknownError, ServiceTimeoutError
 from eventpump.eventhubs.events import EventData
@@ -142,7 +142,7 @@ async def test_attaches_beyond_their_time_are_failures_in_a_row(retry: dict[str,
     transport = HangingTransport(hub, 100)
     options: dict[str, Any] = {"link_retry": RetryOptions(max_retries=2, base_delay=1, try_timeout=10, **retry)}
     settings = ReaderSettings(hub=hub.name, partition_id="0", startup_timeout=1000, **options)
-    async with PartitionReader(lambda: transport, settings) as reader:
+    async with HubReader(lambda: transport, settings) as reader:
         with pytest.raises(ServiceTimeoutError, match="try_timeout"):
             async with asyncio.timeout(500):
                 await reader.read()
@@ -157,6 +157,6 @@ async def test_links_heed_delay_and_limit() -> None:
     start = asyncio.get_running_loop().time()
     options: dict[str, Any] = {"end": "@latest", "link_retry": RETRY}
     settings = ReaderSettings(hub=hub.name, partition_id="0", **options)
-    async with PartitionReader(lambda: transport, settings) as reader:
+    async with HubReader(lambda: transport, settings) as reader:
         assert [event.sequence_number async for event in reader] == [0, 1, 2]
     assert [round(each - start) for each in transport.attaches] == [0, 11, 22]

@@ -32,19 +32,19 @@ from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.protocol import (
     RENEW_AT,
+    AttachAnswer,
     AttachProducers,
-    Batch,
     CreateRecord,
     DeleteRecords,
     DriverRun,
     ListRecords,
+    MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ProducerAnswer,
+    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
-    ReadStamps,
     ReadTails,
     Request,
     Unplanned,
@@ -357,7 +357,7 @@ class World:
                 self.committed = max(self.committed, batch_id + 1)
                 batch_id, may_repeat = batch_id + 1, False
                 continue
-            batch = Batch(
+            batch = MicroBatch(
                 SINK,
                 QUERY,
                 driver,
@@ -424,19 +424,19 @@ class World:
             case ReadTails(ids):
                 answer = {each: PartitionTail(0, len(self.partitions[each].log) - 1) for each in ids}
             case AttachProducers(producers):
-                answers: dict[str, ProducerAnswer | None] = {}
+                answers: dict[str, AttachAnswer | None] = {}
                 for partition_id, asked in producers.items():
                     for _ in range(self.rng.choice([1, 1, 1, 2])):
                         answers[partition_id] = self._attach(partition_id, asked)
                         yield
                 answer = answers
-            case ReadStamps(plan, ranges):
+            case ReadBatchStamps(plan, ranges):
                 answer = {each: self._stamps(plan, each, ranges[each]) for each in ranges}
         return answer
 
-    def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
+    def _attach(self, partition_id: str, asked: AttachRequest) -> AttachAnswer | None:
         try:
-            return ProducerAnswer(*self.partitions[partition_id].attach(asked))
+            return AttachAnswer(*self.partitions[partition_id].attach(asked))
         except UnknownError:
             return None
         except FencedError:

@@ -26,8 +26,8 @@ from eventpump.spark.source.offsets import (
     ROWS_PER_TASK,
     HubOffset,
     HubSnapshot,
-    Loss,
     PartitionBounds,
+    QueryLoss,
     SequenceRange,
     SourceOffset,
     StreamPlanner,
@@ -73,7 +73,7 @@ class End(NamedTuple):
     """The end of a batch in the only hub; the offset is the start itself where there is no batch."""
 
     offset: HubOffset
-    losses: tuple[Loss, ...]
+    losses: tuple[QueryLoss, ...]
 
 
 def end_of(

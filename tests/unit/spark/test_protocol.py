@@ -21,19 +21,19 @@ from eventpump.spark.sink.protocol import (
     KEPT_CLAIMS,
     PRUNED_EVERY,
     RENEW_AT,
+    AttachAnswer,
     AttachProducers,
-    Batch,
     CreateRecord,
     DeleteRecords,
     DriverRun,
     ListRecords,
+    MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ProducerAnswer,
+    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
-    ReadStamps,
     ReadTails,
     Request,
     Unplanned,
@@ -174,18 +174,18 @@ class Outside:
             case AttachProducers(asked):
                 self.made += [each for each in asked.values() if each != AttachRequest()]
                 return {each: self._attach(attach) for each, attach in asked.items()}
-            case ReadStamps(_, ranges):
+            case ReadBatchStamps(_, ranges):
                 self.made.append(dict(ranges))
                 return {each: list(self.rows) for each in ranges}
         return None
 
-    def _attach(self, asked: AttachRequest) -> ProducerAnswer | None:
+    def _attach(self, asked: AttachRequest) -> AttachAnswer | None:
         if asked.producer_id is None:
-            return ProducerAnswer(next(self.ids), 0, 0)
+            return AttachAnswer(next(self.ids), 0, 0)
         if self.known is not None and asked.producer_id not in self.known:
             return None
         assert asked.owner_level is not None
-        return ProducerAnswer(asked.producer_id, asked.owner_level, self.numbers.get(asked.producer_id, 0))
+        return AttachAnswer(asked.producer_id, asked.owner_level, self.numbers.get(asked.producer_id, 0))
 
 
 def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
@@ -195,9 +195,9 @@ def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
     return made
 
 
-def batch(batch_id: int = 1, *, run_id: str = "this", **values: Any) -> Batch:
+def batch(batch_id: int = 1, *, run_id: str = "this", **values: Any) -> MicroBatch:
     every: dict[str, Any] = {"sink": SINK, "query_id": "query", "run": running(run_id), "batch_id": batch_id}
-    return Batch(**{**every, **values})
+    return MicroBatch(**{**every, **values})
 
 
 def receipt(each: PartitionPlan, count: int) -> PartitionReceipt:

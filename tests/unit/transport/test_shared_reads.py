@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.emulator.faults import (
     Action,
     CloseConnection,
@@ -127,7 +127,7 @@ class World:
 
     async def reading(self) -> Phase:
         settings = ReaderSettings(hub="telemetry", partition_id="0", consumer_group="second")
-        reader = PartitionReader(lambda: transport_to(self.service, self.rng), settings, rng=self.rng)
+        reader = HubReader(lambda: transport_to(self.service, self.rng), settings, rng=self.rng)
         entered = False
 
         async def phase(number: int) -> None:
@@ -149,7 +149,7 @@ class World:
             for event in events:
                 handled.setdefault(int(event.body), asyncio.Event()).set()
 
-        host = PartitionHost(
+        host = HubHost(
             lambda: transport_to(self.service, self.rng),
             MemoryLeaseStore(),
             HostSettings(hub="telemetry", owner_id="a"),

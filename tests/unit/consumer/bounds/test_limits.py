@@ -20,7 +20,7 @@ from eventpump.consumer.bounds.limits import (
     PacedDirectory,
 )
 from eventpump.consumer.bounds.loop_gate import LoopGate
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
@@ -115,7 +115,7 @@ async def test_store_with_a_thousand_partitions_and_slow_calls_loses_none(
     store = BusyStore(leases, clock, 0.6)
     reports: list[HostReport] = []
     transport = FakeTransport(hub)
-    host = PartitionHost(
+    host = HubHost(
         lambda: transport,
         store,
         HostSettings(hub=hub.name, owner_id="a"),
@@ -151,7 +151,7 @@ async def test_renewals_are_spread_over_the_interval(clock: VirtualClock) -> Non
     store = BusyStore(leases, clock, 0.0)
     transport = FakeTransport(hub)
     settings = HostSettings(hub=hub.name, owner_id="a")
-    host = PartitionHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
+    host = HubHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
     running = asyncio.create_task(host.run())
     await asyncio.sleep(40)
     assert len(store.renewed_at) >= 1500
@@ -168,7 +168,7 @@ async def test_close_sends_no_acquisition_that_waits(clock: VirtualClock) -> Non
     store = BusyStore(leases, clock, 0.6)
     transport = FakeTransport(hub)
     settings = HostSettings(hub=hub.name, owner_id="a")
-    host = PartitionHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
+    host = HubHost(lambda: transport, store, settings, RecordingProcessor(Record()), rng=random.Random(1))
     running = asyncio.create_task(host.run())
     await asyncio.sleep(10)
     held = [row for row in leases.leases(_keyed(SCOPE)).values() if row.owner == "a"]

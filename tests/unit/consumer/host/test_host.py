@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.pump_state import PumpState
@@ -313,7 +313,7 @@ async def test_host_does_not_close_a_store_that_other_code_has_opened(begun: str
         store = fleet.stores["a"]
         store.turns = 3
         settings = HostSettings(hub=fleet.hub.name, owner_id="b")
-        second = PartitionHost(lambda: FakeTransport(fleet.hub), store, settings, _nothing)
+        second = HubHost(lambda: FakeTransport(fleet.hub), store, settings, _nothing)
         if begun == "by the program":
             await store.open(fleet.scope)
             with pytest.raises(ConfigurationError, match="open already"):
@@ -770,7 +770,7 @@ async def test_hook_that_raises_is_logged_only(caplog: pytest.LogCaptureFixture)
 
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
-        host = PartitionHost(
+        host = HubHost(
             lambda: FakeTransport(fleet.hub),
             MemoryLeaseStore(fleet.leases),
             HostSettings(hub="telemetry", owner_id="h"),
@@ -1126,7 +1126,7 @@ async def test_run_while_running_is_refused() -> None:
 async def test_stop_from_a_handler_ends_run_in_order() -> None:
     """`stop` from within a handler ends `run` in order, with that handler's work done."""
     async with _fleet() as fleet:
-        hosts: list[PartitionHost] = []
+        hosts: list[HubHost] = []
 
         async def enough(context: PartitionContext, events: Events) -> None:
             await context.checkpoint()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.pump_state import PumpState
@@ -28,7 +28,7 @@ def _changes(fleet: Fleet, name: str) -> list[tuple[LinkState, LinkState]]:
     return [(each.before, each.state) for each in reports]
 
 
-def _states(host: PartitionHost) -> dict[str, LinkState]:
+def _states(host: HubHost) -> dict[str, LinkState]:
     return {each.subscription: each.link_state for each in host.partitions}
 
 

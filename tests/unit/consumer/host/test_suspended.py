@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseLost, LoopBlocked, StoreFailed
@@ -30,7 +30,7 @@ async def test_host_suspended_beyond_its_leases_gives_them_up() -> None:
     """Once awake it notes at the next renewal that its leases ran out, whatever its timers say."""
     hub, clock, record = FakeHub(partitions=4), Machine(), Record()
     reports: list[HostReport] = []
-    host = PartitionHost(
+    host = HubHost(
         lambda: FakeTransport(hub),
         MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
         HostSettings(hub=hub.name, owner_id="a", renew_interval=10.0),
@@ -59,7 +59,7 @@ async def test_suspension_during_a_step_is_not_reported_as_a_blocked_loop() -> N
         clock.suspended += 3600
 
     hub.publish("0", "event")
-    host = PartitionHost(
+    host = HubHost(
         lambda: FakeTransport(hub),
         MemoryLeaseStore(MemoryLeases(), lease_duration=30.0, clock=clock),
         HostSettings(hub=hub.name, owner_id="a", checkpoint_policy=CheckpointPolicy(every_events=1), max_batch_size=1),

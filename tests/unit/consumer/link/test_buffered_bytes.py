@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.link.feed import LARGE, PartitionFeed, as_received
 from eventpump.consumer.link.kept_link import FeedFullError
 from eventpump.consumer.processor import PartitionContext
@@ -31,13 +31,13 @@ OVERHEAD = 200
 """More than the sections of an event take beside its body."""
 
 
-Watch = Callable[[PartitionHost, int], None]
+Watch = Callable[[HubHost, int], None]
 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Called with a host and its largest event: check the bound that the documentation states after each batch."""
-    watched: list[tuple[PartitionHost, int]] = []
+    watched: list[tuple[HubHost, int]] = []
     accounts: list[Account] = []
     receive, open_account = PartitionFeed.messages, BufferBudget.open
 

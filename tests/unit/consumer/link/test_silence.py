@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import Recovery, ServiceTimeoutError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.consumer import ReaderSettings
@@ -409,7 +409,7 @@ async def test_reader_opens_its_silent_link_again(
     hub = FakeHub(partitions=1)
     hub.publish("0", "a")
     settings = ReaderSettings(hub=hub.name, partition_id="0")
-    async with PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
+    async with HubReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
 
         async def read() -> list[int]:
             while not (events := await reader.read(max_wait_time=patience)):
@@ -432,7 +432,7 @@ async def test_close_of_a_reader_during_a_silence_check_leaves_no_task() -> None
     hub = FakeHub(partitions=1)
     settings = ReaderSettings(hub=hub.name, partition_id="0")
     before = asyncio.all_tasks()
-    async with PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
+    async with HubReader(lambda: FakeTransport(hub), settings, rng=random.Random(1)) as reader:
         hub.stall("0")
         assert await reader.read(max_wait_time=WAIT + 5) == []
         assert hub.probes == ["0"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import AuthenticationError, ClosedError, ConfigurationError, OwnershipLostError, StoreError
@@ -32,7 +32,7 @@ def _fleet(count: int = 0, partitions: int = 1, **options: Any) -> Fleet:
     return fleet
 
 
-def _host(fleet: Fleet, name: str = "a", **options: Any) -> PartitionHost:
+def _host(fleet: Fleet, name: str = "a", **options: Any) -> HubHost:
     return fleet.host(name, NO_PROCESSOR, **{"checkpoint_policy": EACH, "max_batch_size": 10, **options})
 
 
@@ -568,7 +568,7 @@ class _World:
         self.in_hand: dict[tuple[str, str, int], object] = {}
         self.failures: list[BaseException] = []
 
-    def loop(self, host: PartitionHost) -> None:
+    def loop(self, host: HubHost) -> None:
         task = asyncio.create_task(self._loop(host))
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -578,7 +578,7 @@ class _World:
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, StoreError):
             self.failures.append(error)
 
-    async def _loop(self, host: PartitionHost) -> None:
+    async def _loop(self, host: HubHost) -> None:
         """Loop again and again, until the host is closed."""
         while True:
             try:

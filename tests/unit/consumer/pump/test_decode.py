@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import DecodeError, ProcessorFailedError
 from eventpump.eventhubs.codecs import PayloadCodec
@@ -73,7 +73,7 @@ async def test_a_reader_decodes_old_and_new_events(seed: int) -> None:
     options: dict[str, Any] = {"end": "@latest", "decode": Counting().codec}
     settings = ReaderSettings(hub=hub.name, partition_id="0", **options)
     found: list[str] = []
-    async with PartitionReader(lambda: FakeTransport(hub), settings) as reader:
+    async with HubReader(lambda: FakeTransport(hub), settings) as reader:
         async for event in reader:
             kind = kinds[event.sequence_number]
             assert ("content-encoding" in event.system_properties) is (kind != PLAIN)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.requests import Requests, Seek
@@ -324,7 +324,7 @@ async def test_seek_away_from_a_failing_batch_leaves_its_failures_there(by: str)
         assert fleet.told("a", EventSkipped) == []
 
 
-_WAITING: dict[str, Callable[[PartitionHost], Awaitable[object]]] = {
+_WAITING: dict[str, Callable[[HubHost], Awaitable[object]]] = {
     "seek": lambda host: host.seek("default", 0),
     "replay": lambda host: host.replay("default", from_=0, to="latest"),
     "drain": lambda host: host.drain("default"),

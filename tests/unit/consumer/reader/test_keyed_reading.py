@@ -1,4 +1,4 @@
-"""`PartitionReader.run`: a keyed processor without leases; its position is the watermark."""
+"""`HubReader.run`: a keyed processor without leases; its position is the watermark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -97,12 +97,12 @@ def _hub(count: int = 0) -> FakeHub:
     return hub
 
 
-def _reader(hub: FakeHub, /, **options: Any) -> PartitionReader:
+def _reader(hub: FakeHub, /, **options: Any) -> HubReader:
     settings = ReaderSettings(**{"hub": hub.name, "partition_id": "0", **options})
-    return PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
+    return HubReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
 
 
-def _number_at(hub: FakeHub, reader: PartitionReader) -> int:
+def _number_at(hub: FakeHub, reader: HubReader) -> int:
     """Return the number of the event that a new reader at the position of another one would get first."""
     return hub._index(hub.partition("0"), reader.position)
 
@@ -458,7 +458,7 @@ async def test_a_source_is_processed_to_its_end() -> None:
     source.end()
     settings = ReaderSettings(hub=source.hub, partition_id="0")
     book = _Book(_brief)
-    async with PartitionReader(lambda: SourceTransport(source, keeps_ended=False), settings) as reader:
+    async with HubReader(lambda: SourceTransport(source, keeps_ended=False), settings) as reader:
         await reader.run(book)
         assert sorted(book.ok) == list(range(100))
         assert reader.is_at_end

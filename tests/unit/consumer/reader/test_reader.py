@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.reader.ending import QUIET
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -25,9 +25,9 @@ from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
 
 
-def _reader(service: FakeHub, /, **options: Any) -> PartitionReader:
+def _reader(service: FakeHub, /, **options: Any) -> HubReader:
     settings = ReaderSettings(**{"hub": service.name, "partition_id": "0", **options})
-    return PartitionReader(lambda: FakeTransport(service), settings, rng=random.Random(1))
+    return HubReader(lambda: FakeTransport(service), settings, rng=random.Random(1))
 
 
 async def _all(hub: FakeHub, **options: Any) -> list[int]:
@@ -128,7 +128,7 @@ async def test_read_of_a_reader_that_was_not_opened_says_how_to_open_it() -> Non
     hub.publish("0", "a")
     reader = _reader(hub)
     for call in (reader.read, reader.read_raw, lambda: anext(aiter(reader))):
-        with pytest.raises(ClosedError, match="the PartitionReader is not open: use it with `async with`"):
+        with pytest.raises(ClosedError, match="the HubReader is not open: use it with `async with`"):
             await call()
 
     def read_elsewhere() -> None:
@@ -139,7 +139,7 @@ async def test_read_of_a_reader_that_was_not_opened_says_how_to_open_it() -> Non
         asyncio.run(read())
 
     await asyncio.to_thread(read_elsewhere)
-    with pytest.raises(ClosedError, match="the PartitionReader is closed"):
+    with pytest.raises(ClosedError, match="the HubReader is closed"):
         await reader.read()
 
 
@@ -237,7 +237,7 @@ async def test_read_after_close_raises() -> None:
         transports.append(FakeTransport(hub))
         return transports[-1]
 
-    reader = PartitionReader(make, ReaderSettings(hub=hub.name, partition_id="0"))
+    reader = HubReader(make, ReaderSettings(hub=hub.name, partition_id="0"))
     with pytest.raises(ClosedError):
         await reader.read()
     async with reader:

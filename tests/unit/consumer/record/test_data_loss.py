@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.consumer.record.starts import GroupStart, _HubChangedError
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.starts import LossKind
@@ -564,9 +564,9 @@ async def test_reset_record_of_a_newer_hub_survives_an_outdated_update() -> None
 # ----------------------------------------------------------------------------------------------------------- reader
 
 
-def _reader(hub: FakeHub, /, **options: Any) -> PartitionReader:
+def _reader(hub: FakeHub, /, **options: Any) -> HubReader:
     settings = ReaderSettings(**{"hub": hub.name, "partition_id": "0", **options})
-    return PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
+    return HubReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.reader.reader import PartitionReader
+from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ScopeRecord, StoredScopeRecord
@@ -37,9 +37,9 @@ async def _nothing(context: PartitionContext, events: object) -> None:
     pass
 
 
-def _reader(hub: FakeHub, /, **options: Any) -> PartitionReader:
+def _reader(hub: FakeHub, /, **options: Any) -> HubReader:
     settings = ReaderSettings(**{"hub": hub.name, "partition_id": "0", **options})
-    return PartitionReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
+    return HubReader(lambda: FakeTransport(hub), settings, rng=random.Random(1))
 
 
 def _record(fleet: Fleet) -> ScopeRecord:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventpump.consumer.host.host import PartitionHost
+from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.sharing import LinkState
@@ -689,7 +689,7 @@ async def test_subscribe_under_random_faults_delivers_everything(seed: int) -> N
             _check_order(name, records[name], owed[name])
 
 
-def _check_link_states(host: PartitionHost) -> None:
+def _check_link_states(host: HubHost) -> None:
     """No change of what a subscription reads over was missed: the state reported last is the present one."""
     for partition in [] if host._manager is None else host._manager._partitions.values():
         for name, pump in partition.pumps.items():
@@ -697,11 +697,11 @@ def _check_link_states(host: PartitionHost) -> None:
                 assert partition._link_states.get(name) is pump.link_state
 
 
-def _link_states(host: PartitionHost) -> dict[str, LinkState]:
+def _link_states(host: HubHost) -> dict[str, LinkState]:
     return {each.subscription: each.link_state for each in host.partitions}
 
 
-def _check_bounds(host: PartitionHost) -> None:
+def _check_bounds(host: HubHost) -> None:
     """The cache of every link keeps its bound, and no subscription holds more than is in it."""
     manager, bound = host._manager, host._settings.prefetch_events
     assert all(each.held_events <= bound for each in host.partitions)
