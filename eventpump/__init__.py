@@ -12,13 +12,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
-    from eventpump.app.application import EventHubsApp, SubscriberOptions
+    from eventpump.app.application import EventHubsApp
     from eventpump.app.hubs import AppHub, AppHubs
     from eventpump.clients.connection import make_transport
     from eventpump.clients.consumers import EventHubSource, EventProcessorHost, PartitionReader
     from eventpump.clients.producers import BufferedProducer, EventProducer
     from eventpump.compiled import BuildInfo, build_info
-    from eventpump.consumer.host.owned import PartitionStatus
     from eventpump.consumer.keyed import KeyedProcessor
     from eventpump.consumer.processor import CloseReason, EventProcessor, PartitionContext
     from eventpump.consumer.pump.batches import BatchIterator, ReceivedBatch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from eventpump.core.router import HashRouter, PartitionRouter, RingRouter, RoundRobinRouter, StickyRouter
     from eventpump.core.sharing import LinkState, PressureState
     from eventpump.core.starts import Loss, LossKind
+    from eventpump.core.status import BatchState, ProducerStats, SendCount
     from eventpump.emulator.capture import CaptureSettings
     from eventpump.emulator.server import Emulator
     from eventpump.errors import (
@@ -112,6 +112,7 @@ if TYPE_CHECKING:
         Park,
         ReaderOptions,
         StartPosition,
+        SubscriberOptions,
         SubscriptionOptions,
     )
     from eventpump.options.credentials import (
@@ -132,9 +133,8 @@ if TYPE_CHECKING:
         PartitionPublishingProperties,
         ProducerOptions,
     )
-    from eventpump.producer.batch import BatchState, EventBatch
+    from eventpump.producer.batch import EventBatch
     from eventpump.producer.intake import DeliveryReceipt, SendResult
-    from eventpump.producer.stats import ProducerStats, SendCount
     from eventpump.reports import (
         BalancerFailed,
         BatchNotTaken,
@@ -160,6 +160,7 @@ if TYPE_CHECKING:
         OutsideReader,
         PartitionFailed,
         PartitionsFound,
+        PartitionStatus,
         PositionSought,
         ProcessorFailed,
         PumpClosed,
@@ -383,7 +384,7 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "app.application": "EventHubsApp SubscriberOptions",
+    "app.application": "EventHubsApp",
     "app.hubs": "AppHub AppHubs",
     "clients.connection": "make_transport",
     "clients.consumers": "EventHubSource EventProcessorHost PartitionReader",
@@ -391,7 +392,6 @@ _MODULES: Final = {
     "compiled": "BuildInfo build_info",
     "consumer.pump.batches": "BatchIterator ReceivedBatch",
     "consumer.keyed": "KeyedProcessor",
-    "consumer.host.owned": "PartitionStatus",
     "consumer.processor": "CloseReason EventProcessor PartitionContext",
     "core.balancer": "LeasePlan",
     "core.balancers": "FairBalancer GreedyBalancer RingBalancer StaticAssignment",
@@ -403,6 +403,7 @@ _MODULES: Final = {
     "core.router": "HashRouter PartitionRouter RingRouter RoundRobinRouter StickyRouter",
     "core.sharing": "LinkState PressureState",
     "core.starts": "Loss LossKind",
+    "core.status": "BatchState ProducerStats SendCount",
     "emulator.capture": "CaptureSettings",
     "emulator.server": "Emulator",
     "errors": (
@@ -427,23 +428,24 @@ _MODULES: Final = {
     "options.connection": (
         "ClientOptions ConnectionOptions ConnectionSettings TransportName TransportType connection_settings"
     ),
-    "options.consumer": "FeedOptions HostOptions Park ReaderOptions StartPosition SubscriptionOptions",
+    "options.consumer": (
+        "FeedOptions HostOptions Park ReaderOptions StartPosition SubscriberOptions SubscriptionOptions"
+    ),
     "options.credentials": (
         "AccessToken Credential NamedKey NamedKeyCredential SasCredential SharedKey SharedSignature TokenCredential"
     ),
     "options.producer": (
         "BufferedOptions OnError OnSuccess PartitionPublishingOptions PartitionPublishingProperties ProducerOptions"
     ),
-    "producer.batch": "BatchState EventBatch",
+    "producer.batch": "EventBatch",
     "producer.intake": "DeliveryReceipt SendResult",
-    "producer.stats": "ProducerStats SendCount",
     "reports": (
         "BalancerFailed BatchNotTaken CheckpointDropped CheckpointWritten DataLost EventParked EventRange "
         "EventSkipped HandlerSlow Hook HostReport LeaseLost LeaseReleased LeaseStoreEmpty LeaseTaken LinkFailed "
         "LinkRestored LinkRewound LinkStalled LinkStateChanged LoopBlocked OutsideReader PartitionFailed "
-        "PartitionsFound PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted RangeReplayed "
-        "ServiceFailed StartIgnored StoreFailed StoreRestored SubscriptionSlow SubscriptionWithoutProcessor "
-        "UnexpectedFailure"
+        "PartitionStatus PartitionsFound PositionSought ProcessorFailed PumpClosed PumpOverdue PumpStarted "
+        "RangeReplayed ServiceFailed StartIgnored StoreFailed StoreRestored SubscriptionSlow "
+        "SubscriptionWithoutProcessor UnexpectedFailure"
     ),
     "sources.capture": "CaptureSource",
     "sources.files": "CaptureContainer CaptureFiles",

@@ -96,6 +96,7 @@ _COVERED_BY = {
     "consumer/calls/workers.py": "unit/consumer/test_keyed.py unit/consumer/host/test_host.py",
     "consumer/bounds/loop_gate.py": "unit/consumer/bounds/test_limits.py",
     "core/lease.py": "unit/core/test_balancer.py unit/consumer/host/test_manager.py",
+    "core/status.py": "unit/producer/test_stats.py unit/producer/test_batch.py",
     "demo/command.py": "integration/test_programs.py",
     "demo/exchange.py": "integration/test_programs.py",
     "demo/fleet.py": "integration/test_programs.py",

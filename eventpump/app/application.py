@@ -37,8 +37,8 @@ from eventpump.options.consumer import (
     HostOptions,
     HostSettings,
     Park,
+    SubscriberOptions,
     SubscriptionOptions,
-    SubscriptionPosition,
     SubscriptionSettings,
 )
 from eventpump.options.producer import BufferedOptions, OnError
@@ -58,33 +58,6 @@ LeaseStores = LeaseStore | Callable[[], LeaseStore]
 """A lease store, or a function that returns one for each host."""
 
 _F = TypeVar("_F", bound=Function)
-
-
-class SubscriberOptions(HostOptions, total=False):
-    """Keyword arguments of `EventHubsApp.subscriber`: those of a host; with `name`, those of a subscription."""
-
-    concurrency: int
-    """The most calls of the function at a time, per partition, each for another key. Default: 32, with `key`."""
-    max_events_in_flight: int
-    """With `key`, the most events that are taken and not processed yet, per partition. Default: 1,000."""
-    max_bytes_in_flight: int
-    """With `key`, the most bytes of them. Default: 8,388,608."""
-    max_ahead: int
-    """With `key`, the most events taken above the first one that is not processed. Default: 10,000."""
-    start: SubscriptionPosition | Mapping[str, SubscriptionPosition]
-    """With `name`, where the subscription begins. Default: "latest"."""
-    catch_up: Literal["shared"] | None
-    """With `name`, how it reads events before the end. Default: None."""
-    catch_up_group: str | None
-    """With `name`, a second consumer group to catch up in. Default: None."""
-    slow_after: float
-    """With `name`, seconds after which it is reported if it holds others back. Default: 60.0."""
-    on_slow: Literal["hold", "suspend"]
-    """With `name`, what to do then. Default: "hold"."""
-    keys: Collection[Hashable] | None
-    """With `name`, the keys of the events that are delivered. Default: None, all events."""
-    filter: Callable[[ReceivedEvent], bool] | None
-    """With `name`, returns whether an event is delivered. Default: None, all events."""
 
 
 _KEYED: Final = ("concurrency", "max_events_in_flight", "max_bytes_in_flight", "max_ahead")

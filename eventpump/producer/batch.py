@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
 
 from eventpump.compiled import based_on_core, core
+from eventpump.core.status import BatchState
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.events import EventData, no_event
@@ -14,21 +14,6 @@ from eventpump.eventhubs.sealing import SealedBatch, pieces, pieces_of
 from eventpump.eventhubs.stamps import with_room
 from eventpump.options.predecessor import BATCH, answers
 from eventpump.producer.packing import BatchPacker
-
-
-class BatchState(enum.Enum):
-    """The state of a batch of an idempotent producer. Any other stays `OPEN`."""
-
-    OPEN = "open"
-    """It takes events, and may be sent."""
-    IN_FLIGHT = "in flight"
-    PUBLISHED = "published"
-    """It is stored, once. It is not sent again."""
-    REFUSED = "refused"
-    """It is not stored, and has no numbers. It takes events, and may be sent as new."""
-    IN_DOUBT = "in doubt"
-    """It may be stored. It keeps its numbers; sending it again waits for its outcome."""
-
 
 _OPEN = BatchState.OPEN  # a module's name costs less than the attribute of an enumeration
 

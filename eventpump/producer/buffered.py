@@ -16,6 +16,7 @@ from math import inf
 from typing import Self, cast, overload
 
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
+from eventpump.core.status import ProducerStats
 from eventpump.errors import BufferFullError, ClosedError, ConfigurationError, EventPumpError
 from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.hashing import partition_for_key
@@ -27,7 +28,7 @@ from eventpump.producer.accumulator import BufferRoom, Lane
 from eventpump.producer.intake import DeliveryReceipt, Intake, SendResult, clock_of
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
-from eventpump.producer.stats import ProducerStats, SendCounters
+from eventpump.producer.stats import SendCounters
 
 _NAME = "buffered producer"
 

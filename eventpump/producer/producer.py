@@ -14,6 +14,7 @@ from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
 from eventpump.core.router import PartitionRouter, check_router
+from eventpump.core.status import ProducerStats
 from eventpump.errors import ConfigurationError, UnsettledBatch
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
@@ -30,7 +31,6 @@ from eventpump.options.producer import (
 )
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
-from eventpump.producer.stats import ProducerStats
 from eventpump.producer.targets import (
     IdempotentTarget,
     PlainTarget,

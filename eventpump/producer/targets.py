@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_cancelled
 from eventpump.core.sequencer import AttachRequest, PartitionSequencer
+from eventpump.core.status import BatchState
 from eventpump.errors import (
     ClosedError,
     EventError,
@@ -32,7 +33,7 @@ from eventpump.interfaces import SendLink, SendLinkSpec, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import PartitionPublishingOptions, PartitionPublishingProperties
-from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.batch import EventBatch
 from eventpump.producer.claiming import PublisherLinks, PublisherStart, PublisherStates
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.producer.stats import SendCounters

@@ -22,6 +22,7 @@ from eventpump import (
     RetryOptions,
     ServiceError,
 )
+from eventpump.core.status import BatchState
 from eventpump.emulator.faults import (
     Action,
     CloseConnection,
@@ -35,7 +36,6 @@ from eventpump.emulator.faults import (
     Reject,
     StoreLate,
 )
-from eventpump.producer.batch import BatchState
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from tests.faults.programs import CONNECTION, HUB, Progress, emulator_of, stored, write_config
 from tests.support.processes import EmulatorProcess

@@ -37,6 +37,7 @@ from eventpump.amqp.performatives import Transfer, decode_performative
 from eventpump.amqp.receiver import Form, form_of
 from eventpump.amqp.types import Char, Decimal32, Float, Int, Symbol, Timestamp, UByte, UInt, ULong
 from eventpump.core.router import HashRouter, RingRouter, RoundRobinRouter
+from eventpump.core.status import BatchState
 from eventpump.eventhubs import events as module
 from eventpump.eventhubs import sealing
 from eventpump.eventhubs.envelope import envelope_head
@@ -44,7 +45,6 @@ from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQU
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch, number_events_in_python, pieces_of_in_python
 from eventpump.producer.accumulator import Batch, BatchAccumulator, BufferRoom, Lane
-from eventpump.producer.batch import BatchState
 from eventpump.producer.intake import DeliveryReceipt, Intake
 from eventpump.producer.packing import BatchPacker
 from tests.fuzz.entry import seed_of_today

@@ -22,7 +22,6 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
-from eventpump.consumer.host.owned import PartitionStatus
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.consumer.pump.parking import Parking
@@ -40,7 +39,7 @@ from eventpump.options.consumer import (
     sought_position,
 )
 from eventpump.options.predecessor import CONSUMER, answers
-from eventpump.reports import Hook, Reporter
+from eventpump.reports import Hook, PartitionStatus, Reporter
 from eventpump.texts import not_the_class
 
 _log = logging.getLogger("eventpump.consumer")

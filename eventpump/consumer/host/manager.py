@@ -13,7 +13,7 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.host.commands import drain_all, in_order, replay_all, seek_all
-from eventpump.consumer.host.owned import OwnedPartition, OwnerCalls, PartitionStatus
+from eventpump.consumer.host.owned import OwnedPartition, OwnerCalls
 from eventpump.consumer.host.planning import LeasePlanner
 from eventpump.consumer.host.renewals import RenewalTimes
 from eventpump.consumer.host.startup import HostOpening
@@ -48,6 +48,7 @@ from eventpump.reports import (
     OutsideReader,
     PartitionFailed,
     PartitionsFound,
+    PartitionStatus,
     ServiceFailed,
     StoreFailed,
     StoreRestored,

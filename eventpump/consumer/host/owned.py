@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.link.feeds import FeedMaker
@@ -17,57 +16,15 @@ from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.starts import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
 from eventpump.core.lease import PartitionLease
-from eventpump.core.pump_state import CloseReason, PumpState
-from eventpump.core.sharing import LinkState, PressureState
+from eventpump.core.pump_state import CloseReason
+from eventpump.core.sharing import LinkState
 from eventpump.errors import ConsumerDisconnectedError
-from eventpump.eventhubs.events import Checkpoint, EventPosition
+from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.reports import EventRange, HostReport, LinkStateChanged, UnexpectedFailure
+from eventpump.reports import HostReport, LinkStateChanged, PartitionStatus, UnexpectedFailure
 
 _KEPT = frozenset({LinkState.PAUSED, LinkState.SUSPENDED})
 """States that outlast the pump."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """The status of a partition on a host.
-
-    Args:
-        partition_id: The partition.
-        subscription: The subscription whose processor runs, or that is suspended.
-        epoch: The epoch of the lease; None if the lease is gone and the pump has not ended yet.
-        state: The state of the pump.
-        last_sequence_number: The sequence number of the last event delivered; of a subscription with `keys` or a
-            `filter`, of the last one that was delivered or did not match.
-        lag: See `PartitionContext.lag`; None if it is not known.
-        is_attached: Whether its link is attached now.
-        held_events: Events received that only this subscription has not read yet: what it holds back from the others
-            that share its link.
-        pressure: How it holds them back.
-        link_state: What it reads over.
-        checkpoint: The checkpoint that the store is known to hold, after which a new owner continues; None if there is
-            none yet, or it has not been read.
-        buffered_bytes: Bytes of the partition that were received and are not processed yet, over all its subscriptions
-            and links; the same in each row of a partition.
-        busy_since: When the processor was called with what it has in hand, of several calls the oldest, or when a loop
-            took its batch; None if it is not called now. Of a decorated function: with the event that it has in hand.
-        events_in_hand: The events of that call; None for none.
-    """
-
-    partition_id: str
-    subscription: str
-    epoch: int | None
-    state: PumpState
-    last_sequence_number: int | None
-    lag: int | None
-    is_attached: bool
-    held_events: int
-    pressure: PressureState
-    link_state: LinkState
-    checkpoint: Checkpoint | None
-    buffered_bytes: int
-    busy_since: datetime | None
-    events_in_hand: EventRange | None
 
 
 @dataclass(frozen=True, slots=True)

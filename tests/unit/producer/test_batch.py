@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventpump.core.status import BatchState
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.envelope import decode_batch
 from eventpump.eventhubs.events import EventData
-from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.batch import EventBatch
 
 SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integers(0, 3000)), max_size=40)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eventpump.core.claim import StoredPublisherState
+from eventpump.core.status import BatchState
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -30,7 +31,7 @@ from eventpump.eventhubs.events import EventData
 from eventpump.eventhubs.names import PRODUCER_ID
 from eventpump.options.base import RetryOptions
 from eventpump.options.producer import PartitionPublishingOptions
-from eventpump.producer.batch import BatchState, EventBatch
+from eventpump.producer.batch import EventBatch
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore

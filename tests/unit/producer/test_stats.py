@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eventpump.core.status import ProducerStats, SendCount
 from eventpump.errors import (
     EventPumpError,
     EventTooLargeError,
@@ -22,7 +23,6 @@ from eventpump.options.base import RetryOptions
 from eventpump.options.producer import BufferSettings
 from eventpump.producer.buffered import HubBufferedProducer
 from eventpump.producer.producer import HubProducer
-from eventpump.producer.stats import ProducerStats, SendCount
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
 from tests.support.seeds import seeds
 
