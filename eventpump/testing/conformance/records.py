@@ -42,7 +42,11 @@ class RecordStoreContract:
     """What the names of all records begin with."""
 
     def named(self, name: str = NAME) -> str:
-        """Return the name of a record."""
+        """Return the name of a record.
+
+        Args:
+            name: Within the store's directory. Default: "sink/0.json".
+        """
         return self.directory + name
 
     # ---- opening and closing
