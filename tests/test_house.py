@@ -160,6 +160,7 @@ _COVERED_BY = {
     "storage/ledgers/directory.py": "contract/test_ledger_stores.py",
     "storage/ledgers/interface.py": "contract/test_ledger_stores.py",
     "storage/ledgers/opening.py": "contract/test_ledger_stores.py",
+    "storage/ledgers/store.py": "contract/test_ledger_stores.py",
     "storage/publisher_states/blob.py": "contract/test_publisher_states.py",
     "storage/publisher_states/form.py": "contract/test_publisher_states.py",
     "storage/publisher_states/memory.py": "contract/test_publisher_states.py",

@@ -6,13 +6,14 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.errors import ConfigurationError
 from eventpump.options.callables import call_by_import_name, check_import_name
-from eventpump.storage.blob_access import Answer, Blob, BlobContainer, RefusedError
-from eventpump.storage.ledgers.interface import split_name
+from eventpump.storage.blob_access import BlobContainer
+from eventpump.storage.ledgers.store import KIND, RecordLedger
+from eventpump.storage.records.blob import BlobRecordStore
 
 
-class BlobLedger:
+class BlobLedger(RecordLedger):
     """A `LedgerStore` in a blob container: one blob per record, written by one Put Blob with `If-None-Match: *`.
 
     Args:
@@ -40,6 +41,7 @@ class BlobLedger:
         call_timeout: float = 10.0,
         create: bool = False,
     ) -> None:
+        super().__init__(None)
         self._create = create
         self._container = container
         self._connection_string = _secret(connection_string)
@@ -53,8 +55,6 @@ class BlobLedger:
         self._credential = credential
         self._prefix = prefix.strip()
         self._call_timeout = call_timeout
-        self._blobs: BlobContainer | None = None
-        self._is_closed = False
         # A client that is never used holds nothing open; creating one shows what cannot work.
         self._make_container(None)
         if credential is not None:
@@ -80,68 +80,17 @@ class BlobLedger:
 
     async def open(self) -> None:
         """Check that the container is there, or create it with `create`."""
-        if self._is_closed:
-            raise ClosedError("ledger")
-        if self._blobs is None:
+        if self._records is None and not self._is_closed:
             credential = None if self._credential is None else call_by_import_name("credential", self._credential)
             blobs = self._make_container(credential)
+            records = BlobRecordStore(blobs, self._prefix, create=self._create, kind=KIND)
             try:
-                await blobs.open(self._prefix, create=self._create)
+                await records.open()
             except BaseException:
-                await blobs.aclose()
+                await records.aclose()
                 raise
-            self._blobs = blobs
-
-    async def create(self, name: str, body: bytes) -> bool:
-        """Create a record where there is none."""
-        operation = f"create {name}"
-        blobs, blob = self._find(operation, name)
-        try:
-            # One request without "overwrite" carries the condition.
-            await blobs.swap(operation, None, blob, body, None, max_concurrency=1)
-        except RefusedError as refused:
-            if refused.answer not in (Answer.TAKEN, Answer.CHANGED):
-                raise
-            return await self.read(name) == body
-        return True
-
-    async def read(self, name: str) -> bytes | None:
-        """Read a record."""
-        operation = f"read {name}"
-        blobs, blob = self._find(operation, name)
-        found = await blobs.download(operation, None, blob, bytes)
-        return None if found is None else found[0]
-
-    async def list(self, directory: str) -> list[str]:
-        """List the records of a directory."""
-        operation = f"list {directory}"
-        blobs, _ = self._find(operation, f"{directory}/any")
-        start = f"{self._prefix}{directory}/"
-
-        async def names() -> list[str]:
-            pages = blobs.client.list_blobs(start, **blobs.options)
-            return [blob.name.removeprefix(start) async for blob in pages]
-
-        return sorted(await blobs.call(operation, None, names()))
-
-    async def delete(self, name: str) -> None:
-        """Delete a record."""
-        operation = f"delete {name}"
-        blobs, blob = self._find(operation, name)
-        await blobs.delete(operation, None, blob)
-
-    async def aclose(self) -> None:
-        """Close the client."""
-        self._is_closed = True
-        if self._blobs is not None:
-            await self._blobs.aclose()
-
-    def _find(self, operation: str, name: str) -> tuple[BlobContainer, Blob]:
-        if self._is_closed:
-            raise ClosedError("ledger")
-        if self._blobs is None:
-            raise StoreError(operation, "the ledger is not open: call open() first")
-        return self._blobs, self._blobs.blob(self._prefix + "/".join(split_name(name)))
+            self._records = records
+        await super().open()
 
     def _make_container(self, credential: object) -> BlobContainer:
         text, url = self._connection_string, self._account_url

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -104,7 +105,7 @@ class DirectoryRecordStore:
                 # What is deleted meanwhile is in the listing or not.
                 with contextlib.suppress(FileNotFoundError):
                     found = _file(directory / record, last).stat()
-                    if found.st_size:
+                    if found.st_size and stat.S_ISREG(found.st_mode):
                         name = (directory / record).relative_to(self._path).as_posix()
                         yield name, ListedRecord(_version(last, found))
 
@@ -219,17 +220,20 @@ def _version(number: int, found: os.stat_result) -> str:
 
 
 def _numbers(path: Path) -> Iterable[int]:
+    """Return the numbers of a record's states. What else the directory has costs next to nothing."""
+    record, mark = path.name, path.name + _MARK
+    size = len(mark)
     for name in _names(path.parent):
-        record, _, number = name.partition(_MARK)
-        if record == path.name:
-            yield int(number or 1)
+        if name == record:
+            yield 1
+        elif name[:size] == mark:
+            yield int(name[size:])
 
 
 def _names(directory: Path) -> list[str]:
-    """Return the names of the files in a directory."""
+    """Return the names in a directory."""
     try:
-        with os.scandir(directory) as found:
-            return [each.name for each in found if each.is_file()]
+        return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
