@@ -34,7 +34,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
-from eventpump.core.sequencer import AttachRequest
+from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import (
     InvalidClientStateError,
     ProducerDisconnectedError,
@@ -189,7 +189,7 @@ class ReadTail:
 
 @dataclass(frozen=True, slots=True)
 class AttachProducer:
-    """Attach a link. Answered with a `ProducerAnswer` or an `AttachRefused`."""
+    """Attach a link. Answered with the fields of a `ProducerAnswer`, None for an omitted one, or an `AttachRefused`."""
 
     request: AttachRequest
 
@@ -205,15 +205,6 @@ class ReadStamps:
     through: int
     producer_id: int
     owner_level: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerAnswer:
-    """The service's answer to an attach; None for omitted fields."""
-
-    producer_id: int | None
-    owner_level: int | None
-    number: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +324,10 @@ class _Start:
         answer = yield from self._attach(AttachRequest(state.producer_id, state.owner_level))
         if isinstance(answer, AttachRefused) and answer.is_stolen:
             raise self._stolen(answer)
-        ahead = None if isinstance(answer, AttachRefused) else published_since(state, _known(answer.number))
+        ahead = None if isinstance(answer, AttachRefused) else published_since(state, answer.last_number)
         if isinstance(answer, AttachRefused) or ahead is None:
             return (yield from self._renew(found, answer))
-        return Started(found, _known(answer.number), state.published + ahead, is_claimed=False)
+        return Started(found, answer.last_number, state.published + ahead, is_claimed=False)
 
     def _take_over(self, found: StoredPublisherState) -> Procedure[Started | None]:
         """Claim a new level, and fence out the process that publishes under the stored one."""
@@ -356,7 +347,7 @@ class _Start:
                     "; the state store does not have this level: another process has this producer id, or had it with "
                     "another store or version of eventpump. If it has ended, reset_state of the store starts over",
                 )
-            ahead = None if isinstance(answer, AttachRefused) else published_since(state, _known(answer.number))
+            ahead = None if isinstance(answer, AttachRefused) else published_since(state, answer.last_number)
             if ahead is None:
                 return (yield from self._renew(held, answer))
             number = advance(state.start, ahead) if ahead else state.start
@@ -427,7 +418,7 @@ class _Start:
         if isinstance(answer, AttachRefused):
             problem = answer.description
         else:
-            problem = f"number {state.start} was published, but the service answers {answer.number}"
+            problem = f"number {state.start} was published, but the service answers {answer.last_number}"
         if self._policy.on_state_lost is OnStateLost.FAIL:
             raise self._lost(problem)
         if isinstance(answer, ProducerAnswer) and state.intent is not None:
@@ -447,13 +438,8 @@ class _Start:
         published: int,
         is_claimed: bool,
     ) -> Procedure[Started | None]:
-        assert answer.producer_id is not None
-        assert answer.owner_level is not None
-        number = _known(answer.number)
         state = PublisherState(
-            answer.producer_id,
-            answer.owner_level,
-            number,
+            *answer,
             published=published,
             is_stamped=self._policy.is_stamping,
             claim=self._claim,
@@ -463,25 +449,25 @@ class _Start:
             if replaces is None or replaces.state.intent is None:
                 return None
             raise self._superseded()
-        return Started(stored, number, published, is_claimed)
+        return Started(stored, answer.last_number, published, is_claimed)
 
     # ---- asking
 
     def _attach(self, request: AttachRequest) -> Procedure[ProducerAnswer | AttachRefused]:
         answer = yield AttachProducer(request)
-        assert isinstance(answer, ProducerAnswer | AttachRefused)
-        if isinstance(answer, ProducerAnswer):
-            fits = (
-                answer.producer_id is not None
-                and answer.owner_level is not None
-                and answer.number is not None
-                and request.producer_id in (None, answer.producer_id)
-                and request.owner_level in (None, answer.owner_level)
-                and -1 <= answer.number < NUMBERS
-            )
-            if not fits:
-                raise self._invalid(f"attached with {request}, the service answered {answer}")
-        return answer
+        if isinstance(answer, AttachRefused):
+            return answer
+        assert isinstance(answer, tuple)
+        producer_id, owner_level, number = answer
+        fits = (
+            None not in answer
+            and request.producer_id in (None, producer_id)
+            and request.owner_level in (None, owner_level)
+            and -1 <= number < NUMBERS
+        )
+        if not fits:
+            raise self._invalid(f"attached with {request}, the service answered {answer}")
+        return ProducerAnswer(producer_id, owner_level, number)
 
     def _swap(
         self, state: PublisherState, replaces: StoredPublisherState | None
@@ -523,8 +509,3 @@ def count_after(number: int, found: Iterable[int]) -> int | None:
     after = {distance(number, each) for each in found}
     after = {each for each in after if 0 < each < NUMBERS // 2}
     return len(after) if max(after, default=0) == len(after) else None
-
-
-def _known(number: int | None) -> int:
-    assert number is not None
-    return number

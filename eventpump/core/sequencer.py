@@ -61,7 +61,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from eventpump.errors import (
     EventPumpError,
@@ -252,6 +252,14 @@ class AttachRequest:
     def is_blank(self) -> bool:
         """Whether none of the properties is sent."""
         return self.producer_id is None and self.owner_level is None and self.number is None
+
+
+class ProducerAnswer(NamedTuple):
+    """The service's answer to an attach, with all its fields."""
+
+    producer_id: int
+    owner_level: int
+    last_number: int
 
 
 class Publication(Generic[B]):

@@ -1,7 +1,10 @@
-"""The stamp of an event: an application property that identifies its publisher and its number.
+"""The stamp of an event: an application property by which its publisher finds it in a partition.
 
-Readers do not get the annotations of idempotent publishing. A stamp is in the event itself, at a fixed width, so
-that it is filled in along with the number and moves no byte.
+Readers do not get the annotations of idempotent publishing; a stamp is in the event itself. There are two kinds:
+
+* A producer's: the producer id, owner level and number, in hexadecimal digits of fixed widths. So it is filled in along
+  with the number, and moves no byte.
+* A row's, of Spark's sink: sink id, batch, partition and index of the row. It is known before the event is numbered.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ _BEFORE: Final = _KEY + codec.encode(_ROOM)[: -len(_ROOM)]
 
 
 class Stamp(NamedTuple):
-    """What a stamp says."""
+    """What a producer's stamp says."""
 
     producer_id: int
     owner_level: int
@@ -29,14 +32,14 @@ class Stamp(NamedTuple):
 
 
 def spell_stamp(producer_id: int, owner_level: int, number: int) -> str:
-    """Spell a stamp: three hexadecimal numbers of fixed widths."""
+    """Spell a producer's stamp: three hexadecimal numbers of fixed widths."""
     return ":".join(
         f"{value:0{width}x}" for value, width in zip((producer_id, owner_level, number), _WIDTHS, strict=True)
     )
 
 
 def read_stamp(value: object) -> Stamp | None:
-    """Read a stamp from the value of the property `STAMP`; None if the value is not a stamp."""
+    """Read a producer's stamp from the value of the property `STAMP`; None if the value is not one."""
     parts = value.split(":") if isinstance(value, str) and value.isascii() else []
     if tuple(map(len, parts)) != _WIDTHS:
         return None
@@ -46,8 +49,26 @@ def read_stamp(value: object) -> Stamp | None:
         return None
 
 
-def with_room(event: bytes) -> bytes:
-    """Add the property `STAMP` to an encoded event, before its other properties, in place of one it has.
+def row_stamp_prefix(sink_id: str, batch_id: int, partition_id: str) -> str:
+    """Return what the stamps of the rows of one batch in one partition begin with; the row's index follows."""
+    return f"{sink_id}:{batch_id}:{partition_id}:"
+
+
+def read_row_stamp(value: object, prefix: str) -> int | None:
+    """Read the index of a row from the value of the property `STAMP`; None if the stamp is not one with the prefix."""
+    if not isinstance(value, str) or not value.startswith(prefix) or not value.isascii():
+        return None
+    index = value[len(prefix) :]
+    return int(index) if index.isdigit() else None
+
+
+def stamped(event: bytes, stamp: str, *, is_first: bool = False) -> bytes:
+    """Add the property `STAMP` to an encoded event, in place of one it has.
+
+    Args:
+        event: The event.
+        stamp: The value.
+        is_first: Whether the property comes before the others. Default: False, after them, or where it was.
 
     Raises:
         AmqpDecodeError: The bytes are not an encoded event.
@@ -56,16 +77,28 @@ def with_room(event: bytes) -> bytes:
     for code, start, stop in section_spans(event):
         if code == APPLICATION_PROPERTIES:
             properties = codec.decode(event, start, stop)[0].value
-            properties.pop(STAMP, None)
-            return event[:start] + section(APPLICATION_PROPERTIES, {STAMP: _ROOM, **properties}) + event[stop:]
+            if is_first:
+                properties.pop(STAMP, None)
+                properties = {STAMP: stamp, **properties}
+            properties[STAMP] = stamp
+            return event[:start] + section(APPLICATION_PROPERTIES, properties) + event[stop:]
         if code > APPLICATION_PROPERTIES:
             end = start
             break
-    return event[:end] + section(APPLICATION_PROPERTIES, {STAMP: _ROOM}) + event[end:]
+    return event[:end] + section(APPLICATION_PROPERTIES, {STAMP: stamp}) + event[end:]
+
+
+def with_room(event: bytes) -> bytes:
+    """Add room for a producer's stamp to an encoded event, before its other properties, in place of a stamp it has.
+
+    Raises:
+        AmqpDecodeError: The bytes are not an encoded event.
+    """
+    return stamped(event, _ROOM, is_first=True)
 
 
 def filled(event: bytes, stamp: bytes) -> bytes:
-    """Fill a stamp in.
+    """Fill a producer's stamp in.
 
     Args:
         event: The sections of an event from its properties on, with room for a stamp.

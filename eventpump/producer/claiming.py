@@ -19,7 +19,6 @@ from eventpump.aio.users import Users
 from eventpump.core.claim import (
     AttachProducer,
     AttachRefused,
-    ProducerAnswer,
     PublisherMode,
     ReadStamps,
     ReadState,
@@ -338,7 +337,7 @@ class PublisherStart:
             case ReadStamps():
                 return await self._stamps(request)
 
-    async def _attach(self, asked: AttachRequest) -> ProducerAnswer | AttachRefused:
+    async def _attach(self, asked: AttachRequest) -> tuple[int | None, int | None, int | None] | AttachRefused:
         await self._drop_link()
         spec = attach_spec(self._hub, self._partition_id, asked)
         try:
@@ -349,7 +348,7 @@ class PublisherStart:
             if asked.producer_id is not None and is_unknown_producer(error):
                 return AttachRefused(is_stolen=False, description=error.description)
             raise
-        return ProducerAnswer(*attach_answer(link))
+        return attach_answer(link)
 
     async def _stamps(self, asked: ReadStamps) -> tuple[int, ...] | None:
         if asked.through < asked.after or not await self._reaches_back(asked.after):

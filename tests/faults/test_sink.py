@@ -34,9 +34,10 @@ from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault,
 from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch
+from eventpump.eventhubs.stamps import STAMP
 from eventpump.producer.publisher import PartitionPublisher
 from eventpump.spark.sink.exactly_once import PartitionPublishing, begin_batch, sink_of
-from eventpump.spark.sink.protocol import STAMP, OnProducerStateLost
+from eventpump.spark.sink.protocol import OnProducerStateLost
 from eventpump.spark.sink.records import (
     Done,
     LossReason,

@@ -56,10 +56,10 @@ from eventpump.eventhubs.envelope import envelope_head
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 from eventpump.eventhubs.sealing import SealedBatch, pieces
+from eventpump.eventhubs.stamps import stamped
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import ANYWHERE, EventEncoder, SinkRouter, hashed
-from eventpump.spark.sink.exactly_once import stamped
 from eventpump.spark.sink.foreach_batch import SinkSettings, stamp_room
 from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
 from eventpump.spark.source.rows import PackedEvents, RowEncoder, text_of, type_of

@@ -31,12 +31,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from pydantic import Field
 
 from eventpump.aio.tasks import gather
-from eventpump.amqp.codec import AmqpDecodeError, decode, encode
+from eventpump.amqp.codec import AmqpDecodeError, encode
 from eventpump.amqp.message import Message
-from eventpump.amqp.sections import APPLICATION_PROPERTIES, section, section_spans
-from eventpump.consumer.link.feed import PartitionFeed, as_received
 from eventpump.core.backoff import Backoff, least_delay
-from eventpump.core.sequencer import AttachRequest, PartitionSequencer, SequencerState
+from eventpump.core.sequencer import AttachRequest, PartitionSequencer, ProducerAnswer, SequencerState
 from eventpump.errors import (
     ClosedError,
     ConfigurationError,
@@ -52,29 +50,29 @@ from eventpump.errors import (
     StoreError,
 )
 from eventpump.eventhubs.conditions import NOT_ALLOWED
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.sealing import SealedBatch, pieces
-from eventpump.interfaces import ReceiveLinkSpec, Transport
+from eventpump.eventhubs.stamps import STAMP, read_row_stamp, stamped
+from eventpump.interfaces import Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
-from eventpump.options.consumer import FeedSettings
+from eventpump.options.consumer import LINK_RETRY
 from eventpump.producer.packing import BatchPacker
 from eventpump.producer.publisher import PartitionPublisher
+from eventpump.producer.tail import read_tail
 from eventpump.spark.connection import RETRY_TIMEOUT
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.patience import LONGEST_DELAY, patiently
 from eventpump.spark.sink.protocol import (
-    STAMP,
-    AttachAnswer,
     AttachProducers,
     CreateRecord,
     DeleteRecords,
+    FindRows,
     ListRecords,
     MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
     ReadTails,
@@ -280,8 +278,8 @@ class _Outside:
                 return await each_partition({each: each for each in partition_ids}, self._tail)
             case AttachProducers(producers):
                 return await each_partition(producers, self._attach)
-            case ReadBatchStamps(plan, ranges):
-                return await each_partition(ranges, lambda each, range_: self._stamps(plan, each, *range_))
+            case FindRows(plan, ranges):
+                return await each_partition(ranges, lambda each, range_: self._rows(plan, each, *range_))
 
     async def _stored(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call the store, again where it failed. Its `create` may be called again."""
@@ -303,7 +301,7 @@ class _Outside:
         # Of an empty partition the beginning says nothing (protocol.md 6.2).
         return PartitionTail(last + 1 if found.is_empty else found.beginning_sequence_number, last)
 
-    async def _attach(self, partition_id: str, asked: AttachRequest) -> AttachAnswer | None:
+    async def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
         sequencer = PartitionSequencer[SealedBatch](
             partition_id, producer_id=asked.producer_id, owner_level=asked.owner_level
         )
@@ -323,22 +321,17 @@ class _Outside:
         assert sequencer.producer_id is not None
         assert sequencer.owner_level is not None
         assert sequencer.last_number is not None
-        return AttachAnswer(sequencer.producer_id, sequencer.owner_level, sequencer.last_number)
+        return ProducerAnswer(sequencer.producer_id, sequencer.owner_level, sequencer.last_number)
 
-    async def _stamps(self, plan: Plan, partition_id: str, after: int, through: int) -> list[int]:
+    async def _rows(self, plan: Plan, partition_id: str, after: int, through: int) -> list[int]:
         prefix = plan.stamp_prefix(partition_id)
         rows: list[int] = []
-        events = read_tail(self._transport, self._hub, partition_id, after, through, self._options)
+        events = _tail_of(self._transport, self._hub, partition_id, after, through, self._options)
         async with aclosing(events):
             async for event in events:
-                stamp = event.properties.get(STAMP)
-                if (
-                    isinstance(stamp, str)
-                    and stamp.startswith(prefix)
-                    and stamp.isascii()
-                    and stamp[len(prefix) :].isdigit()
-                ):
-                    rows.append(int(stamp[len(prefix) :]))
+                row = read_row_stamp(event.properties.get(STAMP), prefix)
+                if row is not None:
+                    rows.append(row)
         return rows
 
 
@@ -348,65 +341,12 @@ async def each_partition(work: Mapping[str, T], do: Callable[[str, T], Coroutine
     return dict(zip(work, results, strict=True))
 
 
-async def read_tail(
+def _tail_of(
     transport: Transport, hub: str, partition_id: str, after: int, through: int, options: PublishOptions
 ) -> AsyncGenerator[ReceivedEvent, None]:
-    """Read the events of a partition after one sequence number, up to and with another, which is there.
-
-    Raises:
-        ServiceError: They could not be read, or did not come in time.
-    """
-    if through <= after:
-        return
-    settings = FeedSettings(hub=hub, consumer_group=options.consumer_group)
-    position = EventPosition.at_sequence_number(after) if after >= 0 else EventPosition.earliest()
-    spec = ReceiveLinkSpec(hub, settings.consumer_group, partition_id, position)
-    feed = PartitionFeed(
-        transport,
-        spec,
-        settings,
-        wrap=as_received,
-        rng=random.Random(),
-        startup_timeout=settings.startup_timeout,
-    )
-    cursor = feed.cursor()
-    feed.start()
-    try:
-        while True:
-            messages = cursor.take(settings.prefetch_events)
-            for event in map(ReceivedEvent, messages):
-                if event.sequence_number <= through:
-                    yield event
-                if event.sequence_number >= through:
-                    return
-            if messages:
-                continue
-            if feed.error is not None:
-                raise feed.error
-            if not await cursor.wait(options.scan_timeout):
-                raise ServiceTimeoutError(
-                    f"no event of the tail came within {options.scan_timeout:g} s", entity=f"partition {partition_id}"
-                )
-    finally:
-        await feed.aclose()
-
-
-def stamped(event: bytes, stamp: str) -> bytes:
-    """Add the property `STAMP` to an encoded event, in place of one it has.
-
-    Raises:
-        AmqpDecodeError: It is not an encoded event.
-    """
-    end = len(event)
-    for code, start, stop in section_spans(event):
-        if code == APPLICATION_PROPERTIES:
-            properties = decode(event, start, stop)[0].value
-            properties[STAMP] = stamp
-            return event[:start] + section(APPLICATION_PROPERTIES, properties) + event[stop:]
-        if code > APPLICATION_PROPERTIES:
-            end = start
-            break
-    return event[:end] + section(APPLICATION_PROPERTIES, {STAMP: stamp}) + event[end:]
+    """Read the events of a partition after one sequence number, up to and with another; see `read_tail`."""
+    group, timeout = options.consumer_group, options.scan_timeout
+    return read_tail(transport, hub, group, partition_id, after, through, timeout=timeout, retry=LINK_RETRY)
 
 
 def _content(raw: bytes) -> tuple[Any, ...]:
@@ -772,7 +712,7 @@ class PartitionPublishing:
         # Where retention has passed events, the row may have been among them.
         is_stored = last > entry.tail and (tail.is_empty or tail.beginning_sequence_number > entry.tail + 1)
         if not is_stored:
-            events = read_tail(self._transport, hub, entry.partition_id, entry.tail, last, self._options)
+            events = _tail_of(self._transport, hub, entry.partition_id, entry.tail, last, self._options)
             sought = self._plan.stamp(entry.partition_id, entry.offset) if self._plan.is_stamped else _content(row)
             async with aclosing(events):
                 async for event in events:
@@ -814,7 +754,7 @@ class PartitionPublishing:
             self._pass_uncompared("retention has removed events since the batch was planned")
             return
         last = tail.last_enqueued_sequence_number
-        events = read_tail(self._transport, hub, partition_id, self._compared_at, last, self._options)
+        events = _tail_of(self._transport, hub, partition_id, self._compared_at, last, self._options)
         sought: tuple[Any, ...] | None = None
         async with aclosing(events):
             async for event in events:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar,
 from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from eventpump.amqp.sections import APPLICATION_PROPERTIES, section
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.codecs import PayloadCodec
+from eventpump.eventhubs.stamps import row_stamp_prefix, stamped
 from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
 from eventpump.options.callables import check_codecs, loaded_codecs
@@ -60,7 +60,7 @@ from eventpump.spark.sink.executor import (
     sorted_rows,
 )
 from eventpump.spark.sink.patience import patiently, retried
-from eventpump.spark.sink.protocol import STAMP, DriverRun, MicroBatch, OnProducerStateLost, Unplanned, require_form
+from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, require_form
 from eventpump.spark.sink.records import (
     Done,
     PackingLimits,
@@ -70,7 +70,6 @@ from eventpump.spark.sink.records import (
     Sink,
     decode_outcome,
     directory_name,
-    stamp_prefix,
 )
 from eventpump.spark.sink.small import (
     COLLECTED_BYTES,
@@ -765,8 +764,8 @@ def _shuffle_tasks(spark: SparkSession) -> int:
 
 def stamp_room(sink: Sink, partition_count: int) -> int:
     """Return the most bytes that a stamp adds to an event, in any batch: rows are encoded before theirs is known."""
-    stamp = f"{stamp_prefix(sink, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
-    return len(section(APPLICATION_PROPERTIES, {STAMP: stamp})) + _LARGER_FORMS
+    stamp = f"{row_stamp_prefix(sink.sink_id, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
+    return len(stamped(b"", stamp)) + _LARGER_FORMS
 
 
 def _selected(frame: DataFrame, columns: EventColumns) -> DataFrame:

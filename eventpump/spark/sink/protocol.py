@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from eventpump.core.sequencer import AttachRequest
+from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import (
     ConfigurationError,
     InvalidClientStateError,
@@ -50,8 +50,6 @@ KEPT_CLAIMS: Final = 100
 """How many claims of runs the ledger keeps: a run that is suspended while more than these begin does not see theirs."""
 RENEW_AT: Final = NUMBERS - 2**28
 """The next number from which a partition gets a new producer for its next batch, so that no batch meets the wrap."""
-STAMP: Final = "eventpump:stamp"
-"""The application property with an event's sink, batch, partition and row index."""
 
 T = TypeVar("T")
 
@@ -113,15 +111,15 @@ class ReadTails:
 class AttachProducers:
     """Attach once as each of these producers, with a null number.
 
-    Answer: a mapping to the service's answer (`AttachAnswer`), or to None if it does not know the producer.
+    Answer: a mapping to the service's answer (`ProducerAnswer`), or to None if it does not know the producer.
     """
 
     producers: Mapping[str, AttachRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBatchStamps:
-    """Read the events of partitions from after a sequence number up to another, for the stamps of a batch.
+class FindRows:
+    """Read the events of partitions from after a sequence number up to another, for the stamps of a batch's rows.
 
     Answer: a mapping from partition id to the row indices found, in the order of the events.
 
@@ -134,14 +132,7 @@ class ReadBatchStamps:
 
 
 Request: TypeAlias = (
-    ReadRecord
-    | CreateRecord
-    | ListRecords
-    | DeleteRecords
-    | ReadPartitions
-    | ReadTails
-    | AttachProducers
-    | ReadBatchStamps
+    ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadPartitions | ReadTails | AttachProducers | FindRows
 )
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
@@ -154,15 +145,6 @@ class PartitionTail:
 
     beginning: int
     last: int
-
-
-@dataclass(frozen=True, slots=True)
-class AttachAnswer:
-    """The service's answer to an attach."""
-
-    producer_id: int
-    owner_level: int
-    last_number: int
 
 
 class DriverRun:
@@ -231,7 +213,7 @@ class Unplanned:
     batch: MicroBatch
     partition_ids: tuple[str, ...]
     prior: Done | None
-    opened: Mapping[str, AttachAnswer]
+    opened: Mapping[str, ProducerAnswer]
 
 
 def begin(batch: MicroBatch) -> Procedure[Plan | Done]:
@@ -455,7 +437,7 @@ def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
     opened = (yield AttachProducers(new)) if new else {}
     assert isinstance(opened, Mapping)
     for each in new:
-        if not isinstance(opened[each], AttachAnswer):
+        if not isinstance(opened[each], ProducerAnswer):
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     yield from _claim(batch)
     return Unplanned(batch, partition_ids, prior, opened)
@@ -616,7 +598,7 @@ def _find_done(batch: MicroBatch, batch_id: int) -> Procedure[Done | None]:
 
 
 def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
-    if not isinstance(answer, AttachAnswer):
+    if not isinstance(answer, ProducerAnswer):
         raise InvalidClientStateError(partition_id, "the service does not accept an idempotent producer for this hub")
     return PartitionPlan(
         partition_id=partition_id,
@@ -777,7 +759,7 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
         for each, (after, _) in ranges.items():
             if tails[each].beginning > after + 1:
                 raise ProducerStateLostError((each,), "retention has removed events since the batch was planned")
-        found = yield ReadBatchStamps(plan, ranges)
+        found = yield FindRows(plan, ranges)
         assert isinstance(found, Mapping)
         offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
     revised = {each: _opened(each, answers[each], tails[each].last, offsets[each]) for each in ids}

@@ -13,6 +13,7 @@ from eventpump.errors import (
     ConfigurationError,
 )
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
+from eventpump.eventhubs.stamps import row_stamp_prefix
 
 VERSION: Final = 1
 """The version of the records. A reader accepts only its own."""
@@ -174,12 +175,7 @@ class Plan(BatchRecord):
 
     def stamp_prefix(self, partition_id: str) -> str:
         """Return the prefix of the stamps of a partition's rows; the row's index follows."""
-        return stamp_prefix(self.sink, self.batch_id, partition_id)
-
-
-def stamp_prefix(sink: Sink, batch_id: int, partition_id: str) -> str:
-    """Return the prefix of the stamps of a partition's rows; the row's index follows."""
-    return f"{sink.sink_id}:{batch_id}:{partition_id}:"
+        return row_stamp_prefix(self.sink.sink_id, self.batch_id, partition_id)
 
 
 class TakenProducer(Record):

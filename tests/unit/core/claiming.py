@@ -12,7 +12,6 @@ from eventpump.core.claim import (
     AttachRefused,
     OnDoubt,
     OnStateLost,
-    ProducerAnswer,
     PublisherMode,
     PublisherState,
     ReadStamps,
@@ -25,7 +24,7 @@ from eventpump.core.claim import (
     SwapState,
     start,
 )
-from eventpump.core.sequencer import AttachRequest
+from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import ProducerDisconnectedError, PublishOutcomeUnknownError
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, NUMBERS, advance, distance
 

@@ -13,7 +13,6 @@ from eventpump.core.claim import (
     OnDoubt,
     OnStateLost,
     Procedure,
-    ProducerAnswer,
     PublisherIntent,
     PublisherMode,
     PublisherState,
@@ -30,7 +29,7 @@ from eventpump.core.claim import (
     published_since,
     start,
 )
-from eventpump.core.sequencer import AttachRequest
+from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import (
     InvalidClientStateError,
     ProducerDisconnectedError,
@@ -270,7 +269,7 @@ def test_scan_that_cannot_count_leaves_the_doubt(is_stamped: bool, found: tuple[
 
 def test_start_with_an_impossible_answer_ends() -> None:
     """Another id or level, or none."""
-    for answer in (ProducerAnswer(8, 4, 45), ProducerAnswer(9, 5, 45), ProducerAnswer(9, 4, None)):
+    for answer in (ProducerAnswer(8, 4, 45), ProducerAnswer(9, 5, 45), (9, 4, None)):
         script = Script(begin())
         script.answer(stored(STATE))
         script.swapped()

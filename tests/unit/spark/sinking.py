@@ -18,7 +18,15 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from eventpump.core.sequencer import AttachRequest, Outcome, PartitionSequencer, Publication, SequencerState, Step
+from eventpump.core.sequencer import (
+    AttachRequest,
+    Outcome,
+    PartitionSequencer,
+    ProducerAnswer,
+    Publication,
+    SequencerState,
+    Step,
+)
 from eventpump.errors import (
     ConfigurationError,
     EventPumpError,
@@ -32,17 +40,16 @@ from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.protocol import (
     RENEW_AT,
-    AttachAnswer,
     AttachProducers,
     CreateRecord,
     DeleteRecords,
     DriverRun,
+    FindRows,
     ListRecords,
     MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
     ReadTails,
@@ -424,19 +431,19 @@ class World:
             case ReadTails(ids):
                 answer = {each: PartitionTail(0, len(self.partitions[each].log) - 1) for each in ids}
             case AttachProducers(producers):
-                answers: dict[str, AttachAnswer | None] = {}
+                answers: dict[str, ProducerAnswer | None] = {}
                 for partition_id, asked in producers.items():
                     for _ in range(self.rng.choice([1, 1, 1, 2])):
                         answers[partition_id] = self._attach(partition_id, asked)
                         yield
                 answer = answers
-            case ReadBatchStamps(plan, ranges):
+            case FindRows(plan, ranges):
                 answer = {each: self._stamps(plan, each, ranges[each]) for each in ranges}
         return answer
 
-    def _attach(self, partition_id: str, asked: AttachRequest) -> AttachAnswer | None:
+    def _attach(self, partition_id: str, asked: AttachRequest) -> ProducerAnswer | None:
         try:
-            return AttachAnswer(*self.partitions[partition_id].attach(asked))
+            return ProducerAnswer(*self.partitions[partition_id].attach(asked))
         except UnknownError:
             return None
         except FencedError:

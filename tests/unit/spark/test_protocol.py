@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from eventpump.core.sequencer import AttachRequest
+from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import (
     ConfigurationError,
     EventPumpError,
@@ -21,17 +21,16 @@ from eventpump.spark.sink.protocol import (
     KEPT_CLAIMS,
     PRUNED_EVERY,
     RENEW_AT,
-    AttachAnswer,
     AttachProducers,
     CreateRecord,
     DeleteRecords,
     DriverRun,
+    FindRows,
     ListRecords,
     MicroBatch,
     OnProducerStateLost,
     PartitionTail,
     Procedure,
-    ReadBatchStamps,
     ReadPartitions,
     ReadRecord,
     ReadTails,
@@ -174,18 +173,18 @@ class Outside:
             case AttachProducers(asked):
                 self.made += [each for each in asked.values() if each != AttachRequest()]
                 return {each: self._attach(attach) for each, attach in asked.items()}
-            case ReadBatchStamps(_, ranges):
+            case FindRows(_, ranges):
                 self.made.append(dict(ranges))
                 return {each: list(self.rows) for each in ranges}
         return None
 
-    def _attach(self, asked: AttachRequest) -> AttachAnswer | None:
+    def _attach(self, asked: AttachRequest) -> ProducerAnswer | None:
         if asked.producer_id is None:
-            return AttachAnswer(next(self.ids), 0, 0)
+            return ProducerAnswer(next(self.ids), 0, 0)
         if self.known is not None and asked.producer_id not in self.known:
             return None
         assert asked.owner_level is not None
-        return AttachAnswer(asked.producer_id, asked.owner_level, self.numbers.get(asked.producer_id, 0))
+        return ProducerAnswer(asked.producer_id, asked.owner_level, self.numbers.get(asked.producer_id, 0))
 
 
 def running(run_id: str = "this", claim: int | None = 1) -> DriverRun:
