@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +32,12 @@ from eventpump import (
     EventData,
     EventHubsApp,
     EventHubSource,
+    EventPosition,
     EventProcessorHost,
     EventProducer,
     EventPumpError,
     GeneratorSource,
+    MemoryLeases,
     MemoryLeaseStore,
     MemorySource,
     PartitionContext,
@@ -206,6 +208,26 @@ def test_use_on_a_second_loop_in_a_thread_leaves_the_first_as_it_is(
         _run(main)
         _run(lambda: case.close(client))
     assert not found
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_host_with_a_loop_over_batches_may_be_closed_again_on_any_loop(service: EmulatorThread, is_ended: bool) -> None:
+    """Once it is closed there is nothing to wait for, whether its loop has ended or is at rest."""
+    host = EventProcessorHost(service.connection_string, "telemetry", lease_store=MemoryLeaseStore())
+
+    async def use() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                async for _ in host.batches():
+                    break
+        await host.aclose()
+
+    place = Place(is_thread=False)
+    place.run(use)
+    if is_ended:
+        place.end()
+    _run(host.aclose)
+    place.end()
 
 
 def test_app_runs_on_one_loop_at_a_time(service: EmulatorThread) -> None:
@@ -466,3 +488,170 @@ def test_history_of_loops_and_threads_with_one_producer(seed: int, service: Emul
     """Each call returns or raises, on other loops than the first one's a `ClosedError`; each event has an outcome."""
     with _warnings():
         _history(service, seed)
+
+
+class _Received:
+    """What a client of a history with readers or hosts has received, by several clients in turn."""
+
+    def __init__(self, prefix: str, count: int) -> None:
+        self._prefix = prefix
+        self._count = count
+        self.numbers: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every event of the history was received."""
+        return len(set(self.numbers)) == self._count
+
+    def add(self, event: ReceivedEvent) -> None:
+        """Record an event, if it is the history's."""
+        prefix, _, number = event.body_as_str().rpartition(".")
+        if prefix == self._prefix:
+            self.numbers.append(int(number))
+
+
+class _ReadingUse:
+    """What a history does with a `PartitionReader`."""
+
+    name = "PartitionReader"
+
+    def __init__(self, service: EmulatorThread, first: int, received: _Received, rng: random.Random) -> None:
+        self._received = received
+        self.is_entered = False
+        self.client = PartitionReader(
+            service.connection_string,
+            "telemetry",
+            partition_id="0",
+            position=EventPosition.at_sequence_number(first + len(set(received.numbers)), inclusive=True),
+        )
+
+    async def receive(self) -> None:
+        """Receive some events."""
+        if not self.is_entered:
+            await self.client.__aenter__()
+            self.is_entered = True
+        for event in await self.client.read(3, max_wait_time=0.2):
+            self._received.add(event)
+
+    async def other(self) -> None:
+        """Read without decoding."""
+        if self.is_entered:
+            for raw in await self.client.read_raw(1, max_wait_time=0.2):
+                self._received.add(ReceivedEvent(raw))
+
+
+class _HostingUse:
+    """What a history does with an `EventProcessorHost` and a loop over its batches."""
+
+    name = "EventProcessorHost"
+    leases: MemoryLeases
+
+    def __init__(self, service: EmulatorThread, first: int, received: _Received, rng: random.Random) -> None:
+        self._received = received
+        self.client = EventProcessorHost(
+            service.connection_string,
+            "telemetry",
+            lease_store=MemoryLeaseStore(self.leases, lease_duration=1.5),
+            initial_position={"0": EventPosition.at_sequence_number(first, inclusive=True), "1": "@latest"},
+            max_batch_size=rng.choice((1, 5)),
+            renew_interval=0.3,
+        )
+
+    async def receive(self) -> None:
+        """Process some batches; what has a checkpoint is processed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.6):
+                async for batch in self.client.batches():
+                    for event in batch.events:
+                        self._received.add(event)
+                    await batch.checkpoint()
+                    break
+
+    async def other(self) -> None:
+        """Call it for its subscription."""
+        if self.client._manager is not None:
+            self.client.pause("default")
+            self.client.resume("default")
+
+
+def _history_of_reading(service: EmulatorThread, kind: type[_ReadingUse | _HostingUse], seed: int) -> int:
+    """Several loops and threads use one reader or host, and then its successor. Return how often it was refused."""
+    rng = random.Random(seed)
+    prefix, count, refused = f"{kind.name} {seed}", rng.randrange(1, 40), 0
+    received = _Received(prefix, count)
+
+    async def publish() -> int:
+        async with EventProducer(service.connection_string, "telemetry") as producer:
+            before = await producer.get_partition_properties("0")
+            await producer.send([EventData(f"{prefix}.{number}") for number in range(count)], partition_id="0")
+            return before.last_enqueued_sequence_number + 1
+
+    first = _run(publish)
+    if kind is _HostingUse:
+        _HostingUse.leases = MemoryLeases()
+    places = [Place(is_thread=rng.random() < 0.5) for _ in range(3)]
+    use = kind(service, first, received, rng)
+    home: Place | None = None
+    is_closed = False
+    for _ in range(rng.randrange(4, 20)):
+        live = [place for place in places if not place.is_ended]
+        if len(live) > 1 and rng.random() < 0.1:
+            rng.choice(live).end()
+            continue
+        if (is_closed or (home is not None and home.is_ended)) and rng.random() < 0.5:
+            use, home, is_closed = kind(service, first, received, rng), None, False
+        if isinstance(use, _HostingUse) and home is not None and home.is_ended:
+            # The end of its loop has cancelled what runs it, which closes it.
+            is_closed = is_closed or use.client.is_closed
+        place = rng.choice(live)
+        call = rng.choice((use.receive, use.receive, use.receive, use.other, use.client.aclose))
+        is_close, before = call == use.client.aclose, len(received.numbers)
+        # Before there is a first use that begins something, there is nothing that belongs to a loop.
+        is_first = home is None and call == use.receive
+        is_foreign = home is not None and place is not home and not is_closed
+        if is_first and not is_closed:
+            home = place
+        failure = None
+        try:
+            place.run(call)
+        except ClosedError as error:
+            failure = str(error)
+        if failure is None:
+            assert not is_foreign, f"{call.__name__} was not refused"
+            is_closed = is_closed or is_close
+            continue
+        is_named = f"the {kind.name} belongs to another event loop" in failure
+        is_over = home is not None and home.is_ended
+        assert is_named == is_foreign, f"{call.__name__}: {failure}"
+        assert is_foreign or is_closed, f"{call.__name__} was refused in its own loop: {failure}"
+        assert ("which has ended" in failure) == (is_named and is_over)
+        assert len(received.numbers) == before
+        refused += is_named
+    if home is not None and not home.is_ended and not is_closed:
+        home.run(use.client.aclose)
+    for place in places:
+        place.end()
+
+    async def rest() -> None:
+        last = kind(service, first, received, rng)
+        try:
+            while not received.is_complete:
+                await last.receive()
+        finally:
+            await last.client.aclose()
+
+    _run(rest)
+    # Of a reader each once and in order; of hosts also again, and none before those that precede it.
+    assert list(dict.fromkeys(received.numbers)) == list(range(count))
+    assert kind is _HostingUse or len(received.numbers) == count
+    return refused
+
+
+@pytest.mark.parametrize("kind", [_ReadingUse, _HostingUse], ids=["reader", "host"])
+@seeds(6, of=200)
+def test_history_of_loops_and_threads_with_one_reader_or_host(
+    seed: int, kind: type[_ReadingUse | _HostingUse], service: EmulatorThread
+) -> None:
+    """Other loops than the first one's get a `ClosedError`, no call hangs, and no event is lost, whichever ends."""
+    with _warnings():
+        _history_of_reading(service, kind, seed)

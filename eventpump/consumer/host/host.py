@@ -232,7 +232,7 @@ class HubHost:
             await self._disconnect()
         elif not self._main.done():
             await asyncio.wait({self._main})
-        if self._batches_run is not None:
+        if self._batches_run is not None and not self._batches_run.done():
             await asyncio.wait({self._batches_run})
 
     def batches(self, *, handle_signals: bool = False) -> BatchIterator:
