@@ -31,7 +31,7 @@ from eventpump.options.connection import ProxySettings
 from tests.fuzz import captures
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same
 from tests.fuzz.mutations import mutate, mutate_bytes, pieces
-from tests.unit.amqp.values import plain
+from tests.support.values import plain
 
 _NAMES: Final = SEQUENCE_NUMBER.encode(), OFFSET.encode(), ENQUEUED_TIME.encode()
 

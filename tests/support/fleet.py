@@ -222,9 +222,15 @@ class Fleet:
         return ConsumerScope(self.hub.fully_qualified_namespace.lower(), self.hub.name.lower(), "$default")
 
 
-def stocked(count: int, partitions: int = 1) -> Fleet:
-    """Return a fleet whose hub holds a number of events in each partition."""
-    fleet = Fleet(FakeHub(partitions=partitions))
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=count)
+def stocked(count: int = 0, partitions: int = 1, *, seed: int = 0, lease_duration: float = 30.0, **hub: Any) -> Fleet:
+    """Return a fleet whose hub holds a number of events in each partition.
+
+    Args:
+        seed: As of `Fleet`, as is `lease_duration`.
+        hub: More arguments of `FakeHub`.
+    """
+    fleet = Fleet(FakeHub(partitions=partitions, **hub), seed=seed, lease_duration=lease_duration)
+    if count:
+        for partition_id in fleet.hub.partition_ids:
+            fleet.hub.publish(partition_id, count=count)
     return fleet

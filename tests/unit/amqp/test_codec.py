@@ -35,7 +35,7 @@ from eventpump.amqp.types import (
     ULong,
 )
 from tests.support.memory import traced_memory
-from tests.unit.amqp.values import SCALARS, arrays, arrays_of, plain, values
+from tests.support.values import SCALARS, arrays, arrays_of, plain, values
 
 
 def assert_round_trip(value: Any) -> None:

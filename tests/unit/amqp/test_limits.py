@@ -23,8 +23,8 @@ from eventpump.amqp.session import Session
 from eventpump.amqp.types import Array, Described, UByte
 from eventpump.net.stream import ConnectionProtocol
 from tests.support.memory import traced_memory
+from tests.support.values import values
 from tests.unit.amqp.pair import Pair, condition, config, frame, only, opened, payloads
-from tests.unit.amqp.values import values
 from tests.unit.net.ends import Recorder
 
 MIB = 1024 * 1024

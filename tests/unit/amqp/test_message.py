@@ -14,7 +14,7 @@ from eventpump.amqp.codec import AmqpDecodeError, EncodeError, encode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.sections import check_sections, encode_data, section, section_spans
 from eventpump.amqp.types import Described, Symbol, ULong
-from tests.unit.amqp.values import SCALARS, symbol_maps, symbols, texts, values
+from tests.support.values import SCALARS, symbol_maps, symbols, texts, values
 
 ids = st.one_of(texts, SCALARS["ulong"], st.uuids(), SCALARS["binary"], st.none())
 headers = st.builds(

@@ -39,7 +39,7 @@ from eventpump.amqp.performatives import (
     decode_performative,
 )
 from eventpump.amqp.types import Array, Described, Symbol, ULong
-from tests.unit.amqp.values import SCALARS, scalars, symbol_maps, symbols, texts
+from tests.support.values import SCALARS, scalars, symbol_maps, symbols, texts
 
 CLASSES: list[type[Composite]] = [
     *(Open, Begin, Attach, Flow, Transfer, Disposition, Detach, End, Close),

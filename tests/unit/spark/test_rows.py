@@ -41,39 +41,16 @@ from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQU
 from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
 from eventpump.spark.source.schema import TYPE_COLUMNS
 from tests.support.codecs import DEFLATE, GZIP, OLD_KEY
+from tests.support.values import SCALARS, scalars
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PUBLISHER = Symbol("x-opt-publisher")
 
 _text = st.text(max_size=12)
-_ascii = st.text(st.characters(max_codepoint=127), max_size=12).map(Symbol)
-_longs = st.integers(-(2**63), 2**63 - 1)
-_simple: st.SearchStrategy[Any] = st.one_of(
-    st.none(),
-    st.booleans(),
-    _text,
-    st.text(min_size=250, max_size=300),
-    _ascii,
-    st.characters(exclude_categories=["Cs"]).map(Char),
-    _longs,
-    st.integers(-(2**31), 2**31 - 1).map(Int),
-    st.integers(-(2**15), 2**15 - 1).map(Short),
-    st.integers(-128, 127).map(Byte),
-    st.integers(0, 2**64 - 1).map(ULong),
-    st.integers(0, 2**32 - 1).map(UInt),
-    st.integers(0, 2**16 - 1).map(UShort),
-    st.integers(0, 255).map(UByte),
-    st.floats(),
-    st.floats(width=32).map(Float),
-    st.binary(max_size=300),
-    st.uuids(),
-    _longs.map(Timestamp),
-    st.binary(min_size=4, max_size=4).map(Decimal32),
-    st.binary(min_size=8, max_size=8).map(Decimal64),
-    st.binary(min_size=16, max_size=16).map(Decimal128),
-)
+_ascii = SCALARS["symbol"]
+_longs = SCALARS["long"]
 _values = st.recursive(
-    _simple,
+    scalars,
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(_longs, min_size=1, max_size=4).map(Array),
@@ -90,7 +67,7 @@ _bodies = st.one_of(
     _values.map(AmqpValue),
     st.lists(st.lists(_values, max_size=3), min_size=1, max_size=2).map(lambda lists: AmqpSequence(tuple(lists))),
 )
-_ids = st.one_of(_text, st.uuids(), st.binary(max_size=5), st.integers(0, 2**64 - 1).map(ULong))
+_ids = st.one_of(_text, st.uuids(), st.binary(max_size=5), SCALARS["ulong"])
 _standard = st.builds(
     Properties,
     message_id=st.none() | _ids,
@@ -99,7 +76,7 @@ _standard = st.builds(
     subject=st.none() | _text,
     correlation_id=st.none() | _ids,
     content_type=st.none() | _ascii,
-    creation_time=st.none() | _longs.map(Timestamp),
+    creation_time=st.none() | SCALARS["timestamp"],
     group_sequence=st.none() | st.integers(0, 2**32 - 1),
     reply_to_group_id=st.none() | _text,
 )
@@ -115,7 +92,7 @@ def _messages(draw: st.DrawFn) -> bytes:
     }
     for name in (PARTITION_KEY, _PUBLISHER):
         if draw(st.booleans()):
-            annotations[name] = draw(_text | _ascii | _simple)
+            annotations[name] = draw(_text | _ascii | scalars)
     annotations |= draw(st.dictionaries(st.one_of(_ascii, _names.map(str), _longs), _values, max_size=3))
     annotations = dict(draw(st.permutations(list(annotations.items()))))
     message = Message(
@@ -124,7 +101,7 @@ def _messages(draw: st.DrawFn) -> bytes:
         delivery_annotations=draw(st.none() | st.just({Symbol("d"): 1})),
         message_annotations=annotations,
         properties=draw(st.none() | _standard),
-        application_properties=draw(st.none() | st.dictionaries(_names, _simple, max_size=5)),
+        application_properties=draw(st.none() | st.dictionaries(_names, scalars, max_size=5)),
         footer=draw(st.none() | st.just({Symbol("f"): 1})),
     )
     return message.encode()

@@ -18,16 +18,9 @@ from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import EventRange, HandlerSlow, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import NO_PROCESSOR, Fleet, RecordingProcessor
+from tests.support.fleet import NO_PROCESSOR, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(count: int = 3) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=1))
-    fleet.hub.publish("0", count=count)
-    return fleet
 
 
 async def _hang(*_: object) -> None:
@@ -37,7 +30,7 @@ async def _hang(*_: object) -> None:
 async def test_handler_that_never_returns_is_reported(clock: VirtualClock) -> None:
     """By default it is reported after 60 seconds and then rarely, not cancelled, and the lease is kept."""
     times: list[float] = []
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a", RecordingProcessor(fleet.record, on_events=_hang))
         host._reporter._hooks += (
             lambda report: times.append(clock.monotonic()) if isinstance(report, HandlerSlow) else None,
@@ -70,7 +63,7 @@ async def test_handler_that_hangs_is_found_by_its_line_and_its_events(kind: str,
     processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
     line = handle.__code__.co_firstlineno + 1
     count = 1 if kind == "keyed" else 3
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=3), handler_timeout=5.0)
         run = asyncio.create_task(loop() if kind == "loop" else host.run())
         await asyncio.sleep(3)
@@ -103,7 +96,7 @@ async def test_handler_that_raises_is_found_by_its_events(kind: str, caplog: Any
         if any(each.sequence_number == 2 for each in events):
             raise ValueError("poison")
 
-    async with _fleet(5) as fleet:
+    async with stocked(5) as fleet:
         processor = KeyedProcessor(handle) if kind == "keyed" else handle
         retry = RetryOptions(max_retries=1)
         await fleet.start("a", processor, handler_retry=retry, on_retries_exhausted="skip", max_batch_size=3)
@@ -127,7 +120,7 @@ async def test_handler_cancelled_at_its_time_out_is_tried_again() -> None:
             left.pop()
             await _hang()
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=once)
         policy = CheckpointPolicy(every_events=1)
         await fleet.start(
@@ -147,7 +140,7 @@ async def test_handler_cancelled_at_its_time_out_is_tried_again() -> None:
 
 async def test_handler_cancelled_at_its_time_out_ends_the_host_under_stop() -> None:
     """Under the policy `stop` the time-out is the host's failure."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_hang)
         host = fleet.host("a", processor, handler_timeout=5, on_handler_timeout="cancel", failure_policy="stop")
         async with asyncio.timeout(60):
@@ -175,7 +168,7 @@ async def test_open_and_process_error_have_the_same_time_out(method: str) -> Non
             raise ValueError("once")
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         steps: dict[str, Any] = {method: once}
         processor = RecordingProcessor(fleet.record, on_events=handle, **steps)
         await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel")
@@ -194,7 +187,7 @@ async def test_handler_that_swallows_its_cancellation_has_not_failed() -> None:
             with suppress(asyncio.CancelledError):
                 await _hang()
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=stubborn)
         policy = CheckpointPolicy(every_events=1)
         await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel", checkpoint_policy=policy)
@@ -216,7 +209,7 @@ async def test_handler_calls_that_return_in_time_share_one_timer() -> None:
     async def brief(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(0.1)
 
-    async with _fleet(1000) as fleet:
+    async with stocked(1000) as fleet:
         loop.call_at = counting  # type: ignore[method-assign, assignment]  # counts
         try:
             processor = RecordingProcessor(fleet.record, on_events=brief)
@@ -244,7 +237,7 @@ async def test_handler_that_is_stuck_does_not_hide_another(clock: VirtualClock, 
             with suppress(asyncio.CancelledError):  # it does not heed its time-out
                 await asyncio.sleep(100)
 
-    async with _fleet(1) as fleet:
+    async with stocked(1) as fleet:
         processor = KeyedProcessor(handle, key=lambda event: event.sequence_number)
         retry = RetryOptions(max_retries=0)
         await fleet.start("a", processor, handler_timeout=10, on_handler_timeout=mode, handler_retry=retry)

@@ -45,14 +45,10 @@ from eventpump.reports import (
 )
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
-from eventpump.testing.transport import FakeHub, FakeTransport
+from eventpump.testing.transport import FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions, **options))
 
 
 async def _nothing(context: PartitionContext, events: Events) -> None:
@@ -64,7 +60,7 @@ async def _nothing(context: PartitionContext, events: Events) -> None:
 
 async def test_run_delivers_every_event_once_in_order() -> None:
     """A host alone delivers every event of every partition, in order, each once."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         for partition_id in fleet.hub.partition_ids:
             fleet.hub.publish(partition_id, count=700)
         await fleet.start("a")
@@ -76,7 +72,7 @@ async def test_run_delivers_every_event_once_in_order() -> None:
 
 async def test_process_events_gets_bounded_batches_at_once(clock: VirtualClock) -> None:
     """A batch holds one event or more, at most `max_batch_size`, and what is there is delivered at once."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await fleet.start("a", max_batch_size=30, max_wait_time=600)
         await asyncio.sleep(60)
@@ -94,7 +90,7 @@ async def test_process_events_gets_bounded_batches_at_once(clock: VirtualClock) 
 @pytest.mark.parametrize("is_asked", [True, False])
 async def test_process_events_is_called_empty_only_with_max_wait_time(is_asked: bool) -> None:
     """An idle partition's processor is called without events every `max_wait_time`, if and only if that is wanted."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", call_when_idle=is_asked, max_wait_time=10)
         await asyncio.sleep(65)
         assert [delivery.numbers for delivery in fleet.record.deliveries] == ([()] * 6 if is_asked else [])
@@ -114,7 +110,7 @@ async def test_context_has_names_last_event_newest_event_and_lag() -> None:
             assert context.lag == 9 - events[-1].sequence_number == 5
             seen.append(context)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=look), max_batch_size=5, track_last_enqueued=True
@@ -134,7 +130,7 @@ async def test_context_lag_is_unknown_without_tracking() -> None:
     async def look(context: PartitionContext, events: Events) -> None:
         lags.append(context.lag)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=look))
         await asyncio.sleep(5)
@@ -161,7 +157,7 @@ async def test_processor_of_one_partition_is_called_from_one_task() -> None:
             fails.clear()
             raise ValueError("once")
 
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=500)
         fleet.hub.publish("1", count=500)
         processor = RecordingProcessor(fleet.record, on_events=events, on_open=step, on_error=step, on_close=step)
@@ -184,7 +180,7 @@ async def test_processor_class_gives_each_ownership_an_instance() -> None:
         async def process_events(self, context: PartitionContext, events: Events) -> None:
             self.partitions.add(context.partition_id)
 
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, "a")
         await fleet.start("a", Own)
@@ -200,7 +196,7 @@ async def test_process_events_of_a_slow_partition_delays_no_other() -> None:
         if context.partition_id == "0":
             await asyncio.sleep(1e6)
 
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, count=1000)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow))
@@ -223,7 +219,7 @@ async def test_process_events_that_never_waits_lets_the_loop_turn() -> None:
             turns.append(clock.monotonic())
             await asyncio.sleep(0.1)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=200)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=busy), max_batch_size=1)
         ticking = asyncio.create_task(tick())
@@ -238,7 +234,7 @@ async def test_process_events_that_never_waits_lets_the_loop_turn() -> None:
 
 async def test_run_begins_after_the_checkpoint() -> None:
     """A later host begins after the checkpoint, whatever the initial position."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
 
         async def five(context: PartitionContext, events: Events) -> None:
@@ -268,7 +264,7 @@ async def test_run_begins_after_the_checkpoint() -> None:
 )
 async def test_run_without_a_checkpoint_begins_at_the_initial_position(position: Any, first: dict[str, int]) -> None:
     """Text is an offset, a number a sequence number, a datetime an enqueued time, a mapping goes by partition."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for partition_id in "01":
             fleet.hub.publish(partition_id, count=10)
         await fleet.start("a", initial_position=position)
@@ -296,7 +292,7 @@ async def test_checkpoint_while_a_write_is_in_flight_makes_one_more() -> None:
         await asyncio.sleep(0.1)
         await asyncio.gather(first, *(context.checkpoint(event) for event in events[1:]))
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=32)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=each))
         fleet.stores["a"].delay(1.0, "write")
@@ -337,7 +333,7 @@ async def test_host_does_not_close_a_store_that_other_code_has_opened(begun: str
 @pytest.mark.parametrize("operation", ["acquire", "renew", "list"])
 async def test_setting_that_the_store_refuses_ends_a_host_without_a_link(operation: str) -> None:
     """As a name that it cannot store: before the first link no retry could help."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = fleet.host("a", startup_timeout=20)
         fleet.hub.hang("receive")
         refusal = ConfigurationError("owner", "must be printable ASCII")
@@ -351,7 +347,7 @@ async def test_setting_that_the_store_refuses_ends_a_host_without_a_link(operati
 
 async def test_setting_that_the_store_refuses_later_is_reported() -> None:
     """A host that had a link goes on, and tries again."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.stores["a"].fail("renew", times=3, error=ConfigurationError("owner", "must be printable ASCII"))
@@ -364,7 +360,7 @@ async def test_checkpoint_returns_when_it_is_stored() -> None:
     """When `checkpoint` returns the store has it."""
     stored: list[tuple[int, int | None]] = []
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
 
         async def ask(context: PartitionContext, events: Events) -> None:
             await context.checkpoint()
@@ -391,7 +387,7 @@ async def test_checkpoint_returns_when_it_is_stored() -> None:
 )
 async def test_checkpoint_policies_by_count_time_and_close(policy: CheckpointPolicy, expected: list[int]) -> None:
     """By count, by time and on close, as declared and not otherwise; one event a second for 45 seconds."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=policy)
         await asyncio.sleep(0.5)
         for _ in range(45):
@@ -403,7 +399,7 @@ async def test_checkpoint_policies_by_count_time_and_close(policy: CheckpointPol
 
 async def test_checkpoint_by_time_is_made_in_a_quiet_partition() -> None:
     """After the last event of a burst, the time alone makes the checkpoint."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing)
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy(every_seconds=5))
         fleet.hub.publish("0", count=3)
@@ -415,7 +411,7 @@ async def test_checkpoint_by_time_is_made_in_a_quiet_partition() -> None:
 
 async def test_checkpoint_write_that_fails_is_reported_and_repeated() -> None:
     """A checkpoint the store fails to take is told and tried again until it is stored."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a", "b")
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy(1)
@@ -428,7 +424,7 @@ async def test_checkpoint_write_that_fails_is_reported_and_repeated() -> None:
 
 async def test_checkpoint_raises_where_the_store_keeps_failing() -> None:
     """`checkpoint()` raises after several failures rather than wait for ever; the events come again, none is lost."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=3)
         await fleet.start("a")
         fleet.stores["a"].fail("write", times=5)
@@ -441,7 +437,7 @@ async def test_checkpoint_raises_where_the_store_keeps_failing() -> None:
 
 async def test_checkpoint_write_without_an_answer_is_repeated() -> None:
     """A write that hangs is cut off before the lease could run out, reported, and repeated."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy(1)
@@ -467,7 +463,7 @@ async def test_checkpoint_of_an_event_not_delivered_is_refused() -> None:
         except ConfigurationError as error:
             errors.append(error)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=beyond))
         await asyncio.sleep(5)
@@ -485,7 +481,7 @@ async def test_checkpoint_whose_call_is_cancelled_is_still_written() -> None:
         except TimeoutError:
             pass
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=hurried))
         fleet.stores["a"].delay(2, "write")
@@ -499,7 +495,7 @@ async def test_checkpoint_in_close_is_written_before_the_release() -> None:
     async def last(context: PartitionContext, reason: CloseReason) -> None:
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing, on_close=last))
         await asyncio.sleep(5)
@@ -514,7 +510,7 @@ async def test_checkpoint_in_close_is_written_before_the_release() -> None:
 async def test_checkpoint_that_cannot_be_stored_at_close_is_reported() -> None:
     """Where the last checkpoint does not get through in time, that is said, and closing still ends in time."""
     clock = VirtualClock()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy()
@@ -539,7 +535,7 @@ async def test_process_events_that_raises_gets_the_same_events_again() -> None:
         if len(batches) < 3:
             raise ValueError("not yet")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start(
             "a",
@@ -562,7 +558,7 @@ async def test_process_events_cannot_change_the_batch_that_is_retried() -> None:
     async def look(context: PartitionContext, events: Events) -> None:
         kinds.append(type(events))
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=look))
         await asyncio.sleep(2)
@@ -576,7 +572,7 @@ async def test_checkpoint_does_not_pass_a_batch_that_fails() -> None:
         if events[-1].sequence_number >= 5:
             raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start(
             "a",
@@ -595,7 +591,7 @@ async def test_close_ends_the_delay_of_a_retry(clock: VirtualClock) -> None:
     async def poison(context: PartitionContext, events: Events) -> None:
         raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start(
             "a",
@@ -616,7 +612,7 @@ async def test_handler_retry_with_a_limit_stops_the_host() -> None:
     async def poison(context: PartitionContext, events: Events) -> None:
         raise KeyError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         processor = RecordingProcessor(fleet.record, on_events=poison)
         host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=2))
@@ -634,7 +630,7 @@ async def test_policy_stop_raises_the_handlers_failure_from_run() -> None:
             raise KeyError("poison")
         await context.checkpoint()
 
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         host = fleet.host("a", RecordingProcessor(fleet.record, on_events=poison), failure_policy="stop")
         for partition_id in "012":
             fleet.hub.publish(partition_id, count=5)
@@ -657,7 +653,7 @@ async def test_policy_stop_does_not_wait_for_process_error() -> None:
     async def hang(context: PartitionContext, error: Exception) -> None:
         await asyncio.sleep(1e6)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         host = fleet.host("a", RecordingProcessor(fleet.record, on_events=poison, on_error=hang), failure_policy="stop")
         async with asyncio.timeout(60):
@@ -677,7 +673,7 @@ async def test_process_error_that_raises_is_reported_only() -> None:
     async def worse(context: PartitionContext, error: Exception) -> None:
         raise RuntimeError("worse")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=twice, on_error=worse))
         await asyncio.sleep(30)
@@ -698,7 +694,7 @@ async def test_open_that_raises_follows_the_failure_policy(policy: str) -> None:
             failing.pop()
             raise OSError("no database")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         host = fleet.host("a", RecordingProcessor(fleet.record, on_open=twice), failure_policy=policy)
         if policy == "stop":
@@ -726,7 +722,7 @@ async def test_handler_that_raises_cancelled_error_is_retried() -> None:
             inner.cancel()
             await inner
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=once))
         await asyncio.sleep(30)
@@ -740,7 +736,7 @@ async def test_process_events_without_async_is_named_in_the_error() -> None:
         def process_events(self, context: PartitionContext, events: Events) -> None:  # type: ignore[override]  # the slip
             return None
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         host = fleet.host("a", Plain, failure_policy="stop")
         with pytest.raises(ProcessorFailedError) as caught:
@@ -754,7 +750,7 @@ async def test_close_of_a_processor_that_raises_is_reported() -> None:
     async def fail(context: PartitionContext, reason: CloseReason) -> None:
         raise ValueError("in close")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_close=fail))
         await asyncio.sleep(5)
         await fleet.hosts["a"].aclose()
@@ -768,7 +764,7 @@ async def test_hook_that_raises_is_logged_only(caplog: pytest.LogCaptureFixture)
     def broken(report: HostReport) -> None:
         raise RuntimeError("hook")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         host = HubHost(
             lambda: FakeTransport(fleet.hub),
@@ -797,7 +793,7 @@ async def test_blocked_loop_is_reported_with_its_partition() -> None:
             await asyncio.sleep(0.1)
             clock.block(12)
 
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=block))
@@ -810,7 +806,7 @@ async def test_blocked_loop_is_reported_with_its_partition() -> None:
 async def test_blocked_loop_outside_a_processor_is_reported() -> None:
     """Where no processor ran, the standstill is still told, without a name."""
     clock = VirtualClock()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         clock.block(25)
@@ -861,7 +857,7 @@ async def test_run_with_a_wrong_hub_key_or_group_raises_one_error(
 @pytest.mark.parametrize("what", ["service", "store"])
 async def test_start_that_keeps_failing_is_reported_ever_less_often(what: str) -> None:
     """Each line says for how long it is tried again, and none comes twice; another failure is reported at once."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", startup_timeout=60)
         if what == "service":
             fleet.hub.refuse(ConnectionLostError("connection refused"), operation="hub", times=1e9)
@@ -884,7 +880,7 @@ async def test_start_that_keeps_failing_is_reported_ever_less_often(what: str) -
 
 async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
     """A service or store that is away for a moment delays the start, is told, and does not end it."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         fleet.hub.refuse(ConnectionLostError("not up yet"), operation="hub", times=3)
         host = fleet.host("a")
@@ -913,7 +909,7 @@ async def test_run_raises_where_the_start_up_time_out_passes(
     break_it: Callable[[Fleet], None], error: type[EventPumpError] | None, clock: VirtualClock
 ) -> None:
     """Who cannot be reached within the start-up time-out ends `run`; a listing that hangs does not, it may pass."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", startup_timeout=30)
         break_it(fleet)
         began = clock.monotonic()
@@ -934,7 +930,7 @@ async def test_run_raises_where_the_start_up_time_out_passes(
 
 async def test_close_ends_a_start_at_once(clock: VirtualClock) -> None:
     """A host that is still trying to reach the service closes without waiting for it."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.hang("hub")
         await fleet.start("a")
         await asyncio.sleep(5)
@@ -989,7 +985,7 @@ async def test_close_drains_checkpoints_and_releases() -> None:
     async def slow(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(4)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=1000)
         await fleet.start(
             "a",
@@ -1015,7 +1011,7 @@ async def test_close_renews_while_a_handler_runs() -> None:
         await asyncio.sleep(70)
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=slow))
         await asyncio.sleep(2)
@@ -1046,7 +1042,7 @@ async def test_close_is_bounded_whatever_hangs(where: str, is_stubborn: bool, cl
         "close": {"on_close": hang},
         "process_error": {"on_events": fail, "on_error": hang},
     }
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, **parts[where]))
         await asyncio.sleep(5)
@@ -1063,7 +1059,7 @@ async def test_close_is_bounded_whatever_hangs(where: str, is_stubborn: bool, cl
 
 async def test_run_cancelled_drains_checkpoints_and_releases() -> None:
     """A cancelled `run` drains, checkpoints and releases, then raises the cancellation."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=_nothing), checkpoint_policy=CheckpointPolicy()
@@ -1083,7 +1079,7 @@ async def test_run_cancelled_twice_cuts_off_the_handlers(clock: VirtualClock) ->
     async def hang(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(1e6)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=hang), close_timeout=1000)
         await asyncio.sleep(5)
@@ -1100,7 +1096,7 @@ async def test_run_cancelled_twice_cuts_off_the_handlers(clock: VirtualClock) ->
 
 async def test_close_twice_is_fine_and_run_after_it_is_refused() -> None:
     """Closing again changes nothing, before, during and after a run; running again is refused."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         await asyncio.gather(fleet.hosts["a"].aclose(), fleet.hosts["a"].aclose())
@@ -1115,7 +1111,7 @@ async def test_close_twice_is_fine_and_run_after_it_is_refused() -> None:
 
 async def test_run_while_running_is_refused() -> None:
     """A second `run` of a running host is refused and harms nothing."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         with pytest.raises(ConfigurationError, match="run"):
@@ -1125,7 +1121,7 @@ async def test_run_while_running_is_refused() -> None:
 
 async def test_stop_from_a_handler_ends_run_in_order() -> None:
     """`stop` from within a handler ends `run` in order, with that handler's work done."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         hosts: list[HubHost] = []
 
         async def enough(context: PartitionContext, events: Events) -> None:
@@ -1142,7 +1138,7 @@ async def test_stop_from_a_handler_ends_run_in_order() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 async def test_signal_with_handle_signals_ends_run_in_order(number: signal.Signals) -> None:
     """With `handle_signals`, a signal ends `run` in order, and afterwards the signal has its own effect again."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         before = signal.getsignal(number)
         host = fleet.host("a")
@@ -1159,7 +1155,7 @@ async def test_signal_with_handle_signals_ends_run_in_order(number: signal.Signa
 async def test_signal_handlers_are_not_installed_by_default() -> None:
     """A host that was not asked to installs no signal handler."""
     before = signal.getsignal(signal.SIGTERM)
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         assert signal.getsignal(signal.SIGTERM) is before
@@ -1172,7 +1168,7 @@ async def test_checkpoint_after_close_is_refused() -> None:
     async def keep(context: PartitionContext, events: Events) -> None:
         kept.append(context)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=keep))
         await asyncio.sleep(5)
@@ -1186,7 +1182,7 @@ async def test_close_is_bounded_where_transport_or_store_hang(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing is bounded, whatever the transport and the store do."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         transport, store, asked = fleet.transports["a"], fleet.stores["a"], []
@@ -1212,7 +1208,7 @@ async def test_close_is_bounded_where_transport_or_store_hang(
 
 async def test_partition_refused_by_the_service_does_not_end_the_others() -> None:
     """A partition whose checkpoint the service refuses is told and left alone for a lease duration; the rest flows."""
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, count=5)
         await fleet.start("a")
@@ -1237,7 +1233,7 @@ async def test_partition_refused_by_the_service_does_not_end_the_others() -> Non
 
 async def test_status_lists_partitions_with_epoch_state_position_and_lag() -> None:
     """A host lists its partitions with epoch, state, position and lag."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=5)
         host = await fleet.start("a", track_last_enqueued=True)
         assert host.partitions == []
@@ -1250,7 +1246,7 @@ async def test_status_lists_partitions_with_epoch_state_position_and_lag() -> No
 
 async def test_log_of_a_plain_run_has_one_line_per_change_of_state(caplog: pytest.LogCaptureFixture) -> None:
     """A run without trouble logs nothing above information, and one line per change of state, not per event."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         with caplog.at_level("INFO", "eventpump"):
             await fleet.start("a")
             await asyncio.sleep(5)

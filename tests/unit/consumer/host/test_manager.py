@@ -34,14 +34,10 @@ from eventpump.reports import (
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions), **options)
 
 
 async def _nothing(context: PartitionContext, events: Events) -> None:
@@ -91,7 +87,7 @@ def _check_one_deliverer(fleet: Fleet) -> None:
 
 async def test_host_that_joins_gets_its_share_and_nothing_is_lost() -> None:
     """A second host gets half the partitions within two intervals; nothing is lost, one deliverer at a time."""
-    async with _fleet(8) as fleet:
+    async with stocked(partitions=8) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         await fleet.start("b")
@@ -118,7 +114,7 @@ async def test_host_that_joins_gets_its_share_and_nothing_is_lost() -> None:
 
 async def test_lease_epoch_is_the_owner_level_of_the_link() -> None:
     """Every acquisition opens its link with the epoch it got, so that the service itself cuts off an earlier owner."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         for name in "abc":
             await fleet.start(name)
             await asyncio.sleep(12)
@@ -129,7 +125,7 @@ async def test_lease_epoch_is_the_owner_level_of_the_link() -> None:
 
 async def test_partitions_of_a_closed_host_are_taken_at_the_next_cycle() -> None:
     """A host that closes in order releases its leases: the rest has them within one interval, not a lease duration."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         await fleet.start("a")
         await fleet.start("b")
         await asyncio.sleep(40)
@@ -140,7 +136,7 @@ async def test_partitions_of_a_closed_host_are_taken_at_the_next_cycle() -> None
 
 async def test_partitions_of_a_dead_host_are_taken_when_its_leases_expire() -> None:
     """A host that vanishes is replaced within lease duration and one interval."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         await fleet.start("b")
@@ -153,7 +149,7 @@ async def test_partitions_of_a_dead_host_are_taken_when_its_leases_expire() -> N
 
 async def test_partitions_added_to_the_hub_are_found() -> None:
     """Partitions the hub gets while hosts run are read within an interval."""
-    async with _fleet(1) as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(15)
         fleet.hub.add_partitions(2)
@@ -245,7 +241,7 @@ async def test_lost_lease_ends_delivery_after_the_grace(clock: VirtualClock) -> 
         finally:
             seen["cancelled"] = clock.monotonic()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await fleet.start(
             "a", RecordingProcessor(fleet.record, on_events=slow), max_batch_size=10, ownership_lost_grace=4
@@ -270,7 +266,7 @@ async def test_lost_lease_does_not_cancel_a_handler_within_its_grace() -> None:
         await asyncio.sleep(3)
         ended.append(True)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=brief), ownership_lost_grace=4)
         await asyncio.sleep(2)
@@ -293,7 +289,7 @@ async def test_checkpoint_after_a_lost_lease_is_refused() -> None:
         await context.ownership_lost.wait()
         await ask(context)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=late, on_close=ask))
         await asyncio.sleep(2)
@@ -308,7 +304,7 @@ async def test_checkpoint_refused_by_the_store_ends_the_ownership() -> None:
     errors: list[float] = []
     clock = VirtualClock()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
 
         async def ask(context: PartitionContext, events: Events) -> None:
             await _steal(fleet)
@@ -327,7 +323,7 @@ async def test_checkpoint_refused_by_the_store_ends_the_ownership() -> None:
 
 async def test_lease_that_ran_out_ends_delivery(clock: VirtualClock) -> None:
     """While the store does not answer renewals, deliveries stop when the lease runs out by our own clock."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(1)
         fleet.stores["a"].hang("renew")
@@ -348,7 +344,7 @@ async def test_lease_is_checked_right_before_every_delivery() -> None:
     async def block(context: PartitionContext, events: Events) -> None:
         clock.block(31)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=block), max_batch_size=5)
         await asyncio.sleep(40)
@@ -366,7 +362,7 @@ async def test_lease_that_ran_out_in_a_suspension_ends_delivery(monkeypatch: pyt
         nonlocal slept
         slept += 31
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=suspend), max_batch_size=5)
         await asyncio.sleep(40)
@@ -381,7 +377,7 @@ async def test_lease_that_ran_out_ends_retries() -> None:
     async def poison(context: PartitionContext, events: Events) -> None:
         raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         processor = RecordingProcessor(fleet.record, on_events=poison)
         await fleet.start("a", processor, handler_retry=RetryOptions(base_delay=0.1, max_delay=0.1))
@@ -399,7 +395,7 @@ async def test_lease_that_ran_out_ends_retries() -> None:
 
 async def test_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) -> None:
     """When the new owner's link cuts ours off, the loss is known at once, not at the next renewal."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(11)
         lease = await _steal(fleet)
@@ -414,7 +410,7 @@ async def test_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) 
 
 async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None:
     """Stolen though the lease is ours: told, released, and left alone by this host for one lease duration."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a")
         await asyncio.sleep(5)
@@ -432,7 +428,7 @@ async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None
 
 async def test_attach_refused_for_a_higher_owner_level_is_not_repeated() -> None:
     """A link that is refused because of a higher owner level is not tried again and again."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         transport = await _read_from_outside(fleet, 1000)
         await fleet.start("a")
         await asyncio.sleep(95)
@@ -444,7 +440,7 @@ async def test_attach_refused_for_a_higher_owner_level_is_not_repeated() -> None
 
 async def test_stolen_link_ends_delivery_of_what_was_received() -> None:
     """What was received before the link was stolen is not delivered any more, while the store is asked whose it is."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=200)
 
         async def slow(context: PartitionContext, events: Events) -> None:
@@ -466,7 +462,7 @@ async def test_stolen_link_ends_delivery_of_what_was_received() -> None:
 
 async def test_renewals_continue_while_a_listing_hangs() -> None:
     """A store that answers no listing costs no lease."""
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.stores["a"].hang("list")
@@ -479,7 +475,7 @@ async def test_renewals_continue_while_a_listing_hangs() -> None:
 @pytest.mark.parametrize("trouble", ["hang", "fail"])
 async def test_renewal_that_fails_for_one_partition_affects_no_other(trouble: str) -> None:
     """A renewal that hangs or fails for one partition loses that one, and no other."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         if trouble == "hang":
@@ -497,7 +493,7 @@ async def test_renewal_that_fails_for_one_partition_affects_no_other(trouble: st
 
 async def test_acquisition_that_hangs_affects_no_other_partition() -> None:
     """While taking one lease hangs, the others are taken and read."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         for partition_id in fleet.hub.partition_ids:
             fleet.hub.publish(partition_id, "x")
         fleet.host("a")
@@ -513,7 +509,7 @@ async def test_acquisition_that_hangs_affects_no_other_partition() -> None:
 
 async def test_renewal_that_fails_for_a_moment_keeps_the_lease() -> None:
     """Failed renewals are told and tried again soon, while the lease lives."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.stores["a"].fail("renew", times=4)
@@ -530,7 +526,7 @@ async def test_store_calls_end_before_a_lease_could(
     operation: str, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once it started, a host gives each call to a silent store up within lease duration minus renew interval."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         if operation != "record":  # which is written by the first host only
             await fleet.start("b")
             await asyncio.sleep(5)
@@ -567,7 +563,7 @@ async def test_store_calls_end_before_a_lease_could(
 
 async def test_acquisition_whose_answer_is_lost_is_repeated_at_expiry() -> None:
     """A lease that was acquired without our learning of it is taken again when it runs out."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "x")
         fleet.host("a")
         fleet.stores["a"].fail("acquire", is_after=True)
@@ -579,7 +575,7 @@ async def test_acquisition_whose_answer_is_lost_is_repeated_at_expiry() -> None:
 
 async def test_checkpoint_that_cannot_be_read_delays_only_its_partition() -> None:
     """Reading begins only when the checkpoint is known; the wait is told, and other partitions flow."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for partition_id in "01":
             fleet.hub.publish(partition_id, "x")
         fleet.host("a")
@@ -595,7 +591,7 @@ async def test_checkpoint_that_cannot_be_read_delays_only_its_partition() -> Non
 
 async def test_service_without_answers_costs_no_lease() -> None:
     """While the hub does not answer and links cannot be opened, leases are kept, and reading goes on later."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.hub.hang("hub")
@@ -612,7 +608,7 @@ async def test_service_without_answers_costs_no_lease() -> None:
 
 async def test_discovery_that_fails_is_reported_and_repeated() -> None:
     """A hub whose properties cannot be read for a while costs nothing but reports."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.hub.refuse(ConnectionLostError("away"), operation="hub", times=2)
@@ -638,7 +634,7 @@ async def test_partition_whose_old_pump_runs_is_not_started_again(where: str) ->
                 continue
 
     parts: dict[str, Any] = {"on_events": defy} if where == "process_events" else {"on_close": defy}
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, **parts), close_timeout=10)
         await asyncio.sleep(5)
@@ -666,7 +662,7 @@ async def test_partition_whose_old_pump_runs_may_start_on_another_host() -> None
             except asyncio.CancelledError:
                 continue
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a", "b")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=defy), close_timeout=10)
         await asyncio.sleep(5)
@@ -690,7 +686,7 @@ async def test_renewals_do_not_wait_for_user_code() -> None:
         if context.partition_id == "0":
             await forever()
 
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, "x")
         await fleet.start("a", RecordingProcessor(fleet.record, on_open=by_partition, on_events=forever))
@@ -701,7 +697,7 @@ async def test_renewals_do_not_wait_for_user_code() -> None:
 
 async def test_listings_are_jittered() -> None:
     """Listings come at unequal intervals, none longer than the renew interval."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         times: list[float] = []
         host = fleet.host("a")
         store = fleet.stores["a"]

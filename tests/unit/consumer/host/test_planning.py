@@ -18,13 +18,8 @@ from eventpump.core.lease import LeaseSnapshot
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import BalancerFailed, LeaseReleased, LeaseTaken, UnexpectedFailure
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 from tests.support.seeds import seeds
-
-
-def _fleet(partitions: int, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions), **options)
 
 
 def _counts(fleet: Fleet) -> dict[str, int]:
@@ -52,7 +47,7 @@ class _Balancer:
 
 async def test_weights_share_partitions_in_proportion() -> None:
     """A host's weight is part of its name in the leases, by which the others know it."""
-    async with _fleet(12) as fleet:
+    async with stocked(partitions=12) as fleet:
         light = await fleet.start("light")
         heavy = await fleet.start("heavy", weight=3)
         await fleet.until(lambda: _counts(fleet) == {"light": 3, "heavy": 9}, 60)
@@ -62,7 +57,7 @@ async def test_weights_share_partitions_in_proportion() -> None:
 
 async def test_greedy_standby_takes_over_when_the_owner_ends() -> None:
     """Until then it takes nothing."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         host = await fleet.start("a", balancer=GreedyBalancer())
         await fleet.until(_all_owned(fleet, 4), 30)
         await fleet.start("b", balancer=GreedyBalancer())
@@ -74,7 +69,7 @@ async def test_greedy_standby_takes_over_when_the_owner_ends() -> None:
 
 async def test_ring_gives_a_returning_host_its_partitions_back() -> None:
     """A host under its former name takes the same partitions, and the others keep theirs."""
-    async with _fleet(16) as fleet:
+    async with stocked(partitions=16) as fleet:
         for name in "abc":
             await fleet.start(name, balancer=RingBalancer())
         await fleet.until(_all_owned(fleet, 16), 60)
@@ -90,7 +85,7 @@ async def test_ring_gives_a_returning_host_its_partitions_back() -> None:
 
 async def _moves_of_a_deployment(maturity: float) -> int:
     """Return how many leases are taken while each of three hosts is replaced."""
-    async with _fleet(12, seed=4) as fleet:
+    async with stocked(partitions=12, seed=4) as fleet:
         for name in "abc":
             await fleet.start(name, balancer=FairBalancer(maturity=maturity))
         await fleet.until(lambda: sorted(_counts(fleet).values()) == [4, 4, 4], 200)
@@ -123,7 +118,7 @@ async def test_static_hosts_release_what_is_not_theirs_with_a_checkpoint() -> No
         await context.checkpoint()
         finished.append((context.owner_id, asyncio.get_running_loop().time()))
 
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         sets = [StaticAssignment(ordinal=0, of=1)]
         slow = RecordingProcessor(fleet.record, on_events=slowly)
         await fleet.start("a", slow, balancer=_Balancer(lambda view: sets[-1].plan(view)))
@@ -148,7 +143,7 @@ async def test_static_hosts_release_what_is_not_theirs_with_a_checkpoint() -> No
 
 async def test_static_assignment_of_an_unknown_partition_ends_the_host() -> None:
     """The hub's partitions are known only then."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = fleet.host("a", balancer=StaticAssignment(["0", "7"]))
         with pytest.raises(ConfigurationError, match="no partition 7"):
             await host.run()
@@ -158,7 +153,7 @@ async def test_static_assignment_of_an_unknown_partition_ends_the_host() -> None
 async def test_static_rollout_from_5_to_6_reads_no_partition_twice_in_an_epoch(seed: int) -> None:
     """Hosts of both configurations live at once, some die; every event is processed, by one host per epoch."""
     rng = random.Random(seed)
-    async with _fleet(16, seed=seed) as fleet:
+    async with stocked(partitions=16, seed=seed) as fleet:
         for ordinal in range(5):
             await fleet.start(f"old-{ordinal}", balancer=StaticAssignment(ordinal=ordinal, of=5))
         await fleet.until(_all_owned(fleet, 16), 60)
@@ -239,7 +234,7 @@ async def test_balancer_that_returns_nonsense_is_reported_and_breaks_nothing(nam
     """The report names the problem, once; the fence holds, and the host serves what it has."""
     plan, problem = NONSENSE[name]
     balancer = _Balancer(plan)
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await fleet.start("b", balancer=GreedyBalancer())
         await fleet.until(_all_owned(fleet, 2), 30)
         epochs = {each: row.epoch for each, row in fleet.leases.leases(fleet.scope).items()}
@@ -256,7 +251,7 @@ async def test_balancer_that_returns_nonsense_is_reported_and_breaks_nothing(nam
 
 async def test_balancer_may_raise_a_configuration_error_to_end_its_host() -> None:
     """As `StaticAssignment` does: the host cannot work, and says why."""
-    async with _fleet(1) as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", balancer=_Balancer(_raises(ConfigurationError("zone", "must be one of east, west"))))
         with pytest.raises(ConfigurationError, match="zone"):
             await host.run()
@@ -274,7 +269,7 @@ async def test_random_balancers_break_no_fence() -> None:
         everything = [each.partition_id for each in view.leases] + ["x"]
         return LeasePlan(some(everything), some([*view.leases]), some([*view.leases]), some(everything))
 
-    async with _fleet(6) as fleet:
+    async with stocked(partitions=6) as fleet:
         for name in "abc":
             await fleet.start(name, balancer=_Balancer(at_random))
         for _ in range(20):
@@ -297,7 +292,7 @@ async def test_view_has_what_a_balancer_may_want() -> None:
     """Ages by the host's clock, owners, epochs, what is held and what is to be avoided."""
     fair = FairBalancer()
     balancer = _Balancer(fair.plan)
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await fleet.start("a", balancer=balancer)
         await fleet.until(lambda: len(balancer.views) >= 5, 120)
         first, last = balancer.views[0], balancer.views[-1]
@@ -324,7 +319,7 @@ async def test_view_has_what_a_balancer_may_want() -> None:
 )
 async def test_host_refuses_a_wrong_balancer_or_weight(options: dict[str, Any], field: str) -> None:
     """At construction, with an error that names the option."""
-    async with _fleet(1) as fleet:
+    async with stocked() as fleet:
         with pytest.raises(ConfigurationError) as caught:
             fleet.host("a", **options)
         assert caught.value.field == field

@@ -17,19 +17,10 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import AuthenticationError, ClosedError, ConfigurationError, OwnershipLostError, StoreError
 from eventpump.options.consumer import Park
 from eventpump.reports import BatchNotTaken, HandlerSlow, ProcessorFailed, UnexpectedFailure
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import NO_PROCESSOR, Fleet
+from tests.support.fleet import NO_PROCESSOR, Fleet, stocked
 from tests.support.seeds import seeds
 
 EACH = CheckpointPolicy(every_events=1)
-
-
-def _fleet(count: int = 0, partitions: int = 1, **options: Any) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions), **options)
-    for partition_id in fleet.hub.partition_ids:
-        if count:
-            fleet.hub.publish(partition_id, count=count)
-    return fleet
 
 
 def _host(fleet: Fleet, name: str = "a", **options: Any) -> HubHost:
@@ -50,7 +41,7 @@ async def _take(batches: BatchIterator, count: int) -> list[list[int]]:
 
 async def test_a_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
     """Nothing but the loop is needed; asking for the next batch acknowledges the one before."""
-    async with _fleet(35) as fleet:
+    async with stocked(35) as fleet:
         host = _host(fleet)
         seen: list[int] = []
         async for batch in host.batches():
@@ -68,7 +59,7 @@ async def test_a_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
 
 async def test_the_partition_waits_until_the_loop_asks_for_its_next_batch() -> None:
     """No second batch, and no checkpoint, while the first one is in hand; `checkpoint` stores, and releases nothing."""
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         host = _host(fleet)
         first, other = host.batches(), host.batches()
         batch = await anext(first)
@@ -85,7 +76,7 @@ async def test_the_partition_waits_until_the_loop_asks_for_its_next_batch() -> N
 
 async def test_the_default_policy_applies_to_what_is_acknowledged() -> None:
     """Five seconds after the acknowledgement the checkpoint is written, and not for the batch in hand."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         batches = _host(fleet, checkpoint_policy=CheckpointPolicy.automatic()).batches()
         await _take(batches, 2)
         await asyncio.sleep(4.9)
@@ -97,7 +88,7 @@ async def test_the_default_policy_applies_to_what_is_acknowledged() -> None:
 
 async def test_a_slow_loop_is_reported_from_when_it_has_the_batch() -> None:
     """`handler_timeout` does not count while a batch waits for a loop."""
-    async with _fleet(20, partitions=2) as fleet:
+    async with stocked(20, partitions=2) as fleet:
         batches = _host(fleet, handler_timeout=60).batches()
         batch = await anext(batches)
         await asyncio.sleep(59)
@@ -115,7 +106,7 @@ async def test_a_slow_loop_is_reported_from_when_it_has_the_batch() -> None:
 
 async def test_break_gives_the_batch_to_the_next_loop() -> None:
     """What was acknowledged before is not delivered again, and the batch in hand is."""
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         host = _host(fleet)
         async for batch in host.batches():
             if _numbers(batch)[0] == 10:
@@ -135,7 +126,7 @@ class _Oddity(BaseException):
 @pytest.mark.parametrize("raised", [ValueError("body"), _Oddity("body"), asyncio.CancelledError()])
 async def test_an_exception_in_the_body_ends_the_loop_only(raised: BaseException) -> None:
     """It is the program's own: no failure is reported, and the events come again."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
 
         async def loop() -> None:
@@ -152,7 +143,7 @@ async def test_an_exception_in_the_body_ends_the_loop_only(raised: BaseException
 
 async def test_a_cancelled_loop_gives_its_batch_back() -> None:
     """In its body, and while it waits; the other loop gets the events."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
         has = asyncio.Event()
 
@@ -176,7 +167,7 @@ async def test_a_cancelled_loop_gives_its_batch_back() -> None:
 
 async def test_a_loop_cancelled_in_the_turn_of_its_batch_loses_none() -> None:
     """It is woken for a batch and cancelled at once: another loop gets the batch."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = _host(fleet)
         both = [asyncio.create_task(_take(host.batches(), 1)) for _ in range(2)]
         await asyncio.sleep(1)
@@ -195,7 +186,7 @@ async def test_a_loop_cancelled_in_the_turn_of_its_batch_loses_none() -> None:
 
 async def test_a_failed_task_gives_its_batch_back_though_it_keeps_the_iterator() -> None:
     """Its exception refers to its frame, and so to the iterator, for as long as the task is kept."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
 
         async def loop() -> None:
@@ -213,7 +204,7 @@ async def test_a_failed_task_gives_its_batch_back_though_it_keeps_the_iterator()
 
 async def test_a_second_loop_over_one_object_begins_with_the_batch_that_was_left() -> None:
     """Entering a loop acknowledges nothing."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         batches = _host(fleet).batches()
         async for _ in batches:
             break
@@ -227,7 +218,7 @@ async def test_a_second_loop_over_one_object_begins_with_the_batch_that_was_left
 
 async def test_what_a_checkpoint_covers_is_not_delivered_again() -> None:
     """Neither after `break` nor in part of a batch."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         host = _host(fleet)
         async for batch in host.batches():
             await batch.checkpoint(batch.events[3])
@@ -244,7 +235,7 @@ async def test_what_a_checkpoint_covers_is_not_delivered_again() -> None:
 
 async def test_what_was_left_is_not_in_the_last_checkpoint() -> None:
     """Closing after `break` stores what was acknowledged, at once, and the next host begins there."""
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         host = _host(fleet, checkpoint_policy=CheckpointPolicy.automatic())
         async for batch in host.batches():
             if _numbers(batch)[0] == 10:
@@ -260,7 +251,7 @@ async def test_what_was_left_is_not_in_the_last_checkpoint() -> None:
 
 async def test_closing_does_not_wait_for_loops_that_there_are_not() -> None:
     """Batches that wait for a loop are withdrawn at once."""
-    async with _fleet(10, partitions=2) as fleet:
+    async with stocked(10, partitions=2) as fleet:
         host = _host(fleet)
         async for _ in host.batches():
             break
@@ -274,7 +265,7 @@ async def test_closing_does_not_wait_for_loops_that_there_are_not() -> None:
 @pytest.mark.parametrize("waits", ["wait_for", "task", "timeout", "default"])
 async def test_closing_in_the_body_does_not_wait_for_the_body(waits: str) -> None:
     """However the batch was waited for: `asyncio.wait_for` has a task of its own before Python 3.12."""
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         host = _host(fleet)
         batches = host.batches()
         match waits:
@@ -298,7 +289,7 @@ async def test_closing_in_the_body_does_not_wait_for_the_body(waits: str) -> Non
 
 async def test_closing_elsewhere_waits_for_a_loop_whose_batches_come_by_wait_for() -> None:
     """It has its time to acknowledge the batch in hand, though the task that took it has ended."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         host = _host(fleet)
         has = asyncio.Event()
 
@@ -321,7 +312,7 @@ async def test_closing_elsewhere_waits_for_a_loop_whose_batches_come_by_wait_for
 
 async def test_a_loop_that_fails_gives_its_batch_back_though_another_task_took_it() -> None:
     """As any that fails; and a wait that times out takes none."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
 
         async def fail(batches: BatchIterator) -> None:
@@ -342,7 +333,7 @@ async def test_a_loop_that_fails_gives_its_batch_back_though_another_task_took_i
 @pytest.mark.parametrize("is_handed_on", [True, False])
 async def test_the_task_that_asked_has_the_batch(is_handed_on: bool) -> None:
     """Cancelled, it gives the batch back, though another task processes it; one that only waited for it does not."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         host = _host(fleet)
         batches = host.batches()
         passed: asyncio.Queue[ReceivedBatch] = asyncio.Queue()
@@ -376,7 +367,7 @@ async def test_the_task_that_asked_has_the_batch(is_handed_on: bool) -> None:
 
 async def test_closing_waits_for_the_batch_in_hand() -> None:
     """The loop ends after its body; the batch is stored, and batches that no loop has are left."""
-    async with _fleet(20, partitions=2) as fleet:
+    async with stocked(20, partitions=2) as fleet:
         host = _host(fleet)
         seen = 0
         async for _ in host.batches():
@@ -390,7 +381,7 @@ async def test_closing_waits_for_the_batch_in_hand() -> None:
 
 async def test_closing_from_the_body_gives_the_batch_back() -> None:
     """It does not wait for itself until the close time-out."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
         began = asyncio.get_running_loop().time()
         async for _ in host.batches():
@@ -401,7 +392,7 @@ async def test_closing_from_the_body_gives_the_batch_back() -> None:
 
 async def test_a_body_that_never_ends_is_given_up_at_the_close_timeout() -> None:
     """Then the host closes without it; asking for the next batch ends the loop, and acknowledges nothing."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet, close_timeout=20)
         batches = host.batches()
         batch = await anext(batches)
@@ -417,7 +408,7 @@ async def test_a_body_that_never_ends_is_given_up_at_the_close_timeout() -> None
 
 async def test_the_error_of_the_host_is_raised_to_every_loop(caplog: pytest.LogCaptureFixture) -> None:
     """Those that wait, and those that ask later. If none does, it is logged."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = _host(fleet)
         fleet.hub.refuse(AuthenticationError("no"), operation="hub", times=math.inf)
         loops = [asyncio.create_task(_take(host.batches(), 1)) for _ in range(2)]
@@ -429,7 +420,7 @@ async def test_the_error_of_the_host_is_raised_to_every_loop(caplog: pytest.LogC
 
 async def test_a_moved_partition_refuses_the_checkpoint_of_its_batch() -> None:
     """As in a handler; the next owner has the events, and the loop goes on."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         host = _host(fleet)
         batches = host.batches()
         batch = await anext(batches)
@@ -448,7 +439,7 @@ async def test_a_moved_partition_refuses_the_checkpoint_of_its_batch() -> None:
 
 async def test_batch_that_no_loop_takes_is_reported() -> None:
     """After `handler_timeout`, by its numbers, and whenever that has doubled; not once a loop has it."""
-    async with _fleet(20) as fleet:
+    async with stocked(20) as fleet:
         host = _host(fleet, handler_timeout=5.0)
         async for _ in host.batches():
             break
@@ -470,7 +461,7 @@ async def test_batch_that_no_loop_takes_is_reported() -> None:
 
 async def test_what_cannot_work_is_refused_at_the_call() -> None:
     """A processor, options that would have to reach into a body, and a host that was used in another way."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         with pytest.raises(ConfigurationError, match="together with batches"):
             fleet.host("a").batches()
         for option in ({"failure_policy": "skip"}, {"failure_policy": Park("other")}, {"on_handler_timeout": "cancel"}):
@@ -491,7 +482,7 @@ async def _nothing(context: object, events: object) -> None:
 
 async def test_one_object_is_one_loop() -> None:
     """Two tasks that share it are refused, instead of acknowledging each other's batches."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         batches = _host(fleet).batches()
         waiting = asyncio.create_task(_take(batches, 1))
         await asyncio.sleep(1)
@@ -502,7 +493,7 @@ async def test_one_object_is_one_loop() -> None:
 
 async def test_loops_beside_a_run_of_the_program() -> None:
     """`run` may be called by the program; the loops end with it."""
-    async with _fleet(10) as fleet:
+    async with stocked(10) as fleet:
         host = _host(fleet)
         batches = host.batches()
         running = asyncio.create_task(host.run())
@@ -516,7 +507,7 @@ async def test_loops_beside_a_run_of_the_program() -> None:
 
 async def test_pause_and_seek_withdraw_a_batch_that_no_loop_has() -> None:
     """A seek takes effect at once then, and a paused subscription offers nothing."""
-    async with _fleet(30) as fleet:
+    async with stocked(30) as fleet:
         host = _host(fleet)
         batches = host.batches()
         assert await _take(batches, 1) == [list(range(10))]
@@ -534,7 +525,7 @@ async def test_pause_and_seek_withdraw_a_batch_that_no_loop_has() -> None:
 
 async def test_idle_calls_are_batches_without_events() -> None:
     """Only with `call_when_idle`; one that was left is not offered again."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = _host(fleet, call_when_idle=True, max_wait_time=10)
         async for batch in host.batches():
             assert list(batch.events) == []
@@ -679,7 +670,7 @@ async def test_random_histories(seed: int) -> None:
         "checkpoint_policy": rng.choice((EACH, CheckpointPolicy.automatic(), CheckpointPolicy.manual())),
         "max_batch_size": rng.choice((1, 7, 50)),
     }
-    async with _fleet(rng.randrange(60), partitions=rng.choice((1, 3)), seed=seed) as fleet:
+    async with stocked(rng.randrange(60), partitions=rng.choice((1, 3)), seed=seed) as fleet:
         world = _World(fleet, rng)
         names = iter(f"host-{number}" for number in range(1000))
         published = dict.fromkeys(fleet.hub.partition_ids, fleet.hub.partition("0").next)

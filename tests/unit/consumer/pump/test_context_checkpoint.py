@@ -12,17 +12,9 @@ import pytest
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.errors import ConfigurationError, OwnershipLostError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(partitions: int = 1) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions))
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=10)
-    return fleet
 
 
 async def _second_fails(context: PartitionContext, events: Events) -> None:
@@ -45,7 +37,7 @@ async def test_checkpoint_in_close_stores_the_last_batch_processed(
     handler: Callable[[PartitionContext, Events], Awaitable[None]],
 ) -> None:
     """In `close`, `checkpoint()` means the last batch whose handler returned, not one that raised or was cancelled."""
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=handler, on_close=_checkpoint)
         await fleet.start("a", processor, max_batch_size=5)
         await asyncio.sleep(10)
@@ -61,7 +53,7 @@ async def test_checkpoint_in_close_stores_nothing_where_nothing_was_processed() 
     async def poison(context: PartitionContext, events: Events) -> None:
         raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=poison, on_close=_checkpoint))
         await asyncio.sleep(10)
         await fleet.hosts["a"].aclose()
@@ -71,7 +63,7 @@ async def test_checkpoint_in_close_stores_nothing_where_nothing_was_processed() 
 
 async def test_checkpoint_in_process_error_leaves_out_the_batch_that_raised() -> None:
     """In `process_error`, `checkpoint()` means the last batch whose handler returned."""
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_second_fails, on_error=_checkpoint)
         await fleet.start("a", processor, max_batch_size=5)
         await asyncio.sleep(60)
@@ -95,7 +87,7 @@ async def test_checkpoint_from_a_timer_task_stores_the_last_batch_processed(
     async def begin(context: PartitionContext) -> None:
         tasks.append(asyncio.create_task(every_second(context)))
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=handler, on_open=begin)
         await fleet.start("a", processor, max_batch_size=5)
         await asyncio.sleep(30)
@@ -118,7 +110,7 @@ async def test_checkpoint_from_a_task_of_an_earlier_batch_leaves_out_this_one() 
             left.append(asyncio.create_task(later(context)))
         await _second_hangs(context, events)
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=leave_a_task), max_batch_size=5)
         await asyncio.sleep(10)
         await left[0]
@@ -141,7 +133,7 @@ async def test_checkpoint_from_a_task_of_a_failed_try_leaves_out_the_batch() -> 
                 raise ValueError("the first try")
             await asyncio.sleep(1e6)
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=leave_a_task), max_batch_size=5)
         await asyncio.sleep(10)
         await left[0]
@@ -164,7 +156,7 @@ async def _in_a_thread(context: PartitionContext) -> None:
 async def test_checkpoint_in_the_handler_stores_its_batch(ask: Callable[[PartitionContext], Awaitable[None]]) -> None:
     """From the running handler, and from a task or thread that it started, `checkpoint()` means its batch."""
     stored: list[int | None] = []
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
 
         async def handler(context: PartitionContext, events: Events) -> None:
             await ask(context)
@@ -182,7 +174,7 @@ async def test_checkpoint_of_a_named_event_is_stored_though_its_batch_fails() ->
         await context.checkpoint(events[2])
         raise ValueError("the rest")
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=part), max_batch_size=5)
         await asyncio.sleep(10)
         assert fleet.checkpoint("0") == 2
@@ -205,7 +197,7 @@ async def test_checkpoint_of_an_event_of_another_partition_is_refused() -> None:
         except ConfigurationError as error:
             refused.append(error)
 
-    async with _fleet(2) as fleet:
+    async with stocked(10, 2) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=swap))
         await asyncio.sleep(10)
         assert [error.field for error in refused] == ["event"] * 2
@@ -218,7 +210,7 @@ async def test_checkpoint_of_a_pickled_event_knows_its_partition() -> None:
     async def copy(context: PartitionContext, events: Events) -> None:
         await context.checkpoint(pickle.loads(pickle.dumps(events))[6])
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=copy))
         await asyncio.sleep(10)
         assert fleet.checkpoint("0") == 6
@@ -240,7 +232,7 @@ async def test_checkpoint_in_open_is_refused_or_stores_nothing() -> None:
             except ConfigurationError as error:
                 refused.append(error)
 
-    async with _fleet() as fleet:
+    async with stocked(10) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=keep, on_open=early)
         await fleet.start("a", processor)
         await asyncio.sleep(10)

@@ -26,21 +26,13 @@ from eventpump.reports import (
     UnexpectedFailure,
 )
 from eventpump.testing.clock import VirtualTimeLoop
-from eventpump.testing.transport import FakeHub
-from tests.support.fleet import Fleet, RecordingProcessor
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
 
 
 class _Odd(BaseException):
     """What some library or user made without much thought."""
-
-
-def _fleet(partitions: int = 1) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions))
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=3)
-    return fleet
 
 
 async def _nothing(context: PartitionContext, events: Events) -> None:
@@ -141,7 +133,7 @@ async def test_base_exception_from_process_events_follows_the_failure_policy(
     escape: Callable[[], Awaitable[None]],
 ) -> None:
     """What leaves `process_events` and is no Exception is reported, goes to `process_error`, and is tried again."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_once(escape)))
         await asyncio.sleep(60)
         assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0, 1, 2)] * 2
@@ -156,7 +148,7 @@ async def test_base_exception_from_process_events_follows_the_failure_policy(
 @_escapes
 async def test_base_exception_under_policy_stop_ends_the_host(escape: Callable[[], Awaitable[None]]) -> None:
     """With the policy `stop`, it ends the host with a `ProcessorFailedError`, and the lease is free."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_once(escape))
         host = fleet.host("a", processor, failure_policy="stop")
         async with asyncio.timeout(300):
@@ -169,7 +161,7 @@ async def test_base_exception_under_policy_stop_ends_the_host(escape: Callable[[
 @_escapes
 async def test_base_exception_from_open_is_tried_again(escape: Callable[[], Awaitable[None]]) -> None:
     """What leaves `open` and is no Exception is reported, and `open` is called again."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a", RecordingProcessor(fleet.record, on_open=_once(escape)))
         await asyncio.sleep(60)
         assert len(fleet.record.opened) == 2
@@ -185,7 +177,7 @@ async def test_base_exception_from_process_error_is_reported_only(escape: Callab
     async def poison() -> None:
         raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_once(poison), on_error=_once(escape))
         await fleet.start("a", processor)
         await asyncio.sleep(60)
@@ -197,7 +189,7 @@ async def test_base_exception_from_process_error_is_reported_only(escape: Callab
 @_escapes
 async def test_base_exception_from_close_keeps_no_lease(escape: Callable[[], Awaitable[None]]) -> None:
     """What leaves `close` and is no Exception is reported; the last checkpoint is written and the lease released."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing, on_close=_once(escape))
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy())
         await asyncio.sleep(5)
@@ -214,7 +206,7 @@ async def test_handler_that_cancels_itself_and_returns_has_processed_its_batch()
     async def careless(context: PartitionContext, events: Events) -> None:
         _cancel_this_task()
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=careless)
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy(1), max_batch_size=1)
         await asyncio.sleep(60)
@@ -229,7 +221,7 @@ async def test_base_exception_from_the_factory_is_tried_again() -> None:
     """What a processor's factory raises and is no Exception goes by the failure policy as well."""
     failing = [1]
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
 
         def make() -> EventProcessor:
             if failing:
@@ -245,7 +237,7 @@ async def test_base_exception_from_the_factory_is_tried_again() -> None:
 
 async def test_idle_pump_cancelled_from_outside_is_reported_and_released() -> None:
     """A pump cancelled while it waits for events closes, reports, gives its lease to others, and comes back later."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         _pump_task().cancel()
@@ -264,7 +256,7 @@ async def test_idle_pump_cancelled_from_outside_is_reported_and_released() -> No
 
 async def test_closing_pump_cancelled_from_outside_releases_its_lease() -> None:
     """A pump cancelled while it writes its last checkpoint is reported, and its lease is released."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_events=_nothing)
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy())
         await asyncio.sleep(5)
@@ -300,7 +292,7 @@ async def test_base_exception_from_the_store_is_tried_again(
     operation: str, partition_id: str | None, error: BaseException
 ) -> None:
     """Whatever call of the store raises `CancelledError` or the like by itself: it is reported, and repeated."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a")
         fleet.stores["a"].fail(operation, error=error)
         running = asyncio.create_task(host.run())
@@ -319,7 +311,7 @@ async def test_base_exception_from_the_store_is_tried_again(
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), _Odd("odd")], ids=["cancelled", "odd"])
 async def test_checkpoint_raises_after_several_failures_of_any_kind(error: BaseException) -> None:
     """`checkpoint()` raises after several failures of any kind, and the events come again."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a")
         fleet.stores["a"].fail("write", times=5, error=error)
         running = asyncio.create_task(host.run())
@@ -332,7 +324,7 @@ async def test_checkpoint_raises_after_several_failures_of_any_kind(error: BaseE
 
 async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
     """A checkpoint whose write was cancelled by a stranger is written again, and who waits for it goes on."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a")
         fleet.stores["a"].delay(2, "write")
         await asyncio.sleep(1)
@@ -345,7 +337,7 @@ async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
 
 async def test_base_exception_from_the_service_is_reported() -> None:
     """A read of the hub that ends in a cancellation of its own is reported, and repeated."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         transport = fleet.transports["a"]
@@ -364,7 +356,7 @@ async def test_base_exception_from_the_service_is_reported() -> None:
 
 async def test_base_exception_from_a_link_ends_its_feed() -> None:
     """A transport whose call ends in a cancellation of its own makes the partition fail, not wait for ever."""
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a")
         transport = fleet.transports["a"]
         real, failing = transport.open_receive_link, [1]
@@ -391,7 +383,7 @@ async def test_base_exception_from_a_hook_is_logged_only(error: BaseException) -
     def broken(report: HostReport) -> None:
         raise error
 
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         host = fleet.host("a")
         host._reporter._hooks = (*host._reporter._hooks, broken)
         running = asyncio.create_task(host.run())
@@ -417,7 +409,7 @@ def test_system_exit_in_a_handler_ends_the_loop_with_leases_released(error: type
             raise error
 
     async def main() -> None:
-        fleet = _fleet(3)
+        fleet = stocked(3, 3)
         kept.append(fleet)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=leave))
         await fleet.runs["a"]
@@ -439,7 +431,7 @@ def test_loop_run_on_after_system_exit_keeps_no_lease_without_a_pump() -> None:
             raise SystemExit
 
     async def begin() -> Fleet:
-        fleet = _fleet()
+        fleet = stocked(3)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=leave))
         return fleet
 
@@ -474,7 +466,7 @@ async def test_task_cancelled_before_its_first_step_keeps_no_lease(kind: str, mo
         return task
 
     monkeypatch.setattr(TaskSet, "spawn", spawned)
-    async with _fleet() as fleet:
+    async with stocked(3) as fleet:
         await fleet.start("a")
         await asyncio.sleep(120)
         assert not cancelled

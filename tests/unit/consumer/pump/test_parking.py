@@ -29,7 +29,7 @@ from eventpump.reports import (
 )
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
-from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
 Step = Callable[[PartitionContext, Events], Awaitable[None]]
@@ -40,13 +40,6 @@ TWICE = RetryOptions(max_retries=1, base_delay=0.1, max_delay=0.1)
 
 class _Oddity(BaseException):
     """Not an `Exception`."""
-
-
-def _fleet(partitions: int = 1, count: int = 0, **options: Any) -> Fleet:
-    fleet = Fleet(FakeHub(partitions=partitions), **options)
-    for partition_id in fleet.hub.partition_ids:
-        fleet.hub.publish(partition_id, count=count)
-    return fleet
 
 
 def _fails_on(*poison: int, raises: BaseException | None = None) -> Step:
@@ -99,7 +92,7 @@ class _Other:
 
 async def test_only_events_that_fail_by_themselves_are_skipped() -> None:
     """The others of their batch are processed, in order, and the checkpoint passes all."""
-    async with _fleet(count=20) as fleet:
+    async with stocked(20) as fleet:
         await _start(fleet, _fails_on(3, 7), failure_policy="skip")
         await asyncio.sleep(5)
         assert _batches(fleet) == [tuple(range(10)), *((number,) for number in range(10)), tuple(range(10, 20))]
@@ -120,7 +113,7 @@ async def test_with_retries_before_it_each_event_has_its_own() -> None:
             left[0] -= 1
             raise OSError("no database")
 
-    async with _fleet(count=10) as fleet:
+    async with stocked(10) as fleet:
         retry = RetryOptions(max_retries=3, base_delay=0.1, max_delay=0.1)
         await _start(fleet, handle, on_retries_exhausted="skip", handler_retry=retry)
         await asyncio.sleep(10)
@@ -134,7 +127,7 @@ async def test_with_retries_before_it_each_event_has_its_own() -> None:
 @pytest.mark.parametrize("raises", [_Oddity("odd"), asyncio.CancelledError("of its own")], ids=["base", "cancelled"])
 async def test_process_events_raising_a_base_exception_is_a_failure(raises: BaseException) -> None:
     """It is skipped by the same policy, and takes nothing else with it."""
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, _fails_on(2, raises=raises), failure_policy="skip")
         await asyncio.sleep(5)
         assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [2]
@@ -148,7 +141,7 @@ async def test_an_event_that_hangs_is_skipped_after_its_time() -> None:
         if any(event.sequence_number == 2 for event in events):
             await asyncio.sleep(1e6)
 
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, handle, failure_policy="skip", handler_timeout=5, on_handler_timeout="cancel")
         await asyncio.sleep(30)
         (skipped,) = fleet.told("a", EventSkipped)
@@ -176,7 +169,7 @@ async def test_what_is_in_the_hands_of_a_narrowed_handler_is_one_event() -> None
             batch[:] = events
         await handle(context, events)
 
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, keep, failure_policy="skip", checkpoint_policy=CheckpointPolicy.manual())
         await asyncio.sleep(5)
         assert stored == [0, 1, 3, 3, 3, 4]
@@ -185,7 +178,7 @@ async def test_what_is_in_the_hands_of_a_narrowed_handler_is_one_event() -> None
 
 async def test_a_message_that_cannot_be_decoded_is_skipped() -> None:
     """Though it has no number: the checkpoint of a later event covers it."""
-    async with _fleet(count=3) as fleet:
+    async with stocked(3) as fleet:
         fleet.hub.partition("0").raw[1] = b"\x00\x53\x75\xa1\x01x"
 
         async def read(context: PartitionContext, events: Events) -> None:
@@ -206,7 +199,7 @@ async def test_a_call_without_events_that_fails_is_not_repeated_at_once() -> Non
     async def handle(context: PartitionContext, events: Events) -> None:
         raise ValueError("idle")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await _start(fleet, handle, failure_policy=Park("parked"), call_when_idle=True, max_wait_time=2)
         await asyncio.sleep(9)
         assert _batches(fleet) == [()] * 4
@@ -223,7 +216,7 @@ async def test_an_open_that_fails_passes_over_nothing() -> None:
             failing.pop()
             raise OSError("no database")
 
-    async with _fleet(count=3) as fleet:
+    async with stocked(3) as fleet:
         processor = RecordingProcessor(fleet.record, on_open=fail_twice)
         await fleet.start("a", processor, failure_policy="skip", handler_retry=RetryOptions(max_retries=2))
         await asyncio.sleep(30)
@@ -238,7 +231,7 @@ async def test_nothing_is_skipped_once_the_lease_is_lost() -> None:
         await context.ownership_lost.wait()
         raise ValueError("poison")
 
-    async with _fleet(count=1) as fleet:
+    async with stocked(1) as fleet:
         await _start(fleet, late, failure_policy="skip")
         await asyncio.sleep(5)
         await _steal(fleet)
@@ -262,7 +255,7 @@ async def _steal(fleet: Fleet) -> None:
 async def test_an_event_is_parked_in_another_hub() -> None:
     """As it was, with where it came from and why; the rest of its batch is processed."""
     other = _Other()
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         producer = HubProducer(FakeTransport(fleet.hub), fleet.hub.name)
         await producer.send(EventData(b"six", properties={"unit": "W"}, message_id="m"), partition_key="sensor-7")
         await producer.aclose()
@@ -311,7 +304,7 @@ async def test_an_event_is_parked_where_the_program_says(kind: str) -> None:
         async def aclose(self, deadline: float | None = None) -> None:
             raise AssertionError("it is the program's own")
 
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, _fails_on(1, 2), failure_policy=Park(keep if kind == "function" else Producer()))
         await fleet.until(lambda: fleet.checkpoint("0") == 0, 2, step=0.01)
         assert seen == []
@@ -326,7 +319,7 @@ async def test_nothing_passes_an_event_that_cannot_be_parked() -> None:
     """It is tried again with growing delays, each time reported and passed to `process_error`, until it is stored."""
     other = _Other()
     other.hub.refuse(ServiceBusyError("throttled"), operation="send", times=float("inf"))
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(
             fleet,
             _fails_on(2),
@@ -374,7 +367,7 @@ async def test_a_function_that_misbehaves_is_called_again(misbehaves: str) -> No
         calls.append(event.sequence_number)
         return None
 
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(
             fleet,
             _fails_on(2),
@@ -397,7 +390,7 @@ async def test_a_host_that_closes_while_it_cannot_park_closes_at_once() -> None:
     other.hub.refuse(ConnectionLostError("gone"), operation="send", times=float("inf"))
     slow = RetryOptions(base_delay=5000, max_delay=5000)
     options: dict[str, Any] = {"failure_policy": Park("parked"), "open_sender": other.open_sender}
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, _fails_on(2), handler_retry=slow, **options)
         await asyncio.sleep(10)
         loop = asyncio.get_running_loop()
@@ -426,7 +419,7 @@ async def test_a_lease_that_is_lost_while_parking_moves_no_checkpoint() -> None:
                 calls.append("cancelled")
         calls.append(f"{context.owner_id} parked {event.sequence_number}")
 
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         await _start(fleet, _fails_on(2), failure_policy=Park(park), ownership_lost_grace=3)
         await asyncio.sleep(5)
         await _steal(fleet)
@@ -445,7 +438,7 @@ async def test_an_event_parked_right_before_a_crash_is_parked_again() -> None:
     """With the same hub, partition and number, by which a reader knows it."""
     other = _Other()
     options: dict[str, Any] = {"failure_policy": Park("parked"), "open_sender": other.open_sender}
-    async with _fleet(count=5) as fleet:
+    async with stocked(5) as fleet:
         host = fleet.host(
             "a", RecordingProcessor(fleet.record, on_events=_fails_on(2)), checkpoint_policy=EACH, **options
         )
@@ -476,7 +469,7 @@ async def test_a_pause_amid_a_narrowed_batch_repeats_no_event_of_it() -> None:
             raise OSError("no disk")
         parked.append(event.sequence_number)
 
-    async with _fleet(count=6) as fleet:
+    async with stocked(6) as fleet:
         retry = RetryOptions(base_delay=0.1, max_delay=0.1)
         await _start(fleet, _fails_on(1, 3), failure_policy=Park(park), handler_retry=retry)
         await fleet.until(lambda: bool(_failures(fleet, "park")), 5)
@@ -496,7 +489,7 @@ async def test_each_subscription_has_its_own_policy() -> None:
     """One parks what it fails on, another skips it, and the host's own is tried again; none holds another's events."""
     other = _Other()
     records = {name: Record() for name in ("parks", "skips")}
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host(
             "a",
             RecordingProcessor(fleet.record, on_events=_fails_on(2)),
@@ -523,7 +516,7 @@ async def test_each_subscription_has_its_own_time_for_a_handler() -> None:
     async def hang(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(20)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", RecordingProcessor(fleet.record, on_events=hang), checkpoint_policy=EACH)
         await host.subscribe(
             "slow",
@@ -556,7 +549,7 @@ async def test_stop_partition_leaves_the_partition_and_no_other(retries: int) ->
     if retries:
         retry = RetryOptions(max_retries=retries, base_delay=0.1, max_delay=0.1)
         options = {"on_retries_exhausted": "stop_partition", "handler_retry": retry}
-    async with _fleet(2, count=5) as fleet:
+    async with stocked(5, 2) as fleet:
         await _start(fleet, handle, **options)
         await asyncio.sleep(10)
         assert fleet.owned("a") == {"0"}
@@ -577,7 +570,7 @@ async def test_stop_partition_leaves_the_partition_and_no_other(retries: int) ->
 async def test_stop_partition_of_one_subscription_leaves_the_others_theirs() -> None:
     """They share the partition's link, which goes on."""
     failing = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a")
         processor = RecordingProcessor(failing, on_events=_fails_on(1))
         await host.subscribe("fails", processor, failure_policy="stop_partition", max_batch_size=1)
@@ -600,7 +593,7 @@ async def test_an_open_that_fails_for_good_leaves_the_partition() -> None:
     async def fail(context: PartitionContext) -> None:
         raise OSError("no database")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         processor = RecordingProcessor(fleet.record, on_open=fail)
         await fleet.start("a", processor, on_retries_exhausted="skip", handler_retry=TWICE)
         await asyncio.sleep(10)
@@ -611,7 +604,7 @@ async def test_an_open_that_fails_for_good_leaves_the_partition() -> None:
 async def test_after_the_last_retry_an_event_is_parked() -> None:
     """What follows the retries may be parking too."""
     other = _Other()
-    async with _fleet(count=3) as fleet:
+    async with stocked(3) as fleet:
         await _start(
             fleet, _fails_on(1), on_retries_exhausted=Park("parked"), handler_retry=TWICE, open_sender=other.open_sender
         )
@@ -630,7 +623,7 @@ async def test_parking_in_the_hub_that_is_read_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: Park("Telemetry")}
     with pytest.raises(ConfigurationError, match=f"{name}: events of hub telemetry cannot be parked there"):
         Fleet().host("a", **options)
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", NO_PROCESSOR)
         with pytest.raises(ConfigurationError, match=name):
             await host.subscribe("x", RecordingProcessor(Record()), **options)

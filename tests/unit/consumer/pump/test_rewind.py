@@ -23,14 +23,10 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, EventSkipped, LinkStateChanged, PositionSought, RangeReplayed
 from eventpump.testing.transport import FakeHub
-from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions), **options)
 
 
 def _recording(record: Record, on_events: Callable[[PartitionContext, Events], Awaitable[None]] | None = None) -> Any:
@@ -55,7 +51,7 @@ def _stored(fleet: Fleet, partition_id: str, name: str = "default") -> Checkpoin
 async def test_a_seek_back_delivers_everything_from_there_again(name: str) -> None:
     """From the position on, once; the others on the link get neither a gap nor a repeat."""
     records = {"default": Record(), "alerts": Record()}
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = fleet.host("a", _recording(records["default"]))
         await host.subscribe("alerts", _recording(records["alerts"]))
         fleet.runs["a"] = asyncio.create_task(host.run())
@@ -84,7 +80,7 @@ async def test_a_seek_is_stored_before_anything_after_it_is_delivered() -> None:
             return
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle))
         await asyncio.sleep(5)
@@ -109,7 +105,7 @@ async def test_a_seek_forward_leaves_out_what_lies_between() -> None:
     async def slow(context: PartitionContext, events: Events) -> None:
         await gate.wait()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = fleet.host("a", _recording(fleet.record, slow), max_batch_size=10)
         await host.subscribe("alerts", _recording(other), start="earliest", catch_up="shared")
@@ -130,7 +126,7 @@ async def test_a_seek_forward_leaves_out_what_lies_between() -> None:
 
 async def test_positions_of_every_kind() -> None:
     """Each is found, as its next event and as the checkpoint of the event before it, also where numbers are missing."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await asyncio.sleep(1000)
         fleet.hub.publish("0", count=100)
@@ -190,7 +186,7 @@ async def test_positions_of_every_kind() -> None:
 async def test_bad_input_changes_nothing(position: Any, partition_ids: Any, what: str) -> None:
     """A position that one partition does not have moves none of them; everybody reads on where they were."""
     other = Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = await fleet.start("a")
         await host.subscribe("alerts", _recording(other))
         fleet.hub.publish("0", count=150 if position == 101 else 100)
@@ -211,7 +207,7 @@ async def test_bad_input_changes_nothing(position: Any, partition_ids: Any, what
 
 async def test_unknown_subscriptions_are_refused() -> None:
     """Every call names a subscription that this host has a processor for."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", NO_PROCESSOR)
         for name in ("default", "alerts"):
             for call in (host.pause, host.resume):
@@ -230,7 +226,7 @@ async def test_unknown_subscriptions_are_refused() -> None:
 
 async def test_only_the_partitions_owned_are_sought() -> None:
     """Each call returns where it had its effect; a host that owns nothing changes nothing."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         a = fleet.host("a")
         assert (await a.seek("default", 9), a.pause("default"), await a.drain("default")) == ((), (), ())
         fleet.runs["a"] = asyncio.create_task(a.run())
@@ -270,7 +266,7 @@ async def test_a_processor_seeks_after_its_batch(policy: str | None) -> None:
             if policy:
                 raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, failure_policy=policy or "retry")
         await asyncio.sleep(5)
@@ -286,7 +282,7 @@ async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_at
         if events[0].sequence_number == 0:
             raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         retry = RetryOptions(base_delay=5000, max_delay=5000, max_retries=None)
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10, handler_retry=retry)
@@ -310,7 +306,7 @@ async def test_seek_away_from_a_failing_batch_leaves_its_failures_there(by: str)
                 context.seek(49)
             raise ValueError("poison")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         retry = RetryOptions(base_delay=10, max_delay=10, max_retries=3)
         options = {"max_batch_size": 1, "handler_retry": retry, "on_retries_exhausted": "skip"}
@@ -380,7 +376,7 @@ async def test_what_waits_for_the_batch_in_hand_is_refused(operation: str, by: s
             await handle(batch.context, batch.events)
 
     processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         host = fleet.host("a", processor, handler_retry=RetryOptions(max_retries=3))
         work = asyncio.create_task(loop() if kind == "loop" else host.run())
@@ -411,7 +407,7 @@ async def test_task_of_code_that_has_returned_may_wait(kind: str) -> None:
             await handle(batch.context, batch.events)
 
     processor = {"plain": handle, "keyed": KeyedProcessor(handle, concurrency=1), "loop": NO_PROCESSOR}[kind]
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = fleet.host("a", processor, max_batch_size=10, handler_retry=RetryOptions(max_retries=3))
         work = asyncio.create_task(loop() if kind == "loop" else host.run())
@@ -441,7 +437,7 @@ async def test_loop_that_was_left_may_wait(operation: str, error: type[Exception
         async for _ in host.batches():
             pass
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         host = fleet.host("a", NO_PROCESSOR)
         work = asyncio.create_task(loop())
@@ -460,7 +456,7 @@ async def test_seek_to_a_missing_position_calls_process_error() -> None:
                 context.seek(object())  # type: ignore[arg-type]  # what is tested
             context.seek(1000)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(10)
@@ -476,7 +472,7 @@ async def test_a_processor_that_is_given_up_cannot_seek() -> None:
     async def handle(context: PartitionContext, events: Events) -> None:
         contexts.append(context)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=1)
         host = await fleet.start("a", _recording(fleet.record, handle))
         await asyncio.sleep(5)
@@ -505,7 +501,7 @@ async def test_a_checkpoint_of_what_came_before_does_not_undo_a_seek() -> None:
     async def stuck(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(1e6)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", _recording(fleet.record, handle), checkpoint_policy=CheckpointPolicy.manual())
         await host.subscribe("stuck", _recording(Record(), stuck), start="earliest", catch_up="shared")
         fleet.hub.publish("0", count=100)
@@ -542,7 +538,7 @@ async def test_writes_under_way_do_not_undo_a_seek() -> None:
         if len(fleet.record.numbers("0")) > 100:
             await gate.wait()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         policy = CheckpointPolicy(every_events=1)
         host = await fleet.start("a", _recording(fleet.record, handle), checkpoint_policy=policy)
@@ -566,7 +562,7 @@ async def test_writes_under_way_do_not_undo_a_seek() -> None:
 
 async def test_a_move_in_the_middle_of_a_seek() -> None:
     """It is stored or not: what was not stored is not returned, and the next owner begins at the checkpoint."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a")
         await asyncio.sleep(5)
@@ -591,7 +587,7 @@ async def test_a_move_in_the_middle_of_a_replay() -> None:
             await gate.wait()
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(5)
@@ -626,7 +622,7 @@ async def test_a_replay_delivers_exactly_the_range(name: str) -> None:
             checkpoint = _stored(fleet, "0", name)
             stored.add(None if checkpoint is None else checkpoint.sequence_number)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", _recording(records["default"], handle if name == "default" else None), max_batch_size=7)
         await host.subscribe("alerts", _recording(records["alerts"], handle if name == "alerts" else None))
         fleet.runs["a"] = asyncio.create_task(host.run())
@@ -667,7 +663,7 @@ async def test_replay_ahead_of_the_position_moves_no_checkpoint(kind: str) -> No
         "checkpoint_policy": CheckpointPolicy(every_events=1),
         "handler_retry": RetryOptions(max_retries=3),
     }
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", processor(), **options)
         await asyncio.sleep(5)
@@ -704,7 +700,7 @@ async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
             await context.checkpoint(events[-1])
             stored.add(fleet.checkpoint("0"))
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(5)
@@ -735,7 +731,7 @@ async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
 )  # fmt: skip
 async def test_both_ends_of_a_range(begin: Any, end: Any, numbers: range) -> None:
     """Numbers as such are included; an `EventPosition` says so itself; an empty range delivers nothing."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a")
         await asyncio.sleep(5)
@@ -752,7 +748,7 @@ async def test_a_range_that_is_dropped_while_it_is_replayed() -> None:
             fleet.hub.detach("0")
             await asyncio.sleep(5)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start(
             "a", _recording(fleet.record, handle), max_batch_size=1, prefetch_events=5, max_wait_time=10
@@ -773,7 +769,7 @@ async def test_a_seek_ends_a_replay() -> None:
     async def handle(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(1)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(15)
@@ -824,7 +820,7 @@ async def test_with_a_link_of_its_own_the_others_do_not_wait(replays: bool) -> N
 async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> None:
     """Nothing is delivered to it, the lease stays, the others go on; resumed, it gets everything once and in order."""
     other = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", prefetch_events=50, max_batch_size=10)
         await host.subscribe("alerts", _recording(other))
         fleet.hub.publish("0", count=20)
@@ -860,7 +856,7 @@ async def test_a_pause_holds_back_the_rest_of_a_batch_delivered_one_by_one() -> 
         await asyncio.sleep(10)
         singles.append(events[0].sequence_number)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=5)
         host = await fleet.start("a", _recording(fleet.record, handle), failure_policy="skip")
         await asyncio.sleep(25)
@@ -882,7 +878,7 @@ async def test_a_paused_subscription_can_be_sought_and_then_resumed() -> None:
         if fails:
             raise ValueError("not yet")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(5)
@@ -914,7 +910,7 @@ async def test_drain_waits_for_the_end_seen_at_the_call() -> None:
     async def handle(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(1)
 
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = await fleet.start("a", _recording(fleet.record, handle), max_batch_size=10)
         await asyncio.sleep(5)
         assert await host.drain("default") == ("0", "1")
@@ -937,7 +933,7 @@ async def test_drain_waits_for_the_end_seen_at_the_call() -> None:
 
 async def test_drain_does_not_wait_for_what_the_hub_dropped() -> None:
     """Where the rest is gone nothing arrives that would show it: the hub is asked when the link is silent."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         fleet.hub.truncate("0", 100)
         host = await fleet.start("a", max_wait_time=10)
@@ -1159,7 +1155,7 @@ async def test_replay_of_a_failing_batch_keeps_its_delays_when_a_drain_waits() -
             if len(calls) < 2000:
                 raise ValueError("no")
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = await fleet.start("a", _recording(fleet.record, handle))
         await asyncio.sleep(5)
@@ -1181,7 +1177,7 @@ async def test_drain_after_a_loss_that_goes_on_at_the_end_returns() -> None:
         await gate.wait()
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         options: dict[str, Any] = {"max_batch_size": 1, "prefetch_events": 5, "max_wait_time": 10}
         host = await fleet.start("a", _recording(fleet.record, handle), on_data_loss="latest", **options)

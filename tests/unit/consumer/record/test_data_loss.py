@@ -22,11 +22,7 @@ from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
-from tests.support.fleet import Fleet
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions, **options))
+from tests.support.fleet import Fleet, stocked
 
 
 def _record(fleet: Fleet) -> ScopeRecord:
@@ -63,7 +59,7 @@ def _losses(fleet: Fleet, name: str = "a") -> list[tuple[str | None, LossKind, i
 )
 async def test_data_loss_past_the_checkpoint_is_reported(policy: Any, numbers: list[int]) -> None:
     """The numbers that are gone are named, and what follows goes by `on_data_loss`; by default reading goes on."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await _read_all(fleet)
         fleet.hub.publish("0", count=32)
         fleet.hub.truncate("0", 50)
@@ -91,7 +87,7 @@ async def test_data_loss_past_the_checkpoint_is_reported(policy: Any, numbers: l
 
 async def test_data_loss_of_a_whole_partition_is_reported() -> None:
     """A partition that holds nothing any more has lost what was not read."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await _read_all(fleet)
         fleet.hub.publish("0", count=5)
         fleet.hub.truncate("0", 25)
@@ -102,7 +98,7 @@ async def test_data_loss_of_a_whole_partition_is_reported() -> None:
 
 async def test_data_loss_after_a_start_at_latest_is_reported() -> None:
     """What came after a start at "@latest" was to be read, also where nothing was ever processed."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("first", initial_position="@latest")
         await asyncio.sleep(5)
         await fleet.hosts["first"].aclose()
@@ -116,7 +112,7 @@ async def test_data_loss_after_a_start_at_latest_is_reported() -> None:
 
 async def test_data_loss_is_not_reported_at_the_start_of_the_stream() -> None:
     """Who begins at the oldest event kept has asked for no older one."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         fleet.hub.truncate("0", 4)
         await fleet.start("a", on_data_loss="fail")
@@ -139,7 +135,7 @@ async def _overtake(fleet: Fleet) -> None:
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
 async def test_data_loss_while_reading_is_reported(policy: Any) -> None:
     """A jump in the numbers is judged before the events after it are delivered."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", on_data_loss=policy)
         await asyncio.sleep(5)
@@ -161,7 +157,7 @@ async def test_data_loss_while_reading_is_reported(policy: Any) -> None:
 
 async def test_data_loss_while_a_link_is_gone_is_reported() -> None:
     """The first batch of a link that was opened again shows what went meanwhile."""
-    async with _fleet(latency=0.1) as fleet:
+    async with stocked(latency=0.1) as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a")
         await asyncio.sleep(5)
@@ -184,7 +180,7 @@ async def test_data_loss_is_not_reported_on_a_compacted_hub(monkeypatch: pytest.
         return ask(hub, partition_id)
 
     monkeypatch.setattr(FakeHub, "partition_properties", count)
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", on_data_loss="fail")
         await asyncio.sleep(5)
         for number in range(0, 6000, 3):
@@ -198,7 +194,7 @@ async def test_data_loss_is_not_reported_on_a_compacted_hub(monkeypatch: pytest.
 
 async def test_gap_is_judged_when_management_answers() -> None:
     """A service that does not answer holds nothing up by default, and the gap is judged with a later batch."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a")
         await asyncio.sleep(5)
@@ -216,7 +212,7 @@ async def test_gap_is_judged_when_management_answers() -> None:
 @pytest.mark.parametrize("answers", [True, False])
 async def test_gap_not_judged_yet_is_judged_at_close(answers: bool) -> None:
     """Numbers missing in the last batch are reported before the partition is closed, for no later owner misses them."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         host = await fleet.start("a")
         await asyncio.sleep(5)
@@ -239,7 +235,7 @@ async def test_gap_not_judged_yet_is_judged_at_close(answers: bool) -> None:
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
 async def test_recreated_hub_is_not_read_at_an_old_position(policy: Any, count: int) -> None:
     """However many events it has: its partitions are left, or reset, as `on_data_loss` says; by default left."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await _read_all(fleet)
         old = fleet.hub.created_at
         fleet.hub.recreate()
@@ -270,7 +266,7 @@ async def test_recreated_hub_is_not_read_at_an_old_position(policy: Any, count: 
 @pytest.mark.parametrize("policy", ["earliest", "latest", "fail"])
 async def test_recreated_hub_is_noticed_while_it_is_read(policy: Any) -> None:
     """A link that is opened again asks first whether it is the same hub; the pump goes on in the new one, or fails."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", on_data_loss=policy)
         await asyncio.sleep(5)
@@ -289,7 +285,7 @@ async def test_recreated_hub_is_noticed_while_it_is_read(policy: Any) -> None:
 @pytest.mark.parametrize("attach", [1, 2], ids=["first link", "later link"])
 async def test_recreated_hub_is_noticed_between_check_and_attach(attach: int) -> None:
     """The link is then one to the new hub, at a position of the old one: it is found out within an interval."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await _read_all(fleet)
         host = fleet.host("a", on_data_loss="earliest")
         transport = fleet.transports["a"]
@@ -317,7 +313,7 @@ async def test_recreated_hub_is_noticed_between_check_and_attach(attach: int) ->
 
 async def test_gap_before_the_hub_was_recreated_is_reported() -> None:
     """Retention passes, and the hub is recreated before its properties are read: what was not processed is reported."""
-    async with _fleet(latency=0.5) as fleet:
+    async with stocked(latency=0.5) as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("a", on_data_loss="earliest")
         await asyncio.sleep(20)
@@ -332,7 +328,7 @@ async def test_gap_before_the_hub_was_recreated_is_reported() -> None:
 
 async def test_recreated_hub_begins_unread_partitions_as_recorded() -> None:
     """Only what was checkpointed is left: a partition that was never read begins as recorded."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=20)
         await fleet.start("first")
         await asyncio.sleep(20)
@@ -359,7 +355,7 @@ async def test_host_killed_during_a_reset_loses_and_repeats_nothing(
     policy: Any, operation: str, is_after: bool
 ) -> None:
     """Wherever it dies, the next host finds the reset noted, or resets again; no new checkpoint is taken back."""
-    async with _fleet(2, latency=0.05) as fleet:
+    async with stocked(partitions=2, latency=0.05) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()
         host = fleet.host("a", on_data_loss=policy)
@@ -393,7 +389,7 @@ async def test_host_killed_during_a_reset_loses_and_repeats_nothing(
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not done"])
 async def test_reset_while_the_store_fails_is_reported_once(operation: str, is_after: bool) -> None:
     """It is reported once, with what was lost first, and reading begins at the reset checkpoint."""
-    async with _fleet(latency=0.05) as fleet:
+    async with stocked(latency=0.05) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()
         fleet.hub.publish("0", count=30)
@@ -408,7 +404,7 @@ async def test_reset_while_the_store_fails_is_reported_once(operation: str, is_a
 
 async def test_reset_by_several_hosts_resets_each_partition_once() -> None:
     """Each partition is reset once, by its owner, and the record takes the new hub at the end."""
-    async with _fleet(8) as fleet:
+    async with stocked(partitions=8) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()
         for partition_id in fleet.hub.partition_ids:
@@ -428,7 +424,7 @@ async def test_reset_by_several_hosts_resets_each_partition_once() -> None:
 
 async def test_hub_recreated_twice_is_reset_twice() -> None:
     """What was reset for the second hub is of no use in the third, although the second reset never ended."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate()
         fleet.hub.publish("0", count=30)
@@ -452,7 +448,7 @@ async def test_hub_recreated_twice_is_reset_twice() -> None:
 
 async def test_recreated_hub_with_fewer_partitions_resets_all_checkpoints() -> None:
     """Checkpoints of partitions that are not there are reset too: one that is added later begins at its beginning."""
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         await _read_all(fleet)
         fleet.hub.recreate(partitions=1)
         await fleet.start("a", on_data_loss="latest", initial_position="@latest")
@@ -471,7 +467,7 @@ async def test_recreated_hub_with_fewer_partitions_resets_all_checkpoints() -> N
 @pytest.mark.parametrize("policy", [None, "earliest", "latest", "fail"])
 async def test_checkpoint_beyond_the_end_is_kept_or_reset_once(policy: Any) -> None:
     """It is left as it is by default, for that partition alone; else it is reset, once."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=5)
         fleet.hub.publish("1", count=5)
         fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:19", 19)
@@ -489,7 +485,7 @@ async def test_checkpoint_beyond_the_end_is_kept_or_reset_once(policy: Any) -> N
 
 async def test_checkpoint_beyond_an_outdated_answer_is_asked_about_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint just written is not taken for one beyond the end by an older answer."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await _read_all(fleet)
         ask, stale = FakeHub.partition_properties, [True]
 
@@ -510,7 +506,7 @@ async def test_checkpoint_beyond_an_outdated_answer_is_asked_about_again(monkeyp
 
 async def test_reset_that_the_store_refuses_writes_nothing() -> None:
     """A host whose lease is gone by then has not reset anything."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:19", 19)
         fleet.host("a", on_data_loss="earliest")
         fleet.stores["a"].fail("reset", times=1, error=StoreError("reset", "503"))

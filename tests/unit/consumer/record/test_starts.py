@@ -26,11 +26,7 @@ from eventpump.reports import (
 )
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
-from tests.support.fleet import Fleet, RecordingProcessor
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions, **options))
+from tests.support.fleet import Fleet, RecordingProcessor, stocked
 
 
 async def _nothing(context: PartitionContext, events: object) -> None:
@@ -55,7 +51,7 @@ def _stored(fleet: Fleet, partition_id: str = "0") -> Checkpoint | None:
 
 async def test_link_cut_before_the_first_event_loses_nothing() -> None:
     """What is sent after "@latest" was begun at, while the link is being opened again, is delivered."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start("a", initial_position="@latest")
         await fleet.until(lambda: bool(fleet.told("a", PumpStarted)), 5)
@@ -112,7 +108,7 @@ async def test_reader_at_latest_retries_to_find_its_end() -> None:
 
 async def test_partition_that_moves_before_its_first_event_loses_nothing() -> None:
     """A later owner goes on where the first one began, although nothing was processed."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", initial_position="@latest")
         await fleet.until(lambda: bool(fleet.told("a", PumpStarted)), 5)
         await fleet.hosts["a"].aclose()
@@ -124,7 +120,7 @@ async def test_partition_that_moves_before_its_first_event_loses_nothing() -> No
 
 async def test_restart_before_the_first_checkpoint_loses_nothing() -> None:
     """What was delivered and not checkpointed comes again, whatever the start."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=5)
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_nothing), initial_position="@latest")
         await asyncio.sleep(5)
@@ -140,7 +136,7 @@ async def test_restart_before_the_first_checkpoint_loses_nothing() -> None:
 
 async def test_attach_never_asks_for_latest() -> None:
     """No link of a host or reader is attached at "@latest", whatever happens to it."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         await fleet.start("a", initial_position={"1": "@latest"})
         async with _reader(fleet.hub, position="@latest", consumer_group="$default"):
             for _ in range(4):
@@ -153,7 +149,7 @@ async def test_attach_never_asks_for_latest() -> None:
 @pytest.mark.parametrize("kept", ["all", "nothing", "unused"])
 async def test_first_checkpoint_holds_the_newest_event_of_the_partition(kept: str) -> None:
     """It holds number and offset of the newest event there ever was; before the first, -1 and "-1"."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         if kept != "unused":
             fleet.hub.publish("0", count=7)
         if kept == "nothing":
@@ -169,7 +165,7 @@ async def test_first_checkpoint_holds_the_newest_event_of_the_partition(kept: st
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
 async def test_attach_waits_until_the_first_checkpoint_is_stored(is_after: bool) -> None:
     """A store that fails delays the first link, and the place that was pinned first is the one that is stored."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=3)
         fleet.host("a", initial_position="@latest")
         fleet.stores["a"].fail("write", times=3, is_after=is_after)
@@ -183,7 +179,7 @@ async def test_attach_waits_until_the_first_checkpoint_is_stored(is_after: bool)
 
 async def test_end_of_a_partition_without_an_answer_is_asked_for_again() -> None:
     """A partition whose end cannot be read yet is not begun at another one."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=3)
         fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=3)
         await fleet.start("a", initial_position="@latest")
@@ -196,7 +192,7 @@ async def test_end_of_a_partition_without_an_answer_is_asked_for_again() -> None
 
 async def test_lease_lost_before_the_first_checkpoint_ends_the_pump() -> None:
     """Where the store refuses the first checkpoint, nothing is read under that lease."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.host("a", initial_position="@latest")
         fleet.stores["a"].delay(2.0, "write")
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
@@ -218,7 +214,7 @@ def test_inclusive_latest_is_refused() -> None:
 
 async def test_first_host_records_the_start() -> None:
     """The record holds the hub, its partitions and the start asked for, before there is a lease."""
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         fleet.host("a", initial_position={"1": "@latest", "2": 7})
         fleet.stores["a"].hang("ensure")
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
@@ -230,7 +226,7 @@ async def test_first_host_records_the_start() -> None:
 
 async def test_partition_added_while_running_begins_at_its_beginning() -> None:
     """Whatever the start: what was sent to a new partition before a host found it is delivered."""
-    async with _fleet(1) as fleet:
+    async with stocked() as fleet:
         await fleet.start("a", initial_position="@latest")
         await asyncio.sleep(5)
         fleet.hub.add_partitions(2)
@@ -247,7 +243,7 @@ async def test_partition_added_while_running_begins_at_its_beginning() -> None:
 
 async def test_start_after_a_crash_before_there_were_leases_is_no_first_one() -> None:
     """A partition that is added after a host died amid its start is a later one for the next host."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.host("a", initial_position="@latest")
         fleet.stores["a"].hang("ensure")
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
@@ -265,7 +261,7 @@ async def test_start_after_a_crash_before_there_were_leases_is_no_first_one() ->
 
 async def test_start_of_two_hosts_at_once_is_decided_by_one_record() -> None:
     """Both found no record: the first to write it decides, and the other reports that its own start does not count."""
-    async with _fleet(4) as fleet:
+    async with stocked(partitions=4) as fleet:
         for partition_id in fleet.hub.partition_ids:
             fleet.hub.publish(partition_id, count=5)
         fleet.host("a", initial_position="@latest")
@@ -285,7 +281,7 @@ async def test_start_of_two_hosts_at_once_is_decided_by_one_record() -> None:
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
 async def test_start_waits_while_the_store_fails_over_the_record(is_after: bool) -> None:
     """A record that cannot be read or written is tried again, and reported; no lease is made meanwhile."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         fleet.host("a")
         fleet.stores["a"].fail("scope", times=2, is_after=is_after)
@@ -300,7 +296,7 @@ async def test_start_waits_while_the_store_fails_over_the_record(is_after: bool)
 
 async def test_start_of_a_group_without_a_record_goes_on_and_writes_one() -> None:
     """Checkpoints of an older version count, and the record is written with the hub there is."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         fleet.leases.checkpoints(fleet.scope)["0", "default"] = Checkpoint("0", "fake:4", 4)
         await fleet.start("a", initial_position="@latest")
@@ -311,7 +307,7 @@ async def test_start_of_a_group_without_a_record_goes_on_and_writes_one() -> Non
 
 async def test_start_at_a_time_is_asked_for_until_there_is_a_checkpoint() -> None:
     """Until there is a checkpoint, every link and every owner begins at that time."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", "before")
         moment = fleet.hub.now() + timedelta(seconds=10)
         await fleet.start("a", initial_position=moment)
@@ -328,7 +324,7 @@ async def test_start_at_a_time_is_asked_for_until_there_is_a_checkpoint() -> Non
 
 async def test_recorded_start_that_is_refused_is_replaced() -> None:
     """A slip in the first host's start does not outlive its correction; one that works is kept."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=5)
         fleet.hub.publish("1", count=9)
         await fleet.start("a", initial_position="fake:7")
@@ -347,7 +343,7 @@ async def test_recorded_start_that_is_refused_is_replaced() -> None:
 
 async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
     """By the host that writes the record, if the hub has events; neither by others nor by the next start."""
-    async with _fleet(3) as fleet:
+    async with stocked(partitions=3) as fleet:
         fleet.hub.publish("2", count=3)
         for name in "abc":
             fleet.host(name)
@@ -369,7 +365,7 @@ async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
 @pytest.mark.parametrize("case", ["no events", "explicit start", "leases of another library", "record"])
 async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None:
     """A hub without events, a start that was asked for, checkpoints of a .NET host, and a group that has a record."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         if case != "no events":
             fleet.hub.publish("0", count=3)
             fleet.hub.publish("1", count=3)
@@ -391,7 +387,7 @@ async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None
 @pytest.mark.parametrize("operation", ["record", "scope", "list", "ensure"])
 async def test_start_with_an_empty_store_is_reported_although_the_store_fails(operation: str) -> None:
     """An answer that was lost does not lose the report, nor do properties that cannot be read at first."""
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("1", count=3)
         fleet.host("a")
         fleet.stores["a"].fail(operation, times=2, is_after=True)

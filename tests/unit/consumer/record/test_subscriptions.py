@@ -28,14 +28,10 @@ from eventpump.reports import (
     SubscriptionWithoutProcessor,
 )
 from eventpump.testing.transport import FakeHub
-from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
-
-
-def _fleet(partitions: int = 1, **options: Any) -> Fleet:
-    return Fleet(FakeHub(partitions=partitions), **options)
 
 
 async def _nothing(context: PartitionContext, events: Events) -> None:
@@ -65,7 +61,7 @@ def _kill(fleet: Fleet, name: str, dead: set[str]) -> None:
 async def test_each_subscription_gets_every_event_over_one_link() -> None:
     """Subscribed before the host runs and while it runs: all get what was published since, over one link."""
     alerts, archive = Record(), Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = fleet.host("a")
         await host.subscribe("alerts", _recording(alerts))
         for partition_id in "01":
@@ -97,7 +93,7 @@ async def test_what_was_published_after_subscribe_survives_kills_before_any_chec
         if context.owner_id in dead:
             await asyncio.sleep(1e6)
 
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         fleet.hub.publish("0", count=7)
         for name in "abc":
             host = fleet.host(name, NO_PROCESSOR)
@@ -117,7 +113,7 @@ async def test_what_was_published_after_subscribe_survives_kills_before_any_chec
 async def test_a_checkpoint_of_a_subscription_is_gone_on_from() -> None:
     """Another host goes on after the checkpoint of each subscription, whatever the others have."""
     first, second = Record(), Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a")
         await host.subscribe("alerts", _recording(first))
         fleet.hub.publish("0", count=10)
@@ -140,7 +136,7 @@ async def test_a_checkpoint_of_a_subscription_is_gone_on_from() -> None:
 async def test_one_that_needs_the_past_has_the_link_opened_again() -> None:
     """With catch_up="shared": it gets the past, and the other neither misses nor repeats an event."""
     archive = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=5000)
         host = await fleet.start("a")
         await asyncio.sleep(5)
@@ -157,7 +153,7 @@ async def test_one_that_needs_the_past_has_the_link_opened_again() -> None:
 async def test_one_that_begins_in_the_cache_needs_no_other_link(catch_up: Any) -> None:
     """A subscription that begins at the end, while others read, reads on from the cache of the link that there is."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=50)
         host = await fleet.start("a")
         await asyncio.sleep(5)
@@ -172,7 +168,7 @@ async def test_one_that_begins_in_the_cache_needs_no_other_link(catch_up: Any) -
 async def test_starts_of_every_kind_are_found(clock: Any) -> None:
     """Times, offsets, numbers and their mixture over one link: each begins at its own event."""
     records = {name: Record() for name in ("time", "offset", "number", "mapped", "future")}
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for partition_id in "01":
             fleet.hub.publish(partition_id, count=100)
         await asyncio.sleep(1000)
@@ -205,7 +201,7 @@ async def test_starts_of_every_kind_are_found(clock: Any) -> None:
 async def test_a_time_beside_a_partition_that_is_being_read() -> None:
     """A start whose number is not known is found out while the shared link is closed; no event is missed."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await asyncio.sleep(100)
         moment = fleet.hub.now() - timedelta(seconds=1)
@@ -223,7 +219,7 @@ async def test_a_time_beside_a_partition_that_is_being_read() -> None:
 async def test_beside_a_host_that_begins_at_a_time(ahead: float) -> None:
     """The host's own start is a time, and nothing has come yet: who joins then misses nothing, nor does the host."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await asyncio.sleep(100)
         host = await fleet.start("a", initial_position=fleet.hub.now() + timedelta(seconds=ahead))
@@ -238,7 +234,7 @@ async def test_beside_a_host_that_begins_at_a_time(ahead: float) -> None:
 
 async def test_closing_does_not_wait_for_a_number_that_is_being_found_out() -> None:
     """A link that brings no first event keeps neither a leaving subscription nor the host."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         await asyncio.sleep(10)
         host = await fleet.start("a")
@@ -256,7 +252,7 @@ async def test_closing_does_not_wait_for_a_number_that_is_being_found_out() -> N
 async def test_a_partition_added_later_is_read_from_its_beginning() -> None:
     """Partitions that the hub gets after the subscription was made begin at their beginning."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a", NO_PROCESSOR)
         fleet.hub.publish("0", count=5)
         await host.subscribe("alerts", _recording(got))
@@ -271,7 +267,7 @@ async def test_a_partition_added_later_is_read_from_its_beginning() -> None:
 @pytest.mark.parametrize("start", ["earliest", "-1", 5, timedelta(hours=-1), {"0": "earliest"}], ids=str)
 async def test_the_past_must_be_asked_for(start: Any) -> None:
     """A start before the end raises by the arguments alone, unless they say how to come by the past."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a")
         with pytest.raises(ConfigurationError, match="catch_up"):
             await host.subscribe("alerts", _recording(Record()), start=start)
@@ -281,14 +277,14 @@ async def test_the_past_must_be_asked_for(start: Any) -> None:
 @pytest.mark.parametrize("name", ["default", "", "a b", "a/b", "x" * 65, "ä"])
 async def test_names_are_checked(name: str) -> None:
     """A name that cannot be one is refused."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         with pytest.raises(ConfigurationError, match="name"):
             await fleet.host("a").subscribe(name, _recording(Record()))
 
 
 async def test_subscribing_twice_on_one_host_is_refused() -> None:
     """A name has one processor on a host; a closed host takes none."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = fleet.host("a")
         await host.subscribe("alerts", _recording(Record()))
         with pytest.raises(ConfigurationError, match="alerts"):
@@ -307,7 +303,7 @@ async def test_subscribing_twice_on_one_host_is_refused() -> None:
 async def test_subscribe_is_adopted_by_other_hosts() -> None:
     """The first record counts for all; a host without a processor for a name reports it, once."""
     first, second = Record(), Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for partition_id in "01":
             fleet.hub.publish(partition_id, count=10)
         a = await fleet.start("a")
@@ -328,7 +324,7 @@ async def test_subscribe_is_adopted_by_other_hosts() -> None:
 
 async def test_a_host_without_processors_takes_no_lease() -> None:
     """A host takes leases only while it has a processor for an active subscription, and gives them up after."""
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", NO_PROCESSOR)
         await asyncio.sleep(60)
         assert fleet.owner("0") is None
@@ -346,7 +342,7 @@ async def test_a_host_without_processors_takes_no_lease() -> None:
 async def test_unsubscribing_ends_it_everywhere(keeps: bool) -> None:
     """Its processors are closed on all hosts; subscribed again it starts over, or after its checkpoint if kept."""
     got: dict[str, Record] = {name: Record() for name in "ab"}
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for name in "ab":
             host = await fleet.start(name, _recording(Record()))
             await host.subscribe("alerts", _recording(got[name]))
@@ -376,7 +372,7 @@ async def test_unsubscribing_ends_it_everywhere(keeps: bool) -> None:
 async def test_subscribe_after_unsubscribe_has_other_checkpoints() -> None:
     """Ended and recreated between two listings: the pumps of other hosts go on under the new record, too."""
     got = Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         for name in "ab":
             await (await fleet.start(name, NO_PROCESSOR)).subscribe("alerts", _recording(got))
         await asyncio.sleep(40)
@@ -407,7 +403,7 @@ async def test_a_slow_one_holds_the_others_back_only_by_the_cache() -> None:
     async def slowly(context: PartitionContext, events: Events) -> None:
         await asyncio.sleep(10)
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", prefetch_events=200, max_batch_size=20, max_wait_time=5)
         await host.subscribe("archive", _recording(slow, slowly), slow_after=30)
         await asyncio.sleep(1)
@@ -469,7 +465,7 @@ async def test_a_slow_one_is_suspended_and_resumed() -> None:
         await asyncio.sleep(sleep[0])
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", prefetch_events=200, max_batch_size=20, close_timeout=10)
         await host.subscribe("archive", _recording(slow, slowly), slow_after=30, on_slow="suspend")
         await asyncio.sleep(1)
@@ -497,7 +493,7 @@ async def test_resume_soon_after_a_suspension_delivers_at_once(after: float) -> 
         await asyncio.sleep(sleep[0])
         await context.checkpoint()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", prefetch_events=200, max_batch_size=20, close_timeout=2)
         await host.subscribe("archive", _recording(slow, slowly), slow_after=30, on_slow="suspend")
         await asyncio.sleep(1)
@@ -514,7 +510,7 @@ async def test_resume_soon_after_a_suspension_delivers_at_once(after: float) -> 
 async def test_a_subscription_that_fails_ends_alone(clock: Any) -> None:
     """One whose events are lost, and that is to fail over it, is left and tried again; the others go on."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
         host = fleet.host("a")
         await host.subscribe(
@@ -542,7 +538,7 @@ async def test_a_subscription_that_fails_ends_alone(clock: Any) -> None:
 async def test_options_are_of_the_subscription() -> None:
     """Batch size and checkpoint policy of a subscription are its own."""
     got = Record()
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", _recording(fleet.record, _nothing), max_batch_size=100)
         policy = CheckpointPolicy(every_events=5)
         await host.subscribe("alerts", _recording(got, _nothing), max_batch_size=5, checkpoint_policy=policy)
@@ -562,7 +558,7 @@ async def test_options_are_of_the_subscription() -> None:
 async def test_a_hub_that_is_recreated(action: Any) -> None:
     """The record is replaced as a whole, as `on_data_loss` says; by default the subscription fails, and only it."""
     got = Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = await fleet.start("a", on_data_loss="earliest")
         await host.subscribe("alerts", _recording(got), on_data_loss=action or "fail")
         await asyncio.sleep(5)
@@ -727,7 +723,7 @@ def _check_order(name: str, record: Record, first: dict[str, int]) -> None:
 async def test_record_replaced_while_a_checkpoint_is_read_is_not_mixed_with_it() -> None:
     """A partition whose checkpoint was read under the former record begins as the new record says, in order."""
     got = Record()
-    async with _fleet(2) as fleet:
+    async with stocked(partitions=2) as fleet:
         host = await fleet.start("a", on_data_loss="earliest")
         await host.subscribe("alerts", _recording(got), on_data_loss="earliest")
         await asyncio.sleep(5)
@@ -754,7 +750,7 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
     async def handle(context: PartitionContext, events: Events) -> None:
         await free.wait()
 
-    async with _fleet() as fleet:
+    async with stocked() as fleet:
         host = await fleet.start("a", prefetch_events=100, max_batch_size=10)
         await host.subscribe("slow", _recording(slow, handle), on_slow="suspend", slow_after=10)
         await asyncio.sleep(5)

@@ -15,8 +15,8 @@ from eventpump.amqp.types import Array, Char, Decimal64, Int, Short, Symbol, Tim
 from eventpump.errors import EventError
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
+from tests.support.values import SCALARS, plain
 from tests.unit.amqp.test_message import messages
-from tests.unit.amqp.values import SCALARS, plain
 from tests.ways import need_uamqp
 
 need_uamqp()
