@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from eventpump.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -137,17 +137,21 @@ class PlainView:
 
 
 class LiveView:
-    """Live tables, drawn with rich."""
+    """Live tables, drawn with rich.
 
-    def __init__(self, scene: Scene) -> None:
+    Args:
+        console: Where to. Default: None, standard output.
+    """
+
+    def __init__(self, scene: Scene, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._scene = scene
         self._began = time.monotonic()
         self._log: deque[str] = deque(maxlen=6)
-        self._console = Console()
-        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._draw)
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self.__rich__)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -184,7 +188,7 @@ class LiveView:
             head.append(value, f"bold {style}")
         return head
 
-    def _draw(self) -> RenderableType:
+    def __rich__(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 

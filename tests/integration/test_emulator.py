@@ -44,6 +44,7 @@ from eventpump.eventhubs.filters import source_filter
 from eventpump.eventhubs.hashing import partition_for_key
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT, EPOCH, JWT_TOKEN_TYPE, RECEIVER_NAME, RUNTIME_METRIC
 from tests.support.peer import AUDIENCE, AmqpPeer, LinkRefusedError, fields_of, status_of
+from tests.support.served import service_of
 
 
 @pytest.fixture
@@ -537,7 +538,7 @@ async def test_attach_of_a_sixth_shared_reader_is_refused(emulator: Emulator, pe
     last.detach()
     peer.flush()
     await peer.until(lambda: last in peer.detached)
-    hub = emulator._running().hub("telemetry")
+    hub = service_of(emulator).hub("telemetry")
     assert hub is not None
     assert hub.partitions[0].listeners == set()
 

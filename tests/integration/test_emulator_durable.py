@@ -7,6 +7,7 @@ import contextlib
 import random
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from eventpump.emulator.ledger import Admission, Claim, ProducerState, Publishin
 from eventpump.emulator.log import Hub, PartitionLog
 from eventpump.emulator.readers import Refusal
 from eventpump.errors import ConfigurationError
+from tests.support.served import break_disk
 
 
 def event(body: bytes = b"x") -> bytes:
@@ -31,6 +33,8 @@ class Disk:
         self.committed: list[object] = []
         self.failed: list[object] = []
         self.hubs: list[Hub] = []
+        self.then: Callable[[], None] = lambda: None
+        """Called after each commit."""
         self._answered = asyncio.Event()
         self.store = DurableStore(
             directory, fsync=False, on_committed=self._commit, on_failed=self._fail, take_back=self._take_back
@@ -55,6 +59,7 @@ class Disk:
                 entry.batch.partition.publish(entry.batch)
             self.committed.append(entry.ticket)
         self._answered.set()
+        self.then()
 
     def _fail(self, entries: list[Entry], reason: str) -> None:
         assert reason
@@ -146,13 +151,7 @@ async def test_write_that_fails_is_refused_and_leaves_no_gap(tmp_path: Path, mon
     log = hub.partitions[0]
     disk.put(log, b"a", ticket="a")
     await disk.answers(1)
-    commit = disk.store._commit
-
-    def break_down(*_: object) -> None:
-        monkeypatch.setattr(disk.store, "_commit", commit)
-        raise sqlite3.OperationalError("disk full")
-
-    monkeypatch.setattr(disk.store, "_commit", break_down)
+    break_disk(disk.store, monkeypatch)
     for ticket in range(20):
         disk.put(log, b"lost", ticket=ticket)
     await disk.answers(21)
@@ -279,11 +278,7 @@ async def test_aclose_under_a_sender_that_goes_on(tmp_path: Path) -> None:
     (hub,) = await disk.open(HubSpec("h", 1))
     (log,) = hub.partitions
 
-    def commit_and_send(entries: list[Entry]) -> None:
-        Disk._commit(disk, entries)
-        disk.put(log, b"more")
-
-    disk.store._on_committed = commit_and_send
+    disk.then = lambda: disk.put(log, b"more")
     for _ in range(3):
         disk.put(log, b"a")
     async with asyncio.timeout(10):
@@ -302,16 +297,13 @@ async def test_a_failed_write_takes_what_was_numbered_after_it_along(
     disk = Disk(tmp_path)
     (hub,) = await disk.open(HubSpec("h", 1))
     (log,) = hub.partitions
-    commit = disk.store._commit
     is_writing, goes_on = threading.Event(), threading.Event()
 
-    def break_down(*_: object) -> None:
-        monkeypatch.setattr(disk.store, "_commit", commit)
+    def stand() -> None:
         is_writing.set()
-        assert goes_on.wait(30)
-        raise sqlite3.OperationalError("disk full")
+        goes_on.wait(30)
 
-    monkeypatch.setattr(disk.store, "_commit", break_down)
+    break_disk(disk.store, monkeypatch, stand)
     disk.put(log, b"lost", ticket="first")
     await asyncio.to_thread(is_writing.wait, 30)
     disk.put(log, b"lost", ticket="second")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +30,7 @@ from eventpump.eventhubs.names import (
 )
 from tests.support.peer import AmqpPeer, LinkRefusedError, Listening, connect
 from tests.support.processes import EmulatorProcess
+from tests.support.served import break_disk
 
 PARTITION = "telemetry/Partitions/0"
 LAST = 2**31 - 1
@@ -574,23 +574,15 @@ async def test_write_that_fails_takes_the_ledger_back(tmp_path: Path, monkeypatc
     """A batch and an attach that could not be written are refused, and leave numbers and epochs as they were."""
     async with Emulator({"telemetry": 1}, data=tmp_path) as emulator, publisher(emulator) as made:
         assert await made.send(1, "a") == "accepted"
-        durable = emulator._running()._durable
-        assert durable is not None
-        commit = durable._commit
-
-        def break_down(*_: object) -> None:
-            monkeypatch.setattr(durable, "_commit", commit)
-            raise sqlite3.OperationalError("disk full")
-
-        monkeypatch.setattr(durable, "_commit", break_down)
+        break_disk(emulator, monkeypatch)
         assert (await made.send(2, "lost")).startswith("amqp:internal-error")
         assert await made.send(2, "b") == "accepted"
-        monkeypatch.setattr(durable, "_commit", break_down)
+        break_disk(emulator, monkeypatch)
         assert (await refused(emulator, state(made.producer_id, 1))).startswith("amqp:internal-error")
         assert await made.send(1, "a") == "accepted"
         assert await made.send(3, "c") == "accepted"
         async with publisher(emulator, made.producer_id, 1) as raised:
-            monkeypatch.setattr(durable, "_commit", break_down)
+            break_disk(emulator, monkeypatch)
             assert (await raised.send(1, "lost")).startswith("amqp:internal-error")
             assert (await made.send(4, "x")).startswith(PRODUCER_EPOCH_STOLEN)
         assert await bodies(emulator) == ["a", "b", "c"]
@@ -603,17 +595,8 @@ async def test_repeat_of_a_batch_not_yet_written_waits_for_it(tmp_path: Path, mo
         publisher(emulator) as made,
         publisher(emulator, made.producer_id, 0) as again,
     ):
-        durable = emulator._running()._durable
-        assert durable is not None
-        commit = durable._commit
         goes_on = threading.Event()
-
-        def break_down(*_: object) -> None:
-            monkeypatch.setattr(durable, "_commit", commit)
-            assert goes_on.wait(30)
-            raise sqlite3.OperationalError("disk full")
-
-        monkeypatch.setattr(durable, "_commit", break_down)
+        break_disk(emulator, monkeypatch, lambda: goes_on.wait(30))
         first = made.post(1, "a")
         await made.peer.begin()  # it has arrived
         second = again.post(1, "a")

@@ -260,9 +260,9 @@ def test_memory_source_belongs_to_the_loop_of_its_links() -> None:
             with pytest.raises(ClosedError, match="the MemorySource belongs to another event loop"):
                 await asyncio.to_thread(source.append, "0", b"y")
 
-    for _ in range(2):
+    for number in range(2):
         source.append("0", b"x")
-        source.drop("0", source._partitions["0"].end - 1)
+        source.drop("0", number)
         _run(read)
 
 

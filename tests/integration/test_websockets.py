@@ -128,7 +128,7 @@ async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch
         peer = AmqpPeer()
         peer.engine.start()
         route = Route(emulator.host, port, is_websocket=port == emulator.ws_port)
-        peer._protocol = await dial(peer.engine, peer, route)
+        peer.protocol = await dial(peer.engine, peer, route)
         await peer.until(lambda: any(isinstance(event, Opened) for event in peer.events))
         assert await peer.put_token(f"sb://{emulator.host}/{HUB}") == 202
         return peer
@@ -137,7 +137,7 @@ async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch
     link = await deaf.attach(await deaf.begin(), source=f"{HUB}/ConsumerGroups/$Default/Partitions/0")
     link.set_credit(100)
     deaf.flush()
-    unread = deaf._protocol and deaf._protocol._transport
+    unread = deaf.protocol and deaf.protocol._transport
     assert isinstance(unread, WebSocketTransport)
     unread._stream.pause_reading()
     options: dict[str, Any] = {**OVER, "retry": NO_RETRY}

@@ -43,8 +43,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def connect_url(spark: SparkSession) -> str:
     """The address of the Connect server, which runs in the JVM of `spark`: for a client in a process of its own."""
-    assert spark._jvm is not None
-    package = spark._jvm.org.apache.spark.sql.connect.service
+    jvm = spark._jvm
+    assert jvm is not None
+    package = jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
     return f"sc://127.0.0.1:{service.localPort()}"
 

@@ -161,7 +161,7 @@ class Fleet:
 
     def host(self, name: str = "a", processor: Any = None, **options: Any) -> HubHost:
         """Make a host, not running yet."""
-        open_sender = options.pop("open_sender", None)
+        open_sender, hooks = options.pop("open_sender", None), options.pop("hooks", ())
         memory = MemoryLeaseStore(self.leases, lease_duration=self._lease_duration)
         store = self.stores[name] = FlakyLeaseStore(memory)
         transport = self.transports[name] = FakeTransport(self.hub)
@@ -174,7 +174,7 @@ class Fleet:
             store,
             settings,
             RecordingProcessor(self.record) if processor is None else None if processor is NO_PROCESSOR else processor,
-            hooks=[reports.append],
+            hooks=[reports.append, *hooks],
             rng=random.Random(f"{self._seed} {name}"),
             open_sender=open_sender,
         )

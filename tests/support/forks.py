@@ -182,14 +182,23 @@ class _Server:
         key += (str(command), "" if program["script"] is None else Path(program["script"]).read_text(encoding="utf-8"))
         with cls._lock:
             if cls.started is not None and cls.started.process.poll() is not None:
-                cls.started._discard()
+                cls.started.discard()
             if cls.started is None:
                 cls.started = cls()
             server = cls.started
-            if key not in server._prepared:
-                server._exchange({"prepare": [] if command is None else [command], "program": program}, (), 1)
-                server._prepared.add(key)
+            server.prepare(key, command, program)
             return server
+
+    def prepare(self, key: tuple[str, ...], command: str | None, program: dict[str, Any]) -> None:
+        """Import what a program needs, unless that has been done.
+
+        Args:
+            key: Identifies what it needs.
+            command: The module of its command.
+        """
+        if key not in self._prepared:
+            self._exchange({"prepare": [] if command is None else [command], "program": program}, (), 1)
+            self._prepared.add(key)
 
     def fork(self, program: dict[str, Any], streams: Sequence[int]) -> int:
         """Start a program.
@@ -223,7 +232,7 @@ class _Server:
             pass
         finally:
             if len(answer) < count:
-                self._discard()
+                self.discard()
         if len(answer) < count:
             raise ChildProcessError(
                 f"the process to fork ended with {self.process.returncode}; see its traceback. "
@@ -231,7 +240,7 @@ class _Server:
             )
         return answer
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         """End it, so that the next use starts another."""
         if _Server.started is self:
             _Server.started = None

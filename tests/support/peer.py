@@ -90,7 +90,7 @@ class AmqpPeer:
         self.detached: dict[Link, AmqpError | None] = {}
         self.closed: Closed | None = None
         self.is_gone = False
-        self._protocol: ConnectionProtocol | None = None
+        self.protocol: ConnectionProtocol | None = None
         self._changes = Changes()
 
     @classmethod
@@ -100,7 +100,7 @@ class AmqpPeer:
         """Connect, and wait until the connection is open or refused."""
         made = cls(config)
         made.engine.start()
-        made._protocol = await dial(made.engine, made, Route(service.host, service.port, tls))
+        made.protocol = await dial(made.engine, made, Route(service.host, service.port, tls))
         await made.until(lambda: any(isinstance(event, Opened) for event in made.events) or made.closed is not None)
         return made
 
@@ -143,8 +143,8 @@ class AmqpPeer:
 
     def flush(self) -> None:
         """Send what the engine has queued."""
-        assert self._protocol is not None
-        self._protocol.flush()
+        assert self.protocol is not None
+        self.protocol.flush()
 
     async def begin(self) -> Session:
         """Begin a session."""
@@ -220,13 +220,13 @@ class AmqpPeer:
 
     async def aclose(self) -> None:
         """Close the connection, in order where it still can be."""
-        assert self._protocol is not None
+        assert self.protocol is not None
         self.engine.close()
         self.flush()
-        if not self._protocol.is_closing:
+        if not self.protocol.is_closing:
             await self.until(lambda: self.closed is not None or self.is_gone)
-        self._protocol.abort()
-        await self._protocol.wait_closed()
+        self.protocol.abort()
+        await self.protocol.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self

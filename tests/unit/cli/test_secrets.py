@@ -27,7 +27,7 @@ BASES: dict[str, list[str]] = {"emulator": ["--tls-cert", "missing"], "demo": ["
 def _options(made: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str | None]]:
     """Yield each option of each command that takes a value; None for a positional one."""
     for action in made._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action.choices, dict):
             for name, each in action.choices.items():
                 yield from _options(each, (*path, name))
         elif action.nargs != 0:

@@ -183,10 +183,9 @@ async def test_the_partition_key_is_the_key() -> None:
         order.append(event.body_as_str())
 
     async with stocked(0) as fleet:
-        partition = fleet.hub.partition("0")
         for number, key in enumerate(["a", "a", "b", "a", "b"]):
             body = Data((str(number).encode(),))
-            fleet.hub._store(partition, Message(message_annotations={PARTITION_KEY: key}, body=body).encode())
+            fleet.hub.store(Message(message_annotations={PARTITION_KEY: key}, body=body).encode(), 0, "0")
         await _start(fleet, KeyedProcessor(handle))
         await asyncio.sleep(5)
         assert [each for each in order if each in "013"] == ["0", "1", "3"]

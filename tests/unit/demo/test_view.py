@@ -53,10 +53,9 @@ def drawn(scene: Scene, happened: Sequence[str], width: int = WIDTH, height: int
     console = pytest.importorskip("rich.console").Console(
         width=width, height=height, record=True, file=io.StringIO(), force_terminal=True
     )
-    view = LiveView(scene)
-    view._console = console
+    view = LiveView(scene, console)
     view._log.extend(happened)
-    console.print(view._draw())
+    console.print(view)
     lines: list[str] = console.export_text().splitlines()
     return lines
 

@@ -56,7 +56,7 @@ async def connect(service: Service, config: ConnectionConfig | None = None) -> A
     served = _ServedProtocol(ServiceConnection(service))
     here, there = MemoryStream(protocol), MemoryStream(served)
     here.peer, there.peer = there, here
-    peer._protocol = protocol
+    peer.protocol = protocol
     peer.engine.start()
     served.connection_made(there)
     protocol.connection_made(here)

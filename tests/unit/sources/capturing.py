@@ -42,5 +42,10 @@ def write_capture(
 def memory_hub(count: int, partitions: int = 1) -> tuple[MemorySource, list[bytes]]:
     """Return a source that stands for the live hub, and the events of its partition 0."""
     live = MemorySource(partitions, hub=HUB)
+    return live, stock(live, count)
+
+
+def stock(live: MemorySource, count: int) -> list[bytes]:
+    """Append numbered events to partition 0 of a source. Return all that it has then."""
     live.append("0", *(b"event %d" % number for number in range(count)), partition_key="key")
-    return live, list(live._partitions["0"].events)
+    return list(live._partitions["0"].events)

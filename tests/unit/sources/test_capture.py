@@ -36,7 +36,7 @@ from eventpump.sources.memory import MemorySource
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.sink import RecordingSink
-from tests.unit.sources.capturing import HUB, NAMESPACE, memory_hub, write_capture
+from tests.unit.sources.capturing import HUB, NAMESPACE, memory_hub, stock, write_capture
 
 _EARLIEST = EventPosition.earliest()
 
@@ -129,8 +129,7 @@ def test_splice_is_exact(seed: int, captured: int, dropped: int, grows: int, ski
                 assert numbers == list(range(captured))
                 return
             if grows and numbers and numbers[-1] == 59:
-                live.append("0", *[b"x"] * grows)
-                fresh = list(live._partitions["0"].events)[-grows:]
+                fresh = stock(live, grows)[-grows:]
                 write_capture(directory, [fresh[: grows // 2]], first=50)
                 live.lose_links()
                 while numbers[-1] < 59 + grows:
@@ -166,8 +165,6 @@ async def test_the_hub_drops_events_while_files_are_read(tmp_path: Path) -> None
 
 async def test_a_file_that_appears_while_the_hub_is_asked(tmp_path: Path) -> None:
     """Listed too early, and dropped by the hub before it answers: the files are listed once more."""
-    live, events = memory_hub(100)
-    write_capture(tmp_path, [events[:40]])
 
     class Racing(MemorySource):
         is_armed = False
@@ -180,7 +177,8 @@ async def test_a_file_that_appears_while_the_hub_is_asked(tmp_path: Path) -> Non
             return await super().partition_properties(partition_id)
 
     racing = Racing(hub=HUB)
-    racing._partitions = live._partitions
+    events = stock(racing, 100)
+    write_capture(tmp_path, [events[:40]])
     source = CaptureSource(tmp_path, live=racing)
     async with source, PartitionReader(source=source, partition_id="0", prefetch_events=10) as reader:
         numbers = await _until(reader, 10)
@@ -229,8 +227,6 @@ async def _until(reader: PartitionReader, count: int, into: list[int] | None = N
 
 async def test_numbers_that_the_hub_never_had_are_no_gap(tmp_path: Path) -> None:
     """In a compacted hub numbers are unused: its live link goes on over them."""
-    live, events = memory_hub(30)
-    write_capture(tmp_path, [events[:10]])
 
     class Compacted(MemorySource):
         async def open(self, partition_id: str, position: EventPosition, sink: Any, **options: Any) -> Any:
@@ -243,10 +239,10 @@ async def test_numbers_that_the_hub_never_had_are_no_gap(tmp_path: Path) -> None
                 def detached(self, error: Any) -> None:
                     sink.detached(error)
 
-            return await live.open(partition_id, position, Thinned(), **options)
+            return await super().open(partition_id, position, Thinned(), **options)
 
     compacted = Compacted(hub=HUB)
-    compacted._partitions = live._partitions
+    write_capture(tmp_path, [stock(compacted, 30)[:10]])
     async with CaptureSource(tmp_path, live=compacted) as source:
         numbers = await _read(source, 27)
     assert numbers == [number for number in range(30) if number not in (12, 13, 20)]
@@ -254,16 +250,14 @@ async def test_numbers_that_the_hub_never_had_are_no_gap(tmp_path: Path) -> None
 
 async def test_what_a_live_source_repeats_is_delivered_once(tmp_path: Path) -> None:
     """A source of one's own that begins earlier than it was asked to: the overlap is skipped."""
-    live, events = memory_hub(30)
-    write_capture(tmp_path, [events[:10]])
 
     class Early(MemorySource):
         async def open(self, partition_id: str, position: EventPosition, sink: Any, **options: Any) -> Any:
             assert position == EventPosition.at_sequence_number(10, inclusive=True)
-            return await live.open(partition_id, EventPosition.at_sequence_number(4), sink, **options)
+            return await super().open(partition_id, EventPosition.at_sequence_number(4), sink, **options)
 
     early = Early(hub=HUB)
-    early._partitions = live._partitions
+    write_capture(tmp_path, [stock(early, 30)[:10]])
     for prefetch in (1, 7, 300):
         source = CaptureSource(tmp_path, live=early)
         assert await _read(source, 30, prefetch_events=prefetch) == list(range(30))

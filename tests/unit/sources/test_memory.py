@@ -90,7 +90,7 @@ async def test_a_host_keeps_a_partition_that_has_ended() -> None:
 async def test_events_are_as_they_were_appended() -> None:
     """Body, properties, key and time arrive, as from a hub."""
     source = MemorySource(first=100)
-    moment = source._created_at + timedelta(hours=1)
+    moment = (await source.partitions()).created_at + timedelta(hours=1)
     event = EventData("text", properties={"n": 5}, message_id="m", content_type="text/plain")
     source.append("0", event, partition_key="key", enqueued_time=moment)
     source.append("0", EventData(value=[1, 2]))
@@ -110,8 +110,9 @@ async def test_what_cannot_be_appended_adds_nothing() -> None:
     with pytest.raises(ConfigurationError, match="no partition"):
         source.append("7", b"x")
     source.append("0", b"x")
+    created_at = (await source.partitions()).created_at
     with pytest.raises(ConfigurationError, match="enqueued_time"):
-        source.append("0", b"x", enqueued_time=source._created_at - timedelta(days=1))
+        source.append("0", b"x", enqueued_time=created_at - timedelta(days=1))
     source.end()
     with pytest.raises(ConfigurationError, match="has ended"):
         source.append("0", b"x")

@@ -31,6 +31,7 @@ from eventpump.amqp.types import (
     ULong,
     UShort,
 )
+from eventpump.compiled import compiled_part
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.spark.source import rows
@@ -39,7 +40,8 @@ from eventpump.spark.source.schema import COLUMN_TYPES, HUB_COLUMN
 from tests.fuzz.entry import seed_of_today
 from tests.support.damage import damage, outcome
 
-compiled: Any = rows._compiled
+compiled: Any = compiled_part("eventpump.spark.source._columns")
+_NAMES = rows._FILLED_NAMES
 _COMPILED = [*COLUMN_TYPES, HUB_COLUMN]
 pytestmark = [pytest.mark.timeout(4 * 3600)]  # a million messages
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -238,9 +240,7 @@ def test_usual_messages_are_not_left_to_the_reference() -> None:
         for number in range(300)
     ]  # fmt: skip
     events = PackedEvents.pack(messages)
-    odd, found = compiled.fill(
-        events.data, events.lengths.tobytes(), compiled.NAMES, rows._FILLED_NAMES, lambda raw: "text"
-    )
+    odd, found = compiled.fill(events.data, events.lengths.tobytes(), compiled.NAMES, _NAMES, lambda raw: "text")
     assert odd == []
     assert found["body"][0] == 300
     encoder = RowEncoder("7", _COMPILED)
@@ -252,13 +252,13 @@ def test_usual_messages_are_not_left_to_the_reference() -> None:
 def test_lengths_that_are_not_those_of_the_data_are_refused(lengths: list[int]) -> None:
     """Nothing outside of the data is read."""
     with pytest.raises(ValueError, match="lengths"):
-        compiled.fill(bytes(300), np.array(lengths).tobytes(), compiled.NAMES, rows._FILLED_NAMES, str)
+        compiled.fill(bytes(300), np.array(lengths).tobytes(), compiled.NAMES, _NAMES, str)
 
 
 @needs_core
 def test_wrong_arguments_are_refused() -> None:
     """An error, and nothing is read."""
-    names = rows._FILLED_NAMES
+    names = _NAMES
     for arguments in (
         (bytearray(5), b"", (), names, str),
         (b"", np.zeros(1), (), names, str),
@@ -281,7 +281,7 @@ def test_value_whose_text_fails_is_left_to_the_reference() -> None:
         raise RuntimeError
 
     for to_text, odd in ((failing, [0]), (lambda _: "\ud800", [0]), (lambda _: 5, [0]), (lambda _: None, [])):
-        arguments = (events.data, events.lengths.tobytes(), ["properties"], rows._FILLED_NAMES, to_text)
+        arguments = (events.data, events.lengths.tobytes(), ["properties"], _NAMES, to_text)
         assert compiled.fill(*arguments)[0] == odd
 
 
@@ -297,15 +297,15 @@ def test_reference_counts_do_not_change() -> None:
     def to_text(raw: bytes) -> str | None:
         return texts.setdefault(raw, "text")
 
-    watched = (events.data, lengths, rows._FILLED_NAMES, to_text, None, *rows._FILLED_NAMES)
+    watched = (events.data, lengths, _NAMES, to_text, None, *_NAMES)
     gc.collect()
     before = [sys.getrefcount(each) for each in watched]
     for _ in range(200):
-        compiled.fill(events.data, lengths, compiled.NAMES, rows._FILLED_NAMES, to_text)
+        compiled.fill(events.data, lengths, compiled.NAMES, _NAMES, to_text)
     gc.collect()
     after = [sys.getrefcount(each) for each in watched]
     assert all(abs(now - then) < 50 for now, then in zip(after, before, strict=True)), (before, after)
-    found = compiled.fill(events.data, lengths, compiled.NAMES, rows._FILLED_NAMES, to_text)[1]["body"]
+    found = compiled.fill(events.data, lengths, compiled.NAMES, _NAMES, to_text)[1]["body"]
     column = rows._filled_texts(pa.binary(), found)
     text = column.to_pylist()
     del found

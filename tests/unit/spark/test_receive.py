@@ -131,7 +131,7 @@ async def test_receive_is_bounded_by_what_the_reader_takes() -> None:
     receiver = _receiver(hub, SequenceRange("0", 0, 20_000), options=ReceiveOptions(prefetch_count=500))
     await receiver.start()
     await asyncio.sleep(100)
-    assert 2 * MAX_ROWS < hub._partitions["0"].links[0].next <= 2 * MAX_ROWS + 500
+    assert 2 * MAX_ROWS < hub.partition("0").links[0].next <= 2 * MAX_ROWS + 500
     await receiver.aclose()
 
 

@@ -57,7 +57,7 @@ class MemoryStream(asyncio.Transport):
         self.is_stalled = False
         self.is_read = True
         self.is_mute = False
-        self._protocol = protocol
+        self.protocol = protocol
         self._buffer: list[bytes] = []
         self._high = 64 * 1024
         self._is_paused = False
@@ -71,13 +71,13 @@ class MemoryStream(asyncio.Transport):
         self._buffer.append(bytes(data))
         if self.get_write_buffer_size() > self._high and not self._is_paused:
             self._is_paused = True
-            self._protocol.pause_writing()
-        self._loop.call_soon(self._deliver)
+            self.protocol.pause_writing()
+        self._loop.call_soon(self.deliver)
 
     def resume(self) -> None:
         """End a stall."""
         self.is_stalled = False
-        self._deliver()
+        self.deliver()
 
     def can_write_eof(self) -> bool:
         return False
@@ -87,17 +87,17 @@ class MemoryStream(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.is_read = True
-        self._loop.call_soon(self.peer._deliver)
+        self._loop.call_soon(self.peer.deliver)
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         if self.is_stalled or not self.peer.is_read:
             return
         data, self._buffer = b"".join(self._buffer), []
         if data and not self.peer.is_lost:
-            self.peer._protocol.data_received(data)
+            self.peer.protocol.data_received(data)
         if self._is_paused:
             self._is_paused = False
-            self._protocol.resume_writing()
+            self.protocol.resume_writing()
         if self._is_closing:
             self.abort()
 
@@ -112,19 +112,19 @@ class MemoryStream(asyncio.Transport):
 
     def close(self) -> None:
         self._is_closing = True
-        self._loop.call_soon(self._deliver)
+        self._loop.call_soon(self.deliver)
 
     def abort(self) -> None:
         self._is_closing = True
         self._buffer.clear()
-        self._loop.call_soon(self._lose)
+        self._loop.call_soon(self.lose)
         if not self.is_mute:
-            self._loop.call_soon(self.peer._lose)
+            self._loop.call_soon(self.peer.lose)
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
         if not self.is_lost:
             self.is_lost = self._is_closing = True
-            self._protocol.connection_lost(None)
+            self.protocol.connection_lost(None)
 
 
 @dataclass

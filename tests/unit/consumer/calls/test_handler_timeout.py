@@ -16,7 +16,7 @@ from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.base import RetryOptions
-from eventpump.reports import EventRange, HandlerSlow, ProcessorFailed
+from eventpump.reports import EventRange, HandlerSlow, HostReport, ProcessorFailed
 from eventpump.testing.clock import VirtualClock
 from tests.support.fleet import NO_PROCESSOR, RecordingProcessor, stocked
 
@@ -30,11 +30,13 @@ async def _hang(*_: object) -> None:
 async def test_handler_that_never_returns_is_reported(clock: VirtualClock) -> None:
     """By default it is reported after 60 seconds and then rarely, not cancelled, and the lease is kept."""
     times: list[float] = []
+
+    def note(report: HostReport) -> None:
+        if isinstance(report, HandlerSlow):
+            times.append(clock.monotonic())
+
     async with stocked(3) as fleet:
-        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=_hang))
-        host._reporter._hooks += (
-            lambda report: times.append(clock.monotonic()) if isinstance(report, HandlerSlow) else None,
-        )
+        host = fleet.host("a", RecordingProcessor(fleet.record, on_events=_hang), hooks=[note])
         running = asyncio.create_task(host.run())
         await asyncio.sleep(1000)
         began = fleet.record.deliveries[0].at

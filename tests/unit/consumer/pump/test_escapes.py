@@ -384,8 +384,7 @@ async def test_base_exception_from_a_hook_is_logged_only(error: BaseException) -
         raise error
 
     async with stocked(3) as fleet:
-        host = fleet.host("a")
-        host._reporter._hooks = (*host._reporter._hooks, broken)
+        host = fleet.host("a", hooks=[broken])
         running = asyncio.create_task(host.run())
         await asyncio.sleep(30)
         assert fleet.checkpoint("0") == 2

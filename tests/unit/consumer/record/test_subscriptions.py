@@ -22,11 +22,13 @@ from eventpump.reports import (
     LinkRewound,
     LinkStateChanged,
     PartitionFailed,
+    PumpClosed,
     PumpStarted,
     StartIgnored,
     SubscriptionSlow,
     SubscriptionWithoutProcessor,
 )
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
 from tests.support.seeds import seeds
@@ -622,14 +624,16 @@ async def test_subscribe_under_random_faults_delivers_everything(seed: int) -> N
     hub = FakeHub(partitions=3, consumer_groups=groups, latency=rng.choice([0.0, 0.05]))
     async with Fleet(hub, seed=seed) as fleet:
         running: list[str] = []
+        bounds: dict[str, int] = {}
 
         async def start(name: str) -> None:
+            max_batch_size, bounds[name] = rng.choice([1, 7, 300]), rng.choice([20, 100, 3000])
             await fleet.start(
                 name,
                 processor("default", records["default"]),
                 checkpoint_policy=CheckpointPolicy(every_events=50),
-                max_batch_size=rng.choice([1, 7, 300]),
-                prefetch_events=rng.choice([20, 100, 3000]),
+                max_batch_size=max_batch_size,
+                prefetch_events=bounds[name],
             )
             running.append(name)
             for each in list(owed):
@@ -668,7 +672,9 @@ async def test_subscribe_under_random_faults_delivers_everything(seed: int) -> N
                     for partition_id in fleet.hub.partition_ids:
                         fleet.hub.publish(partition_id, count=rng.randrange(60))
             for name in running:
-                _check_bounds(fleet.hosts[name])
+                # No subscription holds more than the cache of a link may.
+                assert all(each.held_events <= bounds[name] for each in fleet.hosts[name].partitions)
+                _check_link_states(fleet, name)
             await asyncio.sleep(rng.uniform(0, 12))
         await start("last")
         wanted = {
@@ -685,26 +691,25 @@ async def test_subscribe_under_random_faults_delivers_everything(seed: int) -> N
             _check_order(name, records[name], owed[name])
 
 
-def _check_link_states(host: HubHost) -> None:
+def _check_link_states(fleet: Fleet, name: str) -> None:
     """No change of what a subscription reads over was missed: the state reported last is the present one."""
-    for partition in [] if host._manager is None else host._manager._partitions.values():
-        for name, pump in partition.pumps.items():
-            if not pump.is_ending and pump.link_state is not LinkState.OPENING:
-                assert partition._link_states.get(name) is pump.link_state
+    reported: dict[tuple[str | None, str | None], LinkState] = {}
+    for report in fleet.reports[name]:
+        if isinstance(report, LinkStateChanged):
+            reported[report.partition_id, report.subscription] = report.state
+        elif isinstance(report, PumpStarted):
+            reported.setdefault((report.partition_id, report.subscription), LinkState.SHARED)
+        elif isinstance(report, PumpClosed):
+            ended = report.partition_id, report.subscription
+            if reported.get(ended) not in {LinkState.PAUSED, LinkState.SUSPENDED}:  # which outlast the pump
+                reported.pop(ended, None)
+    for each in fleet.hosts[name].partitions:
+        if each.epoch is not None and each.link_state is not LinkState.OPENING:
+            assert reported[each.partition_id, each.subscription] is each.link_state
 
 
 def _link_states(host: HubHost) -> dict[str, LinkState]:
     return {each.subscription: each.link_state for each in host.partitions}
-
-
-def _check_bounds(host: HubHost) -> None:
-    """The cache of every link keeps its bound, and no subscription holds more than is in it."""
-    manager, bound = host._manager, host._settings.prefetch_events
-    assert all(each.held_events <= bound for each in host.partitions)
-    _check_link_states(host)
-    for slot in [] if manager is None else manager._partitions.values():
-        feed = None if slot.shared is None else slot.shared._feed
-        assert feed is None or feed.events_held <= bound
 
 
 def _check_order(name: str, record: Record, first: dict[str, int]) -> None:
@@ -765,8 +770,13 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
             await asyncio.sleep(30)
             await host.subscribe("slow", _recording(slow, handle))
         else:
-            assert host._manager is not None
-            host._manager._lost(host._manager._partitions["0"], "the test took it")
+            thief = MemoryLeaseStore(fleet.leases)
+            await thief.open(fleet.scope)
+            lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+            assert lease is not None
+            await asyncio.sleep(30)
+            assert host.partitions == []
+            await thief.release_lease(lease)
         await asyncio.sleep(60)
         last = len(fleet.hub.events("0"))
         fleet.hub.publish("0", count=20)
