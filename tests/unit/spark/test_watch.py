@@ -330,6 +330,8 @@ async def test_watched_events_are_seen_after_an_outage(hub: FakeHub) -> None:
     await asyncio.sleep(0.01)
     hub.publish("3", b"b")
     await waiting
+    while latest(watch)["3"] == 1 and now() < began + 120:  # it may have been a round of requests that was done
+        await watch.until_news({0: {"3": 1}})
     assert latest(watch)["3"] == 2
     await watch.aclose()
 
