@@ -133,7 +133,7 @@ def test_innocent():
     string = "Endpoint=sb://h:1;SharedAccessKeyName=n;SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
     subprocess.run([sys.executable, "-c", f"print({string!r})"], capture_output=True, check=True)
 
-def test_a_trace_of_what_the_user_says():
+def test_trace_of_what_the_user_says():
     logging.getLogger("py4j.clientserver").debug("Command to send: SAS_KEY_VALUE")
 
 def test_levels_are_as_they_were(caplog):

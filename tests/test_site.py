@@ -69,7 +69,7 @@ def test_every_page_is_in_the_list_for_language_models(site: Path) -> None:
     assert "Exactly once into a database" in full
 
 
-def test_the_site_has_every_public_name(site: Path) -> None:
+def test_site_has_every_public_name(site: Path) -> None:
     """Each name of `eventpump`, `eventpump.spark` and `eventpump.testing` has an entry."""
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
     entries = set(re.findall(r'\bid="(eventpump\.[\w.]+)"', text))

@@ -188,7 +188,7 @@ async def test_default_is_read_at_any_time_while_there_are_subscriptions(scene: 
 
 
 @pytest.mark.parametrize("form", ["dotnet", "java"])
-async def test_a_former_host_in_between_leaves_the_subscriptions_alone(scene: _Scene, form: str) -> None:
+async def test_former_host_in_between_leaves_the_subscriptions_alone(scene: _Scene, form: str) -> None:
     """It takes the leases, writes checkpoints in its own form, and leaves: each goes on where it was."""
     async with scene.host("a"):
         for partition_id in scene.hub.partition_ids:

@@ -187,7 +187,7 @@ async def test_events_before_one_that_fails_are_handled_once() -> None:
     assert calls.count(3) >= 2  # alone, and in batches before that; a drain in between restarts the count
 
 
-async def test_a_failure_to_publish_is_a_failure_of_the_event() -> None:
+async def test_failure_to_publish_is_a_failure_of_the_event() -> None:
     """It is not processed before what it led to is stored."""
     app = EventHubsApp(failure_policy=Park("parked"))
 
@@ -222,7 +222,7 @@ async def test_cloud_events_are_read_and_published() -> None:
         assert (first.content_type or "").startswith("application/cloudevents+json")
 
 
-async def test_a_wait_that_takes_too_long_says_for_what() -> None:
+async def test_wait_that_takes_too_long_says_for_what() -> None:
     """A function that fails for ever, and one that stops the application."""
     app = EventHubsApp()
 
@@ -292,7 +292,7 @@ async def test_signals_close_in_order(eventpump_emulator: Emulator) -> None:
     assert done == ["a"]
 
 
-async def test_an_application_can_be_observed() -> None:
+async def test_application_can_be_observed() -> None:
     """Spans around every function, reports of every host, and the hosts and producers themselves."""
     spans: list[tuple[str, str, object]] = []
     reports: list[HostReport] = []
@@ -371,7 +371,7 @@ def _example(program: str, *arguments: str) -> str:
     return result.stdout
 
 
-def test_the_example_of_an_application_receives_its_alerts() -> None:
+def test_example_of_an_application_receives_its_alerts() -> None:
     """It runs by itself, parks what is garbled, and ends."""
     printed = _example("app.py", "--count", "200")
     assert "handled 200 readings" in printed
@@ -379,7 +379,7 @@ def test_the_example_of_an_application_receives_its_alerts() -> None:
     assert received == expected
 
 
-def test_the_example_of_loops_inserts_every_event() -> None:
+def test_example_of_loops_inserts_every_event() -> None:
     """Also those of the batch with which a loop failed."""
     printed = _example("batches.py", "--count", "1000")
     assert "the batch is delivered again" in printed

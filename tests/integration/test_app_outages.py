@@ -60,7 +60,7 @@ async def _until_published(service: Emulator, hub: str, numbers: set[int], runni
             await asyncio.sleep(0.1)  # a hub has no other sign of it
 
 
-async def test_a_forgotten_publisher_is_replaced() -> None:
+async def test_forgotten_publisher_is_replaced() -> None:
     """What the service does not take from it any more is published by a new one, while the application runs on."""
     async with Emulator({"in": 2, "out": 2}) as service:
         app = EventHubsApp(service.connection_string, lease_store=MemoryLeaseStore(), **QUICK)
@@ -82,7 +82,7 @@ async def test_a_forgotten_publisher_is_replaced() -> None:
         await running
 
 
-async def test_a_result_hub_that_comes_back_smaller_gets_all_results() -> None:
+async def test_result_hub_that_comes_back_smaller_gets_all_results() -> None:
     """The producer that knew four partitions is replaced by one that knows two."""
     async with Emulator({"in": 1, "out": 4}) as service:
         app = EventHubsApp(service.connection_string, lease_store=MemoryLeaseStore(), **QUICK)
@@ -104,7 +104,7 @@ async def test_a_result_hub_that_comes_back_smaller_gets_all_results() -> None:
         await running
 
 
-async def test_a_publisher_that_another_process_replaced_ends_the_application() -> None:
+async def test_publisher_that_another_process_replaced_ends_the_application() -> None:
     """It is not to fence that process out in turn: the error is raised, and the event is left to the next run."""
     store = MemoryPublisherStateStore()
     named: dict[str, Any] = {"idempotent": True, "name": "app", "state_store": store, "on_doubt": "accept"}
@@ -165,7 +165,7 @@ def _told(text: str) -> Iterator[asyncio.Event]:
         log.removeHandler(watch)
 
 
-async def test_a_named_subscriber_waits_for_a_service_that_is_away_at_the_start() -> None:
+async def test_named_subscriber_waits_for_a_service_that_is_away_at_the_start() -> None:
     """For as long as a host does; stopped meanwhile, the application ends in order."""
     async with Emulator(["in"]) as service:
         connection_string, port = service.connection_string, service.port
@@ -215,7 +215,7 @@ async def test_functions_run_on_a_source() -> None:
     assert got["all"] == got["copy"] == got["group"]
 
 
-async def test_a_source_is_beside_the_hubs_of_the_service() -> None:
+async def test_source_is_beside_the_hubs_of_the_service() -> None:
     """What a function returns for its events is published to a hub; the connection is not the source's."""
     source = GeneratorSource(
         partitions=1, events=20, rate=None, body=lambda _, number, rng: str(number), hub="readings"

@@ -70,7 +70,7 @@ async def test_capture_and_hub_are_one_stream(tmp_path: Path) -> None:
             assert caught.value.last_missing == 298
 
 
-async def test_the_last_window_is_written_at_the_stop(tmp_path: Path) -> None:
+async def test_last_window_is_written_at_the_stop(tmp_path: Path) -> None:
     """Everything stored is in files then, of hubs on disk also over a restart; a reader of Avro finds it."""
     emulator = Emulator({HUB: 1}, data=tmp_path / "data", capture=tmp_path / "files")
     for run in range(2):
@@ -96,7 +96,7 @@ async def test_partitions_added_later_are_captured(tmp_path: Path) -> None:
         assert [event.body for event in await _read(source, 1, "1")] == [b"later"]
 
 
-async def test_the_command_captures(tmp_path: Path) -> None:
+async def test_command_captures(tmp_path: Path) -> None:
     """`--capture DIR`, with a window of one second; and values that cannot work are refused in one line."""
     directory = tmp_path / "files"
     process = await launch("--hub", f"{HUB}:1", "--port", "0", "--capture", str(directory), "--capture-bytes", "1")

@@ -290,7 +290,7 @@ async def test_aclose_under_a_sender_that_goes_on(tmp_path: Path) -> None:
     await again.store.aclose()
 
 
-async def test_a_failed_write_takes_what_was_numbered_after_it_along(
+async def test_failed_write_takes_what_was_numbered_after_it_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch numbered while the one before it fails is not written: its number is free, and is given again."""

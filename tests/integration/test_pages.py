@@ -30,7 +30,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-async def test_a_program_of_the_pages_does_what_it_says(
+async def test_program_of_the_pages_does_what_it_says(
     program: str, eventpump_emulator: Emulator, tmp_path: Path
 ) -> None:
     """It prints something and ends by itself, or prints what was sent to the hub, and ends on SIGTERM."""

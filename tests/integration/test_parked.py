@@ -116,7 +116,7 @@ async def test_events_that_cannot_be_processed_are_in_the_other_hub(service: Emu
         assert bodies == sorted(bodies)
 
 
-async def test_a_producer_of_the_program_s_own_parks_and_stays_open(service: Emulator) -> None:
+async def test_producer_of_the_program_s_own_parks_and_stays_open(service: Emulator) -> None:
     """The host does not close what it did not open."""
     async with EventProducer(service.connection_string, "parked") as producer:
         await _park(service, producer, bad=1)
@@ -124,7 +124,7 @@ async def test_a_producer_of_the_program_s_own_parks_and_stays_open(service: Emu
     assert {event.body for event in await _everything(service, "parked")} == {b"bad 0", b"still open"}
 
 
-async def test_a_hub_that_refuses_for_a_while_loses_nothing(service: Emulator) -> None:
+async def test_hub_that_refuses_for_a_while_loses_nothing(service: Emulator) -> None:
     """The host tries again until the event is stored."""
     refused = service.faults.add(
         Reject("com.microsoft:server-busy", "busy"), role=LinkRole.PRODUCER, hub="parked", count=2
@@ -184,7 +184,7 @@ async def test_replay_can_begin_later_and_take_one_partition(service: Emulator) 
     assert sorted(each.body for each in await _everything(service, "again")) == sorted(each.body for each in wanted)
 
 
-async def test_a_replay_that_fails_says_where(service: Emulator) -> None:
+async def test_replay_that_fails_says_where(service: Emulator) -> None:
     """Exit code 2 for a hub that is not there, and nothing is lost: the events stay where they are."""
     await _park(service, "parked", bad=3)
     code, out, err = await run("parked", "replay", "parked", "--to", "nowhere", emulator=service)

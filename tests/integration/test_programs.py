@@ -58,9 +58,7 @@ async def test_examples_end_in_one_line_for_a_mistake_of_the_user(example: str, 
     assert "hub: is not the hub that EntityPath of the connection string names" in line
 
 
-async def test_the_example_of_subscriptions_continues_where_each_was(
-    eventpump_emulator: Emulator, tmp_path: Path
-) -> None:
+async def test_example_of_subscriptions_continues_where_each_was(eventpump_emulator: Emulator, tmp_path: Path) -> None:
     """The subscriptions get what is published in each of two runs; the archive is not read again."""
     program = ["examples/subscriptions.py", "--connection-string", eventpump_emulator.connection_string]
     for run in (1, 2):
@@ -71,7 +69,7 @@ async def test_the_example_of_subscriptions_continues_where_each_was(
         )
 
 
-def test_the_example_of_subscriptions_brings_its_own_service() -> None:
+def test_example_of_subscriptions_brings_its_own_service() -> None:
     """Without a connection string, and without a folder, it leaves nothing behind."""
     result = _run("examples/subscriptions.py", "--count", "600", without=["EVENTPUMP_CONNECTION_STRING"])
     assert result.returncode == 0, result.stderr
@@ -81,7 +79,7 @@ def test_the_example_of_subscriptions_brings_its_own_service() -> None:
     assert "archive: lag" in result.stdout
 
 
-def test_the_example_of_routers_shows_what_each_keeps() -> None:
+def test_example_of_routers_shows_what_each_keeps() -> None:
     """Every event is published by each router, and only round robin spreads keys; the ring moves few of them."""
     result = _run("examples/routers.py", "--count", "600")
     assert result.returncode == 0, result.stderr
@@ -92,7 +90,7 @@ def test_the_example_of_routers_shows_what_each_keeps() -> None:
     assert by_ring < 300 < 600 < by_hash
 
 
-def test_the_example_of_balancing_shows_each_balancer() -> None:
+def test_example_of_balancing_shows_each_balancer() -> None:
     """Each balancer owns all partitions before and after, and moves what it says."""
     result = _run("examples/balancing.py")
     assert result.returncode == 0, result.stderr
@@ -104,7 +102,7 @@ def test_the_example_of_balancing_shows_each_balancer() -> None:
     assert moved[4:] == [0, 0]
 
 
-def test_the_example_of_sources_needs_no_service() -> None:
+def test_example_of_sources_needs_no_service() -> None:
     """It processes synthetic events, the same in each run, and reads on over lost links."""
     results = [_run("examples/sources.py", "--events", "1000", without=["EVENTPUMP_CONNECTION_STRING"]) for _ in "12"]
     assert [result.returncode for result in results] == [0, 0], results[0].stderr
@@ -113,7 +111,7 @@ def test_the_example_of_sources_needs_no_service() -> None:
     assert "{'sensor-0': 100, 'sensor-1': 100, 'sensor-2': 100}" in results[0].stdout
 
 
-def test_the_example_of_keys_applies_every_order_once_and_in_order() -> None:
+def test_example_of_keys_applies_every_order_once_and_in_order() -> None:
     """It runs by itself: several at a time, what cannot be applied is parked, and every balance is right."""
     result = _run("examples/keyed.py", "--count", "1000", without=["EVENTPUMP_CONNECTION_STRING"])
     assert result.returncode == 0, result.stderr
@@ -152,7 +150,7 @@ def test_demo_kills_a_host_and_loses_nothing(request: pytest.FixtureRequest, car
     assert float(found["time to take over"]) > 0
 
 
-def test_the_example_of_exactly_once_brings_its_own_service() -> None:
+def test_example_of_exactly_once_brings_its_own_service() -> None:
     """It counts each event once, and the total is that of what was published."""
     result = _run("examples/exactly_once.py", "--count", "2000", without=["EVENTPUMP_CONNECTION_STRING"])
     assert result.returncode == 0, result.stderr
@@ -161,7 +159,7 @@ def test_the_example_of_exactly_once_brings_its_own_service() -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--keyed"]], ids=["plain", "keyed"])
-async def test_the_example_of_exactly_once_counts_once_over_kills_and_moves(
+async def test_example_of_exactly_once_counts_once_over_kills_and_moves(
     eventpump_emulator: Emulator, tmp_path: Path, form: list[str]
 ) -> None:
     """Processes that share its folder join, move partitions and are killed while events come; the sums stay exact."""
@@ -201,7 +199,7 @@ async def test_the_example_of_exactly_once_counts_once_over_kills_and_moves(
             process.communicate()
 
 
-async def test_the_example_of_exactly_once_counts_keys_that_finish_in_any_order(tmp_path: Path) -> None:
+async def test_example_of_exactly_once_counts_keys_that_finish_in_any_order(tmp_path: Path) -> None:
     """Per partition and key: a lower number of another key counts, a repeat does not, and a former owner is refused."""
     summing = cast(Any, runpy.run_path(str(ROOT / "examples/exactly_once.py")))["KeyedSums"](tmp_path / "sums.db")
     summing.count("0", 3, "b", [(7, {"sensor": "b", "value": 5})])
@@ -213,7 +211,7 @@ async def test_the_example_of_exactly_once_counts_keys_that_finish_in_any_order(
     assert summing.result() == (3, 15)
 
 
-async def test_the_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path) -> None:
+async def test_example_of_exactly_once_refuses_a_former_owner(tmp_path: Path) -> None:
     """An owner whose epoch is older than the stored one changes nothing, whatever it counts; nor does a repeat."""
     sums = cast(Any, runpy.run_path(str(ROOT / "examples/exactly_once.py")))["Sums"](tmp_path / "sums.db")
     reading = {"sensor": "a", "value": 5}

@@ -776,7 +776,7 @@ def test_rows_are_encoded_as_a_producer_encodes_events(bodies: list[bytes], keye
     ]
 
 
-def test_a_row_that_cannot_be_encoded_is_named() -> None:
+def test_row_that_cannot_be_encoded_is_named() -> None:
     """With its number and the codec; so is one whose encoded body is too large."""
     columns = EventColumns("body")
     wrong = PayloadCodec("odd", lambda body: body * 100 if body == b"b" else bytes(1 // (body != b"c")), bytes)

@@ -90,7 +90,7 @@ def test_report_of_each_kind_is_one_line_and_reaches_every_hook(
     assert "None" not in record.message
 
 
-def test_a_report_names_its_subscription(caplog: pytest.LogCaptureFixture) -> None:
+def test_report_names_its_subscription(caplog: pytest.LogCaptureFixture) -> None:
     """Another subscription than the default one stands in the line, and each in the fields of the record."""
     with caplog.at_level(logging.DEBUG):
         for name in ("default", "alerts"):

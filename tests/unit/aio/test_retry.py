@@ -252,7 +252,7 @@ class _Slow:
         return "done"
 
 
-async def test_an_attempt_beyond_its_time_is_cancelled_and_another_one_follows() -> None:
+async def test_attempt_beyond_its_time_is_cancelled_and_another_one_follows() -> None:
     """It is a failure like any other, with the delay of the policy."""
     policy = RetryOptions(max_retries=3, base_delay=1, mode="fixed", try_timeout=10)
     slow, start = _Slow(60, 60, 5), asyncio.get_running_loop().time()
@@ -261,7 +261,7 @@ async def test_an_attempt_beyond_its_time_is_cancelled_and_another_one_follows()
     assert slow.cancelled == 2
 
 
-async def test_the_last_attempt_beyond_its_time_is_an_error_that_names_the_option() -> None:
+async def test_last_attempt_beyond_its_time_is_an_error_that_names_the_option() -> None:
     """Retryable, as its cause may pass; a caller's own cancellation is never mistaken for it."""
     policy = RetryOptions(max_retries=1, base_delay=1, mode="fixed", try_timeout=10)
     with pytest.raises(ServiceTimeoutError, match="after 10 s, the try_timeout of the RetryOptions") as caught:
@@ -276,7 +276,7 @@ async def test_the_last_attempt_beyond_its_time_is_an_error_that_names_the_optio
     assert (slow.cancelled, len(slow.began)) == (1, 1)
 
 
-async def test_an_attempt_that_swallows_its_cancellation_succeeds() -> None:
+async def test_attempt_that_swallows_its_cancellation_succeeds() -> None:
     """What it returns is not thrown away."""
 
     async def stubborn() -> str:

@@ -173,7 +173,7 @@ def refuse(connection: sqlite3.Connection) -> None:
         raise ValueError("refused")
 
 
-async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_transaction_is_whole_or_not_at_all(tmp_path: Path) -> None:
     """A block that raises leaves nothing, and no lock; the error is its own."""
     with closing(connect(tmp_path / "file.db", synchronous="NORMAL", busy_timeout=0, prepare=create)) as connection:
         with pytest.raises(ValueError, match="refused"):
@@ -184,7 +184,7 @@ async def test_a_transaction_is_whole_or_not_at_all(tmp_path: Path) -> None:
         assert values(connection) == [2]
 
 
-async def test_a_file_locked_by_another_is_an_error_after_the_busy_timeout(tmp_path: Path) -> None:
+async def test_file_locked_by_another_is_an_error_after_the_busy_timeout(tmp_path: Path) -> None:
     """A transaction beside another's fails with SQLite's own error."""
     path = tmp_path / "file.db"
     async with opened(path, busy_timeout=0) as thread:

@@ -55,7 +55,7 @@ def test_parts_that_are_none_are_refused(option: Any) -> None:
         EventHubsApp().subscriber("telemetry", **option)
 
 
-def test_a_middleware_that_is_no_coroutine_function_is_refused() -> None:
+def test_middleware_that_is_no_coroutine_function_is_refused() -> None:
     """An object whose call is one is as good."""
 
     class Traces:
@@ -77,7 +77,7 @@ def test_options_of_the_application_apply_to_its_subscribers() -> None:
         EventHubsApp(handler_retry=TWICE).subscriber("telemetry", concurrency=4, max_events_in_flight=1)(_take)
 
 
-def test_a_second_subscriber_of_a_hub_needs_a_name_or_a_group() -> None:
+def test_second_subscriber_of_a_hub_needs_a_name_or_a_group() -> None:
     """Otherwise each would get a part of the events."""
     app = EventHubsApp()
     app.subscriber("telemetry")(_take)
@@ -89,7 +89,7 @@ def test_a_second_subscriber_of_a_hub_needs_a_name_or_a_group() -> None:
         app.subscriber("telemetry", name="copy")
 
 
-def test_a_decorated_function_stays_as_it_was() -> None:
+def test_decorated_function_stays_as_it_was() -> None:
     """It can be called, and decorated again."""
     app = EventHubsApp()
     assert app.subscriber("telemetry")(app.publisher("out")(_take)) is _take

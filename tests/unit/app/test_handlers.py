@@ -141,7 +141,7 @@ def _route(function: Any, producer: _Producer | None = None) -> RoutedFunction:
     )
 
 
-async def test_an_event_is_processed_when_what_it_led_to_is_stored() -> None:
+async def test_event_is_processed_when_what_it_led_to_is_stored() -> None:
     """The checkpoint is written after that."""
     producer = _Producer()
 
@@ -157,7 +157,7 @@ async def test_an_event_is_processed_when_what_it_led_to_is_stored() -> None:
 
 
 @pytest.mark.parametrize("is_keyed", [False, True])
-async def test_an_event_is_not_processed_before_its_result_is_stored(is_keyed: bool) -> None:
+async def test_event_is_not_processed_before_its_result_is_stored(is_keyed: bool) -> None:
     """A policy, a checkpoint in the function, and one of its event move nothing while its result is open."""
     producer, asked = _Producer(lambda body: body == b"2", seconds=1.0), 0
 
@@ -242,7 +242,7 @@ async def test_what_is_stored_of_a_batch_counts_though_the_batch_ends_otherwise(
     assert fleet.checkpoint("0") == (5 if reason == "a park" else 2)
 
 
-async def test_a_result_that_fails_meanwhile_holds_the_checkpoint() -> None:
+async def test_result_that_fails_meanwhile_holds_the_checkpoint() -> None:
     """Its outcome is known, and it is not stored: nothing passes its event until it is handled again."""
     refusals = [b"1"]
     producer = _Producer(lambda body: body in refusals, seconds=0.5)
@@ -264,7 +264,7 @@ async def test_a_result_that_fails_meanwhile_holds_the_checkpoint() -> None:
     assert sorted(producer.stored) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_a_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
+async def test_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
     """Though a part of its batch is finished, and asked for."""
     handled, covered, begun = list[int](), list[int | None](), asyncio.Event()
 
@@ -288,7 +288,7 @@ async def test_a_replay_ahead_of_a_function_moves_no_checkpoint() -> None:
         assert covered == [None, 0, 1, 2, 3, 3, 3, 3, 3, 4, 5, 6, 7, 8]
 
 
-async def test_a_decode_error_is_not_retried() -> None:
+async def test_decode_error_is_not_retried() -> None:
     """Though retries have no limit: `on_retries_exhausted` applies at once, to that event only."""
     seen: list[int] = []
 
@@ -310,7 +310,7 @@ async def test_a_decode_error_is_not_retried() -> None:
 
 @pytest.mark.parametrize("publishes", [False, True])
 @pytest.mark.parametrize("policy", ["report", "cancel"])
-async def test_the_time_of_a_call_is_that_of_each_event(policy: str, publishes: bool) -> None:
+async def test_time_of_a_call_is_that_of_each_event(policy: str, publishes: bool) -> None:
     """However many there are in a batch; and of the wait until what they have published is stored."""
     handled: list[int] = []
 
@@ -336,7 +336,7 @@ async def test_the_time_of_a_call_is_that_of_each_event(policy: str, publishes: 
 
 
 @pytest.mark.parametrize("publishes", [False, True])
-async def test_an_event_that_takes_longer_than_a_call_may_is_cancelled(publishes: bool) -> None:
+async def test_event_that_takes_longer_than_a_call_may_is_cancelled(publishes: bool) -> None:
     """`on_handler_timeout="cancel"`: what was handled before is not handled again, nor published again."""
     handled: list[int] = []
     begun: list[tuple[int, float]] = []

@@ -25,7 +25,7 @@ def moment(number: int) -> datetime:
     return FIRST_MOMENT + timedelta(milliseconds=number - FIRST)
 
 
-def test_a_consumer_that_misses_an_event_fails() -> None:
+def test_consumer_that_misses_an_event_fails() -> None:
     """Each consumer's numbers are checked by themselves."""
     tally = FanTally(2, 1, 100, 1000, "varied")
     assert not tally.add_unread(0, "0", FIRST, FIRST + 9, 10)
@@ -34,7 +34,7 @@ def test_a_consumer_that_misses_an_event_fails() -> None:
         tally.add_unread(1, "0", FIRST + 11, FIRST + 20, 10)
 
 
-def test_an_event_that_was_not_sent_fails() -> None:
+def test_event_that_was_not_sent_fails() -> None:
     """What was read of a batch's last event is checked."""
     tally = FanTally(1, 1, 100, 1000, "varied")
     size = len(samples("varied")[9].body)
@@ -98,7 +98,7 @@ def test_one_link_serves_ours_and_each_of_theirs_has_its_own(
     assert (taken > EVENTS) is (links > 1)
 
 
-def test_a_pair_measures_what_is_before_the_handlers(service: CannedService) -> None:
+def test_pair_measures_what_is_before_the_handlers(service: CannedService) -> None:
     """Of both numbers of subscriptions, with what the handlers cost by themselves, which is in proportion."""
     arguments = {"partitions": PARTITIONS, "kind": "varied", "available": EVENTS, "reads": True, "events": MEASURED}
     found = run_side("ours:fanout_pair", TIMEOUT, **service.place("ours"), **arguments, first=4, second=1)
@@ -108,14 +108,14 @@ def test_a_pair_measures_what_is_before_the_handlers(service: CannedService) -> 
     assert found["4 handlers"] > found["1 handlers"]
 
 
-def test_a_side_that_asks_for_too_much_fails(service: CannedService) -> None:
+def test_side_that_asks_for_too_much_fails(service: CannedService) -> None:
     """It does not wait for ever."""
     arguments = {"partitions": PARTITIONS, "kind": "varied", "available": EVENTS, "consumers": 2, "reads": False}
     with pytest.raises(BenchmarkError, match="deliveries came after"):
         run_side("theirs:fanout", TIMEOUT, **service.place("theirs"), **arguments, events=EVENTS)
 
 
-def test_the_goal_is_eight_for_less_than_one_and_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goal_is_eight_for_less_than_one_and_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of the goal is met below the bound and missed above, by the median of pairs run in either order."""
 
     def run(side: str, timeout: float, *loop: str, **arguments: object) -> Mapping[str, float]:

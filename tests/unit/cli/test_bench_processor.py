@@ -76,7 +76,7 @@ def _run(*arguments: str) -> int:
     return main(["bench-processor", *arguments])
 
 
-def test_a_processor_gets_every_event_and_is_opened_and_closed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processor_gets_every_event_and_is_opened_and_closed(capsys: pytest.CaptureFixture[str]) -> None:
     """Each partition's events, of the sizes and keys that were asked for, in batches of the size that was."""
     options = ["--events", "600", "--partitions", "3", "--size", "5-9", "--keys", "2", "--batch", "50", "--json"]
     assert _run(f"{_HERE}:Counting", *options) == 0
@@ -99,7 +99,7 @@ def test_it_prints_what_the_processor_costs(capsys: pytest.CaptureFixture[str]) 
         assert re.match(rf"{name} +\d+\.\d µs of CPU per event", line)
 
 
-def test_a_processor_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processor_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, with its error."""
     assert _run(f"{_HERE}:Failing", "--events", "4000", "--batch", "50") == 1
     captured = capsys.readouterr()
@@ -107,13 +107,13 @@ def test_a_processor_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFix
     assert (captured.out, captured.err) == ("", text)
 
 
-def test_a_keyed_processor_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keyed_processor_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Its handler is never called with a batch, which has several keys."""
     assert _run(f"{_HERE}:keyed", "--events", "400") == 2
     assert "must not be a KeyedProcessor" in capsys.readouterr().err
 
 
-def test_a_body_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_body_that_raises_ends_it_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """It would fail again and again; fewer events than that are fine."""
     assert _run(f"{_HERE}:Counting", "--body", f"{_HERE}:body", "--events", "400", "--batch", "50") == 2
     assert capsys.readouterr().err == "eventpump: the source failed: ZeroDivisionError: not this one\n"

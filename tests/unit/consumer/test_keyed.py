@@ -169,7 +169,7 @@ async def test_events_without_a_key_are_independent() -> None:
         assert fleet.checkpoint("0") == 19
 
 
-async def test_the_partition_key_is_the_key() -> None:
+async def test_partition_key_is_the_key() -> None:
     """Without `key=`, events sent with one partition key are processed one after the other."""
     order: list[str] = []
     running: defaultdict[str | None, int] = defaultdict(int)
@@ -204,7 +204,7 @@ async def test_batches_of_a_key_hold_its_next_events() -> None:
         assert fleet.checkpoint("0") == 199
 
 
-async def test_a_handler_that_never_waits_leaves_the_loop_to_others() -> None:
+async def test_handler_that_never_waits_leaves_the_loop_to_others() -> None:
     """Other tasks have a turn after at most a hundred calls; all is processed."""
     turns, seen = 0, []
 
@@ -262,7 +262,7 @@ async def test_bytes_in_flight_are_bounded() -> None:
         assert book.most == 3
 
 
-async def test_a_key_that_hangs_holds_up_others_only_at_max_ahead() -> None:
+async def test_key_that_hangs_holds_up_others_only_at_max_ahead() -> None:
     """All other keys go on until so many events are above the first one that is not processed."""
     gate = asyncio.Event()
 
@@ -290,7 +290,7 @@ async def test_a_key_that_hangs_holds_up_others_only_at_max_ahead() -> None:
     [None, _Oddity("odd"), asyncio.CancelledError("own"), GeneratorExit()],
     ids=["error", "base", "cancel", "exit"],
 )
-async def test_a_key_that_is_retried_holds_up_no_other(raises: BaseException | None) -> None:
+async def test_key_that_is_retried_holds_up_no_other(raises: BaseException | None) -> None:
     """Its later events wait, in order; those of others are processed meanwhile; then it is skipped, and reported."""
     book = _Book(_fails_on(13, raises=raises))
     async with stocked(100) as fleet:
@@ -341,7 +341,7 @@ async def test_key_that_has_rested_has_a_place_before_keys_that_have_not_begun()
         await fleet.until(lambda: len(book.ok) == 500, 100)
 
 
-async def test_a_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
+async def test_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
     """Only the events that fail by themselves are; the watermark passes each of the others as it is processed."""
     book = _Book(_fails_on(13))
     async with stocked(50) as fleet:
@@ -355,7 +355,7 @@ async def test_a_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
         assert fleet.checkpoint("0") == 49
 
 
-async def test_an_event_is_parked_before_the_watermark_passes_it() -> None:
+async def test_event_is_parked_before_the_watermark_passes_it() -> None:
     """While it cannot be parked its key waits, and no other."""
     parked: list[int] = []
     is_open = asyncio.Event()
@@ -414,7 +414,7 @@ async def test_stop_ends_the_host_with_the_error() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_alone() -> None:
+async def test_handler_that_takes_too_long_is_cancelled_alone() -> None:
     """`handler_timeout` is for each call; a call that swallows its cancellation and returns has processed its event."""
     cancelled: list[int] = []
 
@@ -441,7 +441,7 @@ async def test_a_handler_that_takes_too_long_is_cancelled_alone() -> None:
         assert fleet.checkpoint("0") == 29
 
 
-async def test_a_key_function_that_raises_is_a_failure_of_its_event() -> None:
+async def test_key_function_that_raises_is_a_failure_of_its_event() -> None:
     """Whatever it raises, also a key that cannot be hashed; the others are processed, and the handler not called."""
 
     def key(event: ReceivedEvent) -> Any:
@@ -531,7 +531,7 @@ async def test_handlers_that_wait_now_and_then_keep_the_order_and_the_watermark(
         await fleet.until(lambda: fleet.checkpoint("0") == 999, 5)
 
 
-async def test_a_worker_that_other_code_cancels_between_calls_ends_the_pump_and_no_more() -> None:
+async def test_worker_that_other_code_cancels_between_calls_ends_the_pump_and_no_more() -> None:
     """As for the task of a pump: it is reported, the partition is tried again, and nothing is lost."""
     book = _Book(_fails_on(13))
     async with stocked(50) as fleet:
@@ -623,7 +623,7 @@ async def test_close_cancels_what_does_not_return(is_deaf: bool) -> None:
         await asyncio.sleep(60)
 
 
-async def test_a_steal_stops_calls_and_the_new_owner_begins_after_the_watermark() -> None:
+async def test_steal_stops_calls_and_the_new_owner_begins_after_the_watermark() -> None:
     """Nothing is lost, and what comes again lies above the checkpoint."""
     books = {"a": _Book(_brief), "b": _Book(_brief)}
     async with stocked(400, partitions=4) as fleet:

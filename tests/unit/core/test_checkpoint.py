@@ -261,7 +261,7 @@ def test_what_has_passed_without_being_delivered_is_covered_by_the_policy() -> N
     assert tracker.events_until_due == 5
 
 
-def test_a_policy_by_time_wants_the_first_event_after_a_checkpoint() -> None:
+def test_policy_by_time_wants_the_first_event_after_a_checkpoint() -> None:
     """From it on the time counts; by the manual policy no event matters."""
     tracker = _tracker(CheckpointPolicy(every_seconds=10, every_events=100))
     assert tracker.events_until_due == 1
@@ -270,7 +270,7 @@ def test_a_policy_by_time_wants_the_first_event_after_a_checkpoint() -> None:
     assert _tracker(CheckpointPolicy.manual()).events_until_due is None
 
 
-def test_an_event_that_was_passed_over_may_be_stored() -> None:
+def test_event_that_was_passed_over_may_be_stored() -> None:
     """It was handled without having been delivered, as one whose filter failed and that was skipped."""
     tracker = _tracker()
     tracker.events_handled(_Event(4), 1, 0)

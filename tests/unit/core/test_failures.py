@@ -18,7 +18,7 @@ def _failures(policy: FailureStep, exhausted: FailureStep = STOP, retries: int |
 
 
 @pytest.mark.parametrize("policy", [STOP, STOP_PARTITION])
-def test_a_policy_to_stop_does_so_at_the_first_failure(policy: FailureStep) -> None:
+def test_policy_to_stop_does_so_at_the_first_failure(policy: FailureStep) -> None:
     """Of a batch, an idle call, or another method."""
     for events in (5, 1, 0, None):
         assert _failures(policy).failed(events, 0.0) is policy
@@ -40,7 +40,7 @@ def test_without_a_limit_retries_go_on() -> None:
 
 
 @pytest.mark.parametrize("passing", [SKIP, PARK])
-def test_a_batch_is_narrowed_and_a_single_event_is_not(passing: FailureStep) -> None:
+def test_batch_is_narrowed_and_a_single_event_is_not(passing: FailureStep) -> None:
     """At once where that is the policy, and after the last retry where it follows these."""
     assert _failures(passing).failed(2, 0.0) is NARROW
     assert _failures(passing).failed(1, 0.0) is passing
@@ -74,7 +74,7 @@ def test_failed_after_settled_counts_from_zero() -> None:
 
 
 @pytest.mark.parametrize("passing", [SKIP, PARK])
-def test_a_processor_that_cannot_be_opened_passes_over_nothing(passing: FailureStep) -> None:
+def test_processor_that_cannot_be_opened_passes_over_nothing(passing: FailureStep) -> None:
     """There is no event that failed: it is tried again, and the partition is left after the last retry."""
     failures = _failures(passing)
     assert [failures.failed(None, 0.0) for _ in range(3)] == [RETRY, RETRY, STOP]

@@ -281,7 +281,7 @@ def test_what_follows_an_event_whose_key_is_not_known_waits() -> None:
     assert (queue.events, queue.size) == (0, 0)
 
 
-def test_an_event_whose_key_is_found_is_taken_next() -> None:
+def test_event_whose_key_is_found_is_taken_next() -> None:
     """If its key has no other: it has waited longer than those that are ready."""
     queue = _queue()
     _add(queue, 0, "other")
@@ -293,7 +293,7 @@ def test_an_event_whose_key_is_found_is_taken_next() -> None:
     assert queue.take() == [unkeyed]
 
 
-def test_a_key_function_that_causes_a_sort_sorts_nothing_twice() -> None:
+def test_key_function_that_causes_a_sort_sorts_nothing_twice() -> None:
     """Such as one that wakes a host that was paused."""
     queue = _queue()
 
@@ -319,7 +319,7 @@ def test_sizes_that_fit() -> None:
     assert not queue.has_room
 
 
-def test_a_key_that_changes_pins_nothing() -> None:
+def test_key_that_changes_pins_nothing() -> None:
     """A key that cannot be found again when its event is finished keeps no later event waiting."""
     queue, key = _queue(), _Moody()
     _add(queue, 0, key)
@@ -332,7 +332,7 @@ def test_a_key_that_changes_pins_nothing() -> None:
     assert len(queue.ready) == 1
 
 
-def test_an_event_in_doubt_is_in_no_batch() -> None:
+def test_event_in_doubt_is_in_no_batch() -> None:
     """Those before and after it are taken without it, in the order of their key."""
     queue = _queue(batch=3)
     events = [_Event(number) for number in range(5)]

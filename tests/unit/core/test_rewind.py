@@ -90,7 +90,7 @@ def _cases(draw: st.DrawFn) -> tuple[_Log, EventPosition]:
 
 
 @given(_cases())
-def test_a_reader_goes_on_after_the_checkpoint_as_from_the_position(case: tuple[_Log, EventPosition]) -> None:
+def test_reader_goes_on_after_the_checkpoint_as_from_the_position(case: tuple[_Log, EventPosition]) -> None:
     """The same events, by the checkpoint's offset and by its number; and the offset is one that the partition has."""
     log, position = case
     found = _found(log, position)
@@ -106,7 +106,7 @@ def test_a_reader_goes_on_after_the_checkpoint_as_from_the_position(case: tuple[
     [EventPosition.at_sequence_number(10), EventPosition.at_sequence_number(11, inclusive=True)],
     ids=str,
 )
-def test_a_number_beyond_the_end_is_refused(position: EventPosition) -> None:
+def test_number_beyond_the_end_is_refused(position: EventPosition) -> None:
     """The next event to come is the last place there is."""
     log = _Log(set(range(10)), 10)
     with pytest.raises(UnknownPositionError, match="sequence number 9"):

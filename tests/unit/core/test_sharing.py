@@ -174,7 +174,7 @@ def test_pressure_reports_a_slow_member_and_again_when_the_time_has_doubled() ->
 
 
 @pytest.mark.parametrize("since", [number / 7 for number in range(1, 60)])
-def test_a_report_is_due_at_the_very_time_that_is_promised(since: float) -> None:
+def test_report_is_due_at_the_very_time_that_is_promised(since: float) -> None:
     """However the sum is rounded: one who sets a timer by it would be called again and again at that time."""
     pressure = Pressure(slow_after=60.1)
     assert pressure.observe((100, 0), (100, 1000), since) is None

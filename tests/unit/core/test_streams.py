@@ -384,7 +384,7 @@ def _append(cache: EventCache[Item], raw: list[bytes]) -> list[StreamCursor[Item
     return list(cache.append(raw, sum(map(len, raw))))
 
 
-def test_a_key_is_computed_once_however_many_streams_there_are() -> None:
+def test_key_is_computed_once_however_many_streams_there_are() -> None:
     """A hundred streams by one function: one call per item; a second function is called once as well."""
     cache = _cache()
     streams = [cache.stream(Selection(_key, {letter})) for letter in "abcdefghij" * 10]
@@ -405,7 +405,7 @@ def test_a_key_is_computed_once_however_many_streams_there_are() -> None:
     assert len(calls) == 6
 
 
-def test_a_filter_is_asked_for_its_own_stream() -> None:
+def test_filter_is_asked_for_its_own_stream() -> None:
     """Two streams with the same filter: each asks it, and what nothing matches is not kept."""
     cache = _cache()
     asked: list[str] = []
@@ -521,7 +521,7 @@ def test_stream_gets_items_without_a_number_that_its_beginning_does_not_exclude(
     assert len(plain.read(9)) == len(before) + len(batch)
 
 
-def test_a_pinned_stream_goes_on_at_a_number() -> None:
+def test_pinned_stream_goes_on_at_a_number() -> None:
     """What it had over another link is dropped, with its failures and gaps."""
     cache = _cache()
     stream = cache.stream(Selection(_key, {"a"}), at_end=True)
@@ -535,7 +535,7 @@ def test_a_pinned_stream_goes_on_at_a_number() -> None:
     assert cache.count == 0
 
 
-def test_an_error_is_kept_without_the_batch_and_names_its_line() -> None:
+def test_error_is_kept_without_the_batch_and_names_its_line() -> None:
     """A traceback would keep all items of the batch alive."""
     cache = _cache()
     stream = cache.stream(Selection(_key, {"a"}))
@@ -546,7 +546,7 @@ def test_an_error_is_kept_without_the_batch_and_names_its_line() -> None:
     assert any("_result" in note and __file__ in note for note in stream.doubt.__notes__)
 
 
-def test_a_function_may_close_cursors() -> None:
+def test_function_may_close_cursors() -> None:
     """As one that stops its host: nothing breaks, and nothing is kept for what is closed."""
     cache = _cache()
     streams: list[StreamCursor[Item]] = []
@@ -581,7 +581,7 @@ def test_only_plain_functions_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("manner", _BAD)
-def test_a_retry_asks_again(manner: str) -> None:
+def test_retry_asks_again(manner: str) -> None:
     """`matches` fails as often as the function does, also for what cannot be a key."""
     item = Item(_raw("a", manner=manner)[0])
     selection = Selection(_key, {"a"})
@@ -594,7 +594,7 @@ def test_a_retry_asks_again(manner: str) -> None:
         Selection(_as_set, {"b"}).matches(item)  # a set, which could be looked up in a set
 
 
-def test_a_checkpoint_does_not_pass_missing_numbers_before_they_are_taken() -> None:
+def test_checkpoint_does_not_pass_missing_numbers_before_they_are_taken() -> None:
     """What is missing may be lost, and then nothing may be stored that comes after it."""
     cache = _cache()
     stream = cache.stream(Selection(_key, {"a"}))

@@ -54,7 +54,7 @@ def test_take_over_time_ends_with_the_last_orphan() -> None:
     assert verdict.take_over == 5.5
 
 
-def test_an_event_that_never_reached_the_archive_is_counted() -> None:
+def test_event_that_never_reached_the_archive_is_counted() -> None:
     """The second subscription is judged by itself: what the first processed is not archived by that."""
     records = {"one": FIRST, "two": SECOND}
     assert judge("abc", STORED, records, archived=STORED).holds
@@ -75,6 +75,6 @@ def test_records_are_read_up_to_a_line_cut_off(tmp_path: Path) -> None:
     assert list(read_records(path)) == FIRST
 
 
-def test_a_host_that_joined_too_late_has_no_records(tmp_path: Path) -> None:
+def test_host_that_joined_too_late_has_no_records(tmp_path: Path) -> None:
     """On a slow machine the demo ends before its last host has opened its file; that host processed nothing."""
     assert list(read_records(tmp_path / "records")) == []

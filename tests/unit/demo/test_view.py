@@ -61,7 +61,7 @@ def drawn(scene: Scene, happened: Sequence[str], width: int = WIDTH, height: int
 
 
 @pytest.mark.parametrize("killed", [None, 1])
-def test_the_live_table_fits(tmp_path: Any, killed: int | None) -> None:
+def test_live_table_fits(tmp_path: Any, killed: int | None) -> None:
     """Every partition and host has a line, with the lag of the slow subscription too, and the end of the log."""
     happened = [f"{index} s  something happened" for index in range(6)]
     lines = drawn(make_scene(tmp_path, killed), [*happened, "the last line"])
@@ -76,7 +76,7 @@ def test_the_live_table_fits(tmp_path: Any, killed: int | None) -> None:
     assert "0 s  something" not in text
 
 
-def test_the_lag_of_the_archive_is_that_of_running_hosts(tmp_path: Any) -> None:
+def test_lag_of_the_archive_is_that_of_running_hosts(tmp_path: Any) -> None:
     """What a killed host said last does not count."""
     assert make_scene(tmp_path).archive_lag == 8 * 234_567
     assert "archive behind 1,407,402" in make_scene(tmp_path, killed=1).line()
@@ -98,7 +98,7 @@ def make_pipeline(total: int = 50_000_000) -> PipelineScene:
 
 @pytest.mark.parametrize(("width", "height"), [(100, 30), (80, 24), (60, 20), (60, 16)])
 @pytest.mark.parametrize("make", [lambda: make_scene(Path(), 1), make_pipeline], ids=["hosts", "spark"])
-def test_the_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: int, height: int) -> None:
+def test_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: int, height: int) -> None:
     """The last lines of what happened are there, each column is whole, and nothing lies outside."""
     lines = drawn(make(), [f"  {index}.0 s  something happened" for index in range(6)], width, height)
     assert len(lines) < height
@@ -110,7 +110,7 @@ def test_the_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: 
     assert not any(re.search(r"\S…", line) for line in lines)
 
 
-def test_the_figures_of_spark_fit_one_line() -> None:
+def test_figures_of_spark_fit_one_line() -> None:
     """At the demo's size, where the title is shortened before anything is wrapped."""
     scene = make_pipeline(200_000)
     scene.published, scene.stored, scene.ends = 200_000, 1_600, {**scene.ends, "3": 200_000}
@@ -121,7 +121,7 @@ def test_the_figures_of_spark_fit_one_line() -> None:
     assert head.endswith("trades 200,000 of 200,000   bars 1,600   behind 200,000")
 
 
-def test_the_live_table_of_spark_counts_what_is_published_and_not_read() -> None:
+def test_live_table_of_spark_counts_what_is_published_and_not_read() -> None:
     """Behind are the trades that are in no finished batch, also while Spark has not looked at them."""
     scene = make_pipeline()
     symbol = next(name for name in map(str, range(100)) if partition_for_key(name, 8) == 3)

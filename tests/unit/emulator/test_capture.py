@@ -106,7 +106,7 @@ async def test_files_of_other_events_are_refused(tmp_path: Path) -> None:
     await _writer(tmp_path).add(PartitionLog("other", "0"))
 
 
-async def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_file_that_cannot_be_written_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Others are written: Capture of one window does not end with another's failure."""
     log = PartitionLog("telemetry", "0")
     writer = _writer(tmp_path, seconds=60.0)
@@ -130,7 +130,7 @@ def test_values_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, 
         CaptureSettings(tmp_path, **options)
 
 
-async def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     """At the start, and not when the first window ends."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="capture"):

@@ -75,7 +75,7 @@ _VALUES = st.one_of(
     message_id=st.none() | st.text(max_size=10) | st.binary(max_size=10),
     number=st.integers(0, 2**63 - 1),
 )
-def test_an_event_survives_its_file(
+def test_event_survives_its_file(
     body: bytes, properties: dict[str, Any], key: str | None, message_id: Any, number: int
 ) -> None:
     """Everything that the form has is the same after it was written and read, to the millisecond."""
@@ -211,7 +211,7 @@ def test_without_fastavro_the_error_says_what_to_install(monkeypatch: pytest.Mon
         list(read_blocks(io.BytesIO(), "x"))
 
 
-def test_a_file_without_events_has_none() -> None:
+def test_file_without_events_has_none() -> None:
     """The service writes such files for windows without events."""
     file = io.BytesIO()
     write_file(file, [])

@@ -152,7 +152,7 @@ def test_what_is_no_cloudevent_is_refused_where_it_is_made(changes: dict[str, An
         _event(**changes)
 
 
-def test_a_mode_that_there_is_not_is_refused() -> None:
+def test_mode_that_there_is_not_is_refused() -> None:
     """Batched mode is not for single events."""
     with pytest.raises(EventError, match="the mode must be"):
         _event().to_event_data("batched")  # type: ignore[arg-type]  # that is the point
@@ -328,9 +328,7 @@ def test_text_that_its_charset_lacks_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "content_type"), [({"a": [1, "é"]}, "application/json"), (b"\xff\0", "image/png"), ("text", "text/plain")]
 )
-def test_the_official_package_reads_what_is_sent_and_the_other_way_round(
-    mode: Any, data: Any, content_type: str
-) -> None:
+def test_official_package_reads_what_is_sent_and_the_other_way_round(mode: Any, data: Any, content_type: str) -> None:
     """The package `cloudevents`, whose AMQP binding is written by the authors of the specification."""
     peer = pytest.importorskip("cloudevents.core.bindings.amqp", reason="needs cloudevents 2")
     official = pytest.importorskip("cloudevents.core.v1.event")

@@ -97,7 +97,7 @@ def test_old_and_new_events_are_readable_side_by_side() -> None:
     assert received(EventData(gzip.compress(b"6"), content_encoding="GZIP"), GZIP).body == b"6"
 
 
-def test_an_event_is_decoded_when_its_body_is_read_and_once() -> None:
+def test_event_is_decoded_when_its_body_is_read_and_once() -> None:
     """However many subscriptions share it, and however often each looks at it; its place needs no decoding."""
     calls: list[bytes] = []
 

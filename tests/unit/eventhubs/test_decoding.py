@@ -85,7 +85,7 @@ def test_every_type_comes_back_as_it_was_published(kind: Any, value: Any) -> Non
     assert PAYLOADS.decoder_for(kind)(_received(encoded(value))) == value
 
 
-def test_the_event_itself_needs_no_decoding() -> None:
+def test_event_itself_needs_no_decoding() -> None:
     """Also one whose payload cannot be read."""
     event = _event(value=5)
     assert PAYLOADS.decoder_for(ReceivedEvent)(event) is event
@@ -139,7 +139,7 @@ def test_types_without_a_decoder_are_refused_at_once() -> None:
         PAYLOADS.decoder_for(dict[tuple[Struct, int], set[Struct] | list[Struct]])
 
 
-def test_a_decoder_of_the_program_fails_as_ours_do() -> None:
+def test_decoder_of_the_program_fails_as_ours_do() -> None:
     """Whatever it raises; its own error is chained, because it says where in its code."""
 
     def fails(event: ReceivedEvent) -> object:

@@ -467,7 +467,7 @@ def test_positions_of_a_kind_have_an_order() -> None:
         (EventPosition.at_enqueued_time(NOW.astimezone(datetime.timezone(datetime.timedelta(hours=3)))), "time>"),
     ],
 )
-def test_a_position_is_a_text_to_store(position: EventPosition, text: str) -> None:
+def test_position_is_a_text_to_store(position: EventPosition, text: str) -> None:
     """As records of consumer groups have them; equal positions have one text."""
     assert str(position).startswith(text)
     assert EventPosition.parse(str(position)) == position

@@ -34,7 +34,7 @@ def _resent(event: EventData, key: str | None = None) -> ReceivedEvent:
     return ReceivedEvent(event.encode(key))
 
 
-def test_a_parked_event_has_these_properties_and_no_others() -> None:
+def test_parked_event_has_these_properties_and_no_others() -> None:
     """Names and values are part of what other programs read."""
     sent = Parked.of(_event(properties={"unit": "W"}), ServiceError("refused"), **FACTS).added_to(
         _event(properties={"unit": "W"})
@@ -54,7 +54,7 @@ def test_a_parked_event_has_these_properties_and_no_others() -> None:
     }
 
 
-def test_an_event_keeps_body_properties_and_message_id() -> None:
+def test_event_keeps_body_properties_and_message_id() -> None:
     """With their AMQP types, of which a number of Python has only one."""
     number = uuid.UUID(int=5)
     properties = {"int": Int(5), "uint": UInt(6), "when": Timestamp(7), "text": "x", "none": None, "list": True}
@@ -68,14 +68,14 @@ def test_an_event_keeps_body_properties_and_message_id() -> None:
 
 
 @pytest.mark.parametrize("options", [{"body": None, "value": {"a": 1}}, {"body": None, "sequence": [1, "b"]}])
-def test_an_event_keeps_a_body_that_is_not_data(options: dict[str, Any]) -> None:
+def test_event_keeps_a_body_that_is_not_data(options: dict[str, Any]) -> None:
     """A value stays a value, and a list a list."""
     event = _event(**options)
     got = _resent(copy_of(event))
     assert (got.body_type, got.value) == (event.body_type, event.value)
 
 
-def test_an_event_of_several_sections_keeps_their_content() -> None:
+def test_event_of_several_sections_keeps_their_content() -> None:
     """Data is joined; several lists stay several; and no body is an empty one."""
     assert _resent(copy_of(ReceivedEvent(Message(body=Data((b"a", b"b"))).encode()))).raw_message.body == Data((b"ab",))
     lists = AmqpSequence(([1], [2]))
@@ -84,7 +84,7 @@ def test_an_event_of_several_sections_keeps_their_content() -> None:
     assert _resent(copy_of(ReceivedEvent(bare.encode()))).raw_message.body == Data((b"",))
 
 
-def test_a_message_that_cannot_be_decoded_is_the_body() -> None:
+def test_message_that_cannot_be_decoded_is_the_body() -> None:
     """Nothing of it is lost."""
     event = ReceivedEvent(_event().raw + b"\xff")
     with pytest.raises(EventError):
@@ -107,7 +107,7 @@ def test_what_an_event_says_can_be_read_again() -> None:
     assert (facts.error, facts.message) == ("KeyError", "'k'")
 
 
-def test_a_long_or_strange_message_is_kept_as_far_as_it_fits() -> None:
+def test_long_or_strange_message_is_kept_as_far_as_it_fits() -> None:
     """The text of an error may be anything."""
     assert len(Parked.of(_event(), ValueError("x" * 100_000), **FACTS).message) == 1024
     facts = Parked.of(_event(), ValueError("\ud800"), **FACTS)

@@ -14,6 +14,6 @@ def test_partitions_are_ordered_by_number() -> None:
 
 
 @given(st.lists(st.integers(0, 2000)))
-def test_the_order_is_that_of_the_numbers(numbers: list[int]) -> None:
+def test_order_is_that_of_the_numbers(numbers: list[int]) -> None:
     """Ids as the service gives them are in the order of their numbers."""
     assert sorted(map(str, numbers), key=partition_order) == [str(number) for number in sorted(numbers)]

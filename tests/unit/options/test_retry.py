@@ -34,7 +34,7 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], field: str) -> None:
         RetryOptions(**given)
 
 
-def test_a_long_base_delay_needs_no_longest_one() -> None:
+def test_long_base_delay_needs_no_longest_one() -> None:
     """The longest is as long then; in fixed mode it has no effect."""
     assert RetryOptions(base_delay=100).max_delay == 100
     assert Backoff.of(RetryOptions(base_delay=5, max_delay=1, mode="fixed")).failures == 0
@@ -43,7 +43,7 @@ def test_a_long_base_delay_needs_no_longest_one() -> None:
 
 
 @pytest.mark.parametrize("made", [HostSettings, SubscriptionSettings])
-def test_a_handler_has_another_option_for_it(made: Any) -> None:
+def test_handler_has_another_option_for_it(made: Any) -> None:
     """The error names it; a fixed delay is possible, and what is not given is the option's default."""
     where = {"hub": "telemetry"} if made is HostSettings else {"name": "alerts"}
     with pytest.raises(ConfigurationError, match=r"^handler_retry: .*set handler_timeout"):
@@ -90,7 +90,7 @@ async def test_sends_heed_delay_and_limit(*, idempotent: bool) -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_send_ends_when_its_tries_do(*, idempotent: bool) -> None:
+async def test_send_ends_when_its_tries_do(*, idempotent: bool) -> None:
     """With the error that names the limit."""
     hub = FakeHub(partitions=1)
     transport = HangingTransport(hub, 100)
@@ -101,7 +101,7 @@ async def test_a_send_ends_when_its_tries_do(*, idempotent: bool) -> None:
         assert round(asyncio.get_running_loop().time() - start) == 43
 
 
-async def test_a_transfer_beyond_its_time_is_settled() -> None:
+async def test_transfer_beyond_its_time_is_settled() -> None:
     """It has left, so its outcome is unknown; sent again, it is stored once."""
     hub = FakeHub(partitions=1)
     hub.hang("transfer")
@@ -120,7 +120,7 @@ async def test_a_transfer_beyond_its_time_is_settled() -> None:
     assert [each.body for each in hub.events("0")] == [b"x"]
 
 
-async def test_a_link_that_does_not_answer_within_a_try_is_replaced() -> None:
+async def test_link_that_does_not_answer_within_a_try_is_replaced() -> None:
     """As after the time-out of a single step; otherwise every later send would wait for the same link."""
     hub = FakeHub(partitions=1)
     retry = RetryOptions(max_retries=1, base_delay=1, mode="fixed", try_timeout=10)

@@ -261,7 +261,7 @@ def test_limits_of_an_accumulator_without_room_are_refused(limits: dict[str, int
 # ------------------------------------------------------------------------------------------------- outcomes
 
 
-def test_a_batch_records_the_outcome_of_its_parts() -> None:
+def test_batch_records_the_outcome_of_its_parts() -> None:
     """An event has the outcome of the part it is in, and only the waiters of that part are returned."""
     filling = accumulator()
     for each in "abc":

@@ -981,7 +981,7 @@ async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bo
 
 
 @pytest.mark.parametrize("given", [list, tuple, iter])
-async def test_a_list_is_accepted_in_its_order(given: Any) -> None:
+async def test_list_is_accepted_in_its_order(given: Any) -> None:
     """With room for a part of it at a time: each event has its receipt, and the buffer is never over its bound."""
     service = ScriptedProducer(idempotent=True)
     peak = 0
@@ -1005,7 +1005,7 @@ async def test_a_list_is_accepted_in_its_order(given: Any) -> None:
     assert 0 < peak <= 8
 
 
-async def test_a_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
+async def test_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
     """Whatever is wrong, and wherever it is; the producer goes on."""
     service, told = ScriptedProducer(), Told()
     async with buffered(service, told) as producer:
@@ -1030,7 +1030,7 @@ async def test_a_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None
     assert not told.errors
 
 
-async def test_a_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> None:
+async def test_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> None:
     """Nothing of it is half accepted, and the room is free again."""
     service = ScriptedProducer()
     service.hold("0")

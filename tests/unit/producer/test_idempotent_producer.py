@@ -356,7 +356,7 @@ async def test_send_the_batch_of_the_error_after_it_was_settled(scene: Scene, fa
     assert isinstance(await error_of(producer.send(certain)), EventError)
 
 
-async def test_the_batch_of_the_error_is_the_message_of_a_split_list(scene: Scene) -> None:
+async def test_batch_of_the_error_is_the_message_of_a_split_list(scene: Scene) -> None:
     """It is waited for by itself; the list, sent again, goes on with the next message."""
     producer = scene.producer()
     listed = [EventData(bytes([97 + number]) * 400_000) for number in range(5)]

@@ -116,7 +116,7 @@ async def test_until_ends_as_soon_as_a_waiting_batch_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("tries", "is_stored"), [(0, False), (1, False), (2, True)])
-async def test_an_unknown_outcome_is_waited_for_a_number_of_times(tries: int, is_stored: bool) -> None:
+async def test_unknown_outcome_is_waited_for_a_number_of_times(tries: int, is_stored: bool) -> None:
     """The same message is given to the producer again `settle_tries` times, and fails as unknown then."""
     scene = Scene(settle_tries=tries)
     scene.producer.gate.set()
@@ -171,7 +171,7 @@ async def test_aclose_cancels_what_is_being_sent_after_a_time() -> None:
     assert scene.outcomes == [([1, 2], PublishOutcomeUnknownError)]
 
 
-async def test_a_cancelled_flush_leaves_everything_going_on() -> None:
+async def test_cancelled_flush_leaves_everything_going_on() -> None:
     """And the next one ends with it; a flush does not wait for what was added after it began."""
     scene = Scene()
     scene.add(scene.gateway, 1)
@@ -203,7 +203,7 @@ def failing(error: BaseException) -> Callable[[], Lane[int]]:
 
 
 @pytest.mark.parametrize("error", [ServiceError("no"), StopIteration(), asyncio.CancelledError(), KeyError("0")])
-async def test_a_choice_that_fails_ends_its_call_and_no_other(error: BaseException) -> None:
+async def test_choice_that_fails_ends_its_call_and_no_other(error: BaseException) -> None:
     """What `choose` raises as room is released is raised by the call that waits, and the next one gets the room."""
     rooms, room, lane = queue(1)
     choices: list[Callable[[], Lane[int]]] = [lambda: lane, failing(error)]
@@ -219,7 +219,7 @@ async def test_a_choice_that_fails_ends_its_call_and_no_other(error: BaseExcepti
 
 
 @pytest.mark.parametrize("anywhere", [False, True])
-async def test_a_cancelled_call_reserves_nothing(anywhere: bool) -> None:
+async def test_cancelled_call_reserves_nothing(anywhere: bool) -> None:
     """Before its turn or just after it; the next call gets the room, and calls keep their order."""
     rooms, room, lane = queue(1)
 
@@ -242,7 +242,7 @@ async def test_a_cancelled_call_reserves_nothing(anywhere: bool) -> None:
     assert (room.events, rooms.wanting, lane.admitted) == (1, 0, 0)
 
 
-async def test_a_call_whose_turn_comes_as_the_queue_closes_gives_the_room_back() -> None:
+async def test_call_whose_turn_comes_as_the_queue_closes_gives_the_room_back() -> None:
     """It was not accepted: it raises, and holds nothing."""
     rooms, room, lane = queue(1)
     rooms.reserve(lane, 1)

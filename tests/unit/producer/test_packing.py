@@ -80,7 +80,7 @@ def test_pack_returns_the_message_that_an_event_did_not_fit() -> None:
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-def test_an_oversized_event_makes_a_message_of_its_own(*, idempotent: bool) -> None:
+def test_oversized_event_makes_a_message_of_its_own(*, idempotent: bool) -> None:
     """Where it is allowed, it is added to an empty message, and nothing follows it there."""
     packer = BatchPacker(100, idempotent=idempotent, oversized=True)
     large, small = (pieces_of(EventData(bytes(size)), idempotent=idempotent) for size in (200, 1))

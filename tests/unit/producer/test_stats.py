@@ -79,7 +79,7 @@ async def test_what_is_in_doubt_is_counted_when_its_outcome_is_known() -> None:
 
 @pytest.mark.parametrize("idempotent", [False, True])
 @seeds(3, of=8)
-async def test_a_buffered_producer_counts_every_accepted_event_once(seed: int, *, idempotent: bool) -> None:
+async def test_buffered_producer_counts_every_accepted_event_once(seed: int, *, idempotent: bool) -> None:
     """Faults of every kind: receipts, callbacks and counters agree, and stored events of idempotent ones are sent."""
     rng = random.Random(seed)
     hub = FakeHub(partitions=2)

@@ -149,7 +149,7 @@ def test_splice_is_exact(seed: int, captured: int, dropped: int, grows: int, ski
             loop.close()
 
 
-async def test_the_hub_drops_events_while_files_are_read(tmp_path: Path) -> None:
+async def test_hub_drops_events_while_files_are_read(tmp_path: Path) -> None:
     """What the hub drops meanwhile is in files written meanwhile: those are looked for again before it is a gap."""
     live, events = memory_hub(100)
     write_capture(tmp_path, [events[:40]])
@@ -163,7 +163,7 @@ async def test_the_hub_drops_events_while_files_are_read(tmp_path: Path) -> None
     assert numbers == list(range(100))
 
 
-async def test_a_file_that_appears_while_the_hub_is_asked(tmp_path: Path) -> None:
+async def test_file_that_appears_while_the_hub_is_asked(tmp_path: Path) -> None:
     """Listed too early, and dropped by the hub before it answers: the files are listed once more."""
 
     class Racing(MemorySource):
@@ -264,7 +264,7 @@ async def test_what_a_live_source_repeats_is_delivered_once(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_spliced", [True, False])
-async def test_a_gap_between_files(tmp_path: Path, is_spliced: bool) -> None:
+async def test_gap_between_files(tmp_path: Path, is_spliced: bool) -> None:
     """The hub fills it if it can; otherwise the error has the missing numbers, and "skip" goes on after them."""
     live, events = memory_hub(40)
     write_capture(tmp_path, [events[:10], events[15:30]])
@@ -337,7 +337,7 @@ def _moment(number: int) -> Any:
     return ReceivedEvent(memory_hub(number + 1)[1][-1]).enqueued_time
 
 
-async def test_a_truncated_file_is_an_error_after_its_events(tmp_path: Path) -> None:
+async def test_truncated_file_is_an_error_after_its_events(tmp_path: Path) -> None:
     """What precedes the damage is delivered, and nothing after it: the error names the file and the last event."""
     _, events = memory_hub(3000)
     write_capture(tmp_path, [events[:2000], events[2000:]])
@@ -357,7 +357,7 @@ async def test_a_truncated_file_is_an_error_after_its_events(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"Obj\x01", b"no Avro at all" * 100])
-async def test_a_foreign_file_is_an_error(tmp_path: Path, content: bytes) -> None:
+async def test_foreign_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     """Under the name of a Capture file: it is not skipped, because events may be missing."""
     _, events = memory_hub(5)
     write_capture(tmp_path, [events])
@@ -396,7 +396,7 @@ async def test_what_the_hub_has_from_before_the_first_file_is_read_from_the_hub(
         assert await _read(source, len(expected), position=position) == expected
 
 
-async def test_a_hub_that_ends_before_the_files_is_another_one(tmp_path: Path) -> None:
+async def test_hub_that_ends_before_the_files_is_another_one(tmp_path: Path) -> None:
     """It was recreated, or is not the captured one: its events do not continue the files."""
     _, events = memory_hub(50)
     other, _ = memory_hub(20)
@@ -418,7 +418,7 @@ async def test_new_files_are_waited_for_without_a_hub(tmp_path: Path) -> None:
         assert await _until(reader, 20) == list(range(10, 30))
 
 
-async def test_a_host_catches_up_and_continues_on_the_hub_alone(tmp_path: Path) -> None:
+async def test_host_catches_up_and_continues_on_the_hub_alone(tmp_path: Path) -> None:
     """The checkpoints are those of the hub: a host without the source goes on after them."""
     live, events = memory_hub(60)
     write_capture(tmp_path, [events[:40]])
@@ -452,7 +452,7 @@ async def test_a_host_catches_up_and_continues_on_the_hub_alone(tmp_path: Path) 
     await live.aclose()
 
 
-async def test_a_host_reports_a_gap_with_its_numbers(tmp_path: Path) -> None:
+async def test_host_reports_a_gap_with_its_numbers(tmp_path: Path) -> None:
     """It leaves the partition, and goes on when the file is there."""
     live, events = memory_hub(60)
     write_capture(tmp_path, [events[:20]])
@@ -599,7 +599,7 @@ async def test_files_of_two_namespaces_under_a_live_hub_are_refused(tmp_path: Pa
         assert await _read(source) == list(range(60))
 
 
-async def test_a_partition_without_files(tmp_path: Path) -> None:
+async def test_partition_without_files(tmp_path: Path) -> None:
     """Alone it does not exist; with a live hub it is read there."""
     live, events = memory_hub(5)
     async with CaptureSource(tmp_path, hub=HUB, namespace=NAMESPACE) as source:

@@ -30,9 +30,7 @@ def _events(source: GeneratorSource, partition_id: str = "0", first: int = 0, co
     size=st.sampled_from([0, 17, (0, 900)]),
 )
 @settings(max_examples=60, deadline=None)
-def test_an_event_follows_from_seed_partition_and_number(
-    seed: int, first: int, skip: int, keys: int, size: Any
-) -> None:
+def test_event_follows_from_seed_partition_and_number(seed: int, first: int, skip: int, keys: int, size: Any) -> None:
     """Another source with the same seed makes the same bytes, wherever it begins; it is a message all can decode."""
     source = GeneratorSource(seed=seed, events=10**12, rate=None, keys=keys, skew=1.0, size=size)
     again = GeneratorSource(seed=seed, events=10**12, rate=None, keys=keys, skew=1.0, size=size)
@@ -85,7 +83,7 @@ def test_bodies_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [lambda *_: 5, lambda *_: None, lambda *_: 1 / 0])
-async def test_a_body_that_fails_is_an_error_of_the_reader(nonsense: Any) -> None:
+async def test_body_that_fails_is_an_error_of_the_reader(nonsense: Any) -> None:
     """It is not repeated for ever: another attempt would fail in the same way."""
     source = GeneratorSource(body=nonsense)
     async with PartitionReader(source=source, partition_id="0") as reader:
@@ -108,7 +106,7 @@ async def test_rate_is_kept(clock: VirtualClock) -> None:
         assert facts.last_enqueued_time == ORIGIN + timedelta(seconds=4.9)
 
 
-async def test_a_reader_ends_with_the_source() -> None:
+async def test_reader_ends_with_the_source() -> None:
     """Iteration ends after the last event, also of a source without any."""
     for count in (0, 1, 700):
         source = GeneratorSource(events=count, rate=None)
@@ -118,7 +116,7 @@ async def test_a_reader_ends_with_the_source() -> None:
             assert await reader.read() == []
 
 
-async def test_a_reader_continues_anywhere() -> None:
+async def test_reader_continues_anywhere() -> None:
     """By number, offset, time, and to an end."""
     source = GeneratorSource(events=900, rate=None)
     for position, first in (
@@ -157,7 +155,7 @@ def test_values_that_cannot_work_are_refused(options: dict[str, Any], field: str
     assert caught.value.field == field
 
 
-async def test_a_closed_source_is_refused() -> None:
+async def test_closed_source_is_refused() -> None:
     """After `aclose` nothing is answered."""
     source = GeneratorSource()
     await source.aclose()

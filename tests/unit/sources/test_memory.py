@@ -60,7 +60,7 @@ async def _running(source: Any, processor: EventProcessor, **options: Any) -> As
         await task
 
 
-async def test_a_host_processes_what_is_appended() -> None:
+async def test_host_processes_what_is_appended() -> None:
     """All partitions, what was there before and what comes later, each in order."""
     source, processor = MemorySource(partitions=2), Collecting()
     source.append("0", b"one", "two", EventData("three", properties={"kind": 3}))
@@ -73,7 +73,7 @@ async def test_a_host_processes_what_is_appended() -> None:
     assert (await source.partitions()).partition_ids == ("0", "1")
 
 
-async def test_a_host_keeps_a_partition_that_has_ended() -> None:
+async def test_host_keeps_a_partition_that_has_ended() -> None:
     """It is not reported as failed, nor opened again and again; a drain ends."""
     source, processor, reports = MemorySource(), Collecting(), list[HostReport]()
     source.append("0", *[b"x"] * 10)
@@ -153,7 +153,7 @@ async def test_lost_links_lose_and_repeat_nothing() -> None:
         assert seen == list(range(appended))
 
 
-async def test_an_error_that_is_final_reaches_the_reader() -> None:
+async def test_error_that_is_final_reaches_the_reader() -> None:
     """An error that no retry can help is raised; received events come first."""
     source = MemorySource()
     source.append("0", b"one")

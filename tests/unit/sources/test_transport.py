@@ -149,7 +149,7 @@ async def test_close_ends_links_and_not_the_source() -> None:
     assert (await source.partitions()).partition_ids == ("0",)
 
 
-async def test_an_open_that_is_cancelled_calls_the_sink_no_more() -> None:
+async def test_open_that_is_cancelled_calls_the_sink_no_more() -> None:
     """Even if the source goes on."""
     kept: list[ReceiveSink] = []
 
@@ -171,7 +171,7 @@ async def test_an_open_that_is_cancelled_calls_the_sink_no_more() -> None:
     await transport.aclose()
 
 
-async def test_a_link_without_a_connection_is_dropped_alone() -> None:
+async def test_link_without_a_connection_is_dropped_alone() -> None:
     """It cannot be probed; dropping its connection ends it, and no other."""
     source, one, two = MemorySource(), RecordingSink(), RecordingSink()
     transport = SourceTransport(source, keeps_ended=False)
@@ -185,7 +185,7 @@ async def test_a_link_without_a_connection_is_dropped_alone() -> None:
     await transport.aclose()
 
 
-async def test_a_hub_as_a_source_is_probed_through() -> None:
+async def test_hub_as_a_source_is_probed_through() -> None:
     """Under another source's link, and directly, a hub's link is checked as ever."""
     hub = FakeHub()
     source = HubSource(FakeTransport(hub), hub.name)
@@ -201,7 +201,7 @@ async def test_a_hub_as_a_source_is_probed_through() -> None:
     assert source.transport.is_closed  # type: ignore[attr-defined]  # likewise
 
 
-async def test_a_source_cannot_be_sent_to() -> None:
+async def test_source_cannot_be_sent_to() -> None:
     """The error says so."""
     with pytest.raises(RequestRefusedError, match="cannot be sent to"):
         await SourceTransport(MemorySource(), keeps_ended=True).open_send_link(SendLinkSpec("memory"))

@@ -715,7 +715,7 @@ async def test_listings_are_jittered() -> None:
         assert max(gaps) - min(gaps) > 0.5
 
 
-async def test_a_store_that_answers_again_is_reported_once_at_the_level_of_its_failure() -> None:
+async def test_store_that_answers_again_is_reported_once_at_the_level_of_its_failure() -> None:
     """However many partitions and operations had failed; what goes on failing takes no part in it."""
     async with Fleet(FakeHub(partitions=4)) as fleet:
         await fleet.start("a")
@@ -733,7 +733,7 @@ async def test_a_store_that_answers_again_is_reported_once_at_the_level_of_its_f
         assert restored.level == StoreFailed.level
 
 
-async def test_a_store_that_is_late_at_the_start_is_reported_too() -> None:
+async def test_store_that_is_late_at_the_start_is_reported_too() -> None:
     """Trouble, once while it does not last, and its end."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         fleet.host("a")

@@ -39,7 +39,7 @@ def _slow(record: Record, pause: list[float]) -> Any:
     return RecordingProcessor(record, on_events=handle)
 
 
-async def test_a_host_with_one_processor_reports_no_link_state() -> None:
+async def test_host_with_one_processor_reports_no_link_state() -> None:
     """The begin and the end of a pump have reports of their own."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         host = await fleet.start("a")
@@ -103,7 +103,7 @@ async def test_while_the_link_is_closed_for_a_search_the_others_wait() -> None:
         assert _changes(fleet, "default")[-1] == (WAITING, SHARED)
 
 
-async def test_a_link_of_its_own_and_its_end_are_reported() -> None:
+async def test_link_of_its_own_and_its_end_are_reported() -> None:
     """From the begin, when it has caught up, and when it ends while it has one."""
     pause = [0.0]
     async with Fleet(FakeHub(partitions=1, consumer_groups=("$Default", "second"))) as fleet:
@@ -124,7 +124,7 @@ async def test_a_link_of_its_own_and_its_end_are_reported() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-async def test_a_suspended_subscription_is_seen_until_it_is_resumed_or_ended(ends: bool) -> None:
+async def test_suspended_subscription_is_seen_until_it_is_resumed_or_ended(ends: bool) -> None:
     """Its row says so, with its checkpoint; what it holds back before is its pressure."""
     pause = [20.0]
     policy = CheckpointPolicy(every_events=10)

@@ -50,7 +50,7 @@ async def test_its_lag_on_each_partition_is_in_the_report() -> None:
         assert len(fleet.told("b", SubscriptionWithoutProcessor)) <= 4
 
 
-async def test_a_host_that_owns_nothing_reports_it_without_lag() -> None:
+async def test_host_that_owns_nothing_reports_it_without_lag() -> None:
     """It would not deliver to it if it got a partition."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         host = fleet.host("a")
@@ -69,7 +69,7 @@ async def test_a_host_that_owns_nothing_reports_it_without_lag() -> None:
 
 
 @pytest.mark.parametrize("fails", ["service", "store", "another hub", "time"])
-async def test_a_lag_that_cannot_be_found_out_is_unknown(fails: str) -> None:
+async def test_lag_that_cannot_be_found_out_is_unknown(fails: str) -> None:
     """It is None, never 0; what failed is reported, and the host goes on."""
     async with Fleet(FakeHub(partitions=1)) as fleet:
         fleet.hub.publish("0", count=5)

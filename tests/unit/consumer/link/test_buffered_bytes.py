@@ -100,7 +100,7 @@ async def test_sizes_that_jump_while_handlers_stand_still_stay_within_the_budget
         assert fleet.told("a", PartitionFailed) == []
 
 
-async def test_an_event_larger_than_the_budget_comes(watch: Watch) -> None:
+async def test_event_larger_than_the_budget_comes(watch: Watch) -> None:
     """Each partition gets one event at a time where even one is more than the budget."""
     async with Fleet(FakeHub(partitions=4)) as fleet:
         for partition_id in fleet.hub.partition_ids:

@@ -117,7 +117,7 @@ async def _read(member: MemberFeed, count: int, limit: int = 300) -> list[int]:
     return got
 
 
-async def test_the_link_begins_at_the_lowest_position() -> None:
+async def test_link_begins_at_the_lowest_position() -> None:
     """Two that are expected: the link waits for both, begins at the lower one, and the other skips a part."""
     async with _world() as world:
         world.hub.publish("0", count=100)
@@ -147,7 +147,7 @@ async def test_one_that_does_not_come_is_waited_for_a_second(clock: Any) -> None
             assert clock.monotonic() - began == pytest.approx(0.0 if leaves else 1.0, abs=0.01)
 
 
-async def test_a_slow_member_bounds_the_cache_and_is_named() -> None:
+async def test_slow_member_bounds_the_cache_and_is_named() -> None:
     """What one alone has not read fills the cache up to its bound, which the others feel; that one is named."""
     async with _world(prefetch_events=100) as world:
         fast, slow = world.join("fast", _at(0), 0), world.join("slow", _at(0), 0)
@@ -190,7 +190,7 @@ async def test_one_that_joins_as_the_last_one_leaves_has_a_link() -> None:
         await closing
 
 
-async def test_a_refused_position_is_the_fault_of_its_member_alone() -> None:
+async def test_refused_position_is_the_fault_of_its_member_alone() -> None:
     """Where the service refuses the lowest position, its member fails, and the others read on without it."""
     async with _world() as world:
         world.hub.publish("0", count=10)
@@ -203,7 +203,7 @@ async def test_a_refused_position_is_the_fault_of_its_member_alone() -> None:
         assert good.error is None
 
 
-async def test_a_hub_that_is_recreated_ends_all_of_them() -> None:
+async def test_hub_that_is_recreated_ends_all_of_them() -> None:
     """Members of the hub before end; the link is opened for the present one when the first of them is back."""
     async with _world() as world:
         before = world.hub.created_at
@@ -267,7 +267,7 @@ async def test_one_that_stops_short_of_the_others_holds_none_back() -> None:
         await fast.aclose()
 
 
-async def test_a_slow_one_gets_a_link_of_its_own() -> None:
+async def test_slow_one_gets_a_link_of_its_own() -> None:
     """With a second group: after `slow_after` the others go on at their pace, and it goes on at its own."""
     async with _world(prefetch_events=100) as world:
         fast, slow = world.join("fast", _at(0), 0), world.join("slow", _at(0), 0, group="second")

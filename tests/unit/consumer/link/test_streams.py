@@ -104,7 +104,7 @@ async def test_impossible_streams_are_refused_with_a_clear_error() -> None:
         assert len(await fleet.stores["a"].list_subscriptions()) == 1
 
 
-async def test_the_partition_key_is_the_key_where_no_function_is_given() -> None:
+async def test_partition_key_is_the_key_where_no_function_is_given() -> None:
     """Events without a key have None."""
     got, keyless = Record(), Record()
     async with _fleet() as fleet:
@@ -192,7 +192,7 @@ async def test_what_does_not_match_is_not_held_back_and_does_not_stop_the_others
         assert fast.numbers("0") == sorted(_tens(0, 2800, 1) + _tens(0, 2800, 2))
 
 
-async def test_a_stream_that_comes_and_goes_neither_misses_nor_repeats() -> None:
+async def test_stream_that_comes_and_goes_neither_misses_nor_repeats() -> None:
     """One that joins while others read, one that reads the past, and one that is ended."""
     records = {name: Record() for name in ("early", "late", "past")}
     async with _fleet() as fleet:
@@ -235,7 +235,7 @@ async def test_links_that_fail_lose_nothing_and_repeat_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", [EACH, CheckpointPolicy(every_events=50), EACH_10_S, CheckpointPolicy()])
-async def test_the_checkpoint_passes_what_does_not_match_and_another_host_goes_on_there(
+async def test_checkpoint_passes_what_does_not_match_and_another_host_goes_on_there(
     policy: CheckpointPolicy,
 ) -> None:
     """Nothing ever matches: by the pace of the policy, and at the close; the next owner does not read it again."""
@@ -274,7 +274,7 @@ async def test_the_checkpoint_passes_what_does_not_match_and_another_host_goes_o
         assert got == list(range(160))
 
 
-async def test_a_checkpoint_never_passes_a_match_that_is_not_processed() -> None:
+async def test_checkpoint_never_passes_a_match_that_is_not_processed() -> None:
     """While a match is in hand, or waits, nothing after it is covered, whatever the policy is; nor at the close."""
     going = asyncio.Event()
 
@@ -303,7 +303,7 @@ async def test_a_checkpoint_never_passes_a_match_that_is_not_processed() -> None
         assert _stored(fleet, "part") == 332
 
 
-async def test_a_processor_stores_what_has_passed_when_it_asks_outside_of_a_batch() -> None:
+async def test_processor_stores_what_has_passed_when_it_asks_outside_of_a_batch() -> None:
     """By the manual policy nothing is stored until then; in `close`, and in an idle call, all that has passed is."""
 
     async def at_idle(context: PartitionContext, events: Events) -> None:
@@ -353,7 +353,7 @@ async def test_what_the_service_has_lost_is_found_out_although_nothing_matched()
                 assert isinstance(fleet.told("a", PartitionFailed)[0].error, DataLossError)
 
 
-async def test_a_loss_in_the_stream_is_found_out_and_normal_gaps_are_not_losses() -> None:
+async def test_loss_in_the_stream_is_found_out_and_normal_gaps_are_not_losses() -> None:
     """Numbers that vanish while the link is away are a loss; those of a compacted hub are none."""
     got = Record()
     async with _fleet() as fleet:
@@ -437,7 +437,7 @@ async def test_replay_delivers_the_matches_of_a_range_and_ends_where_nothing_mat
         assert _stored(fleet, "part") == 199
 
 
-async def test_a_replay_that_the_close_ends_leaves_the_checkpoint() -> None:
+async def test_replay_that_the_close_ends_leaves_the_checkpoint() -> None:
     """What the link of a replay has received beyond the range counts for nothing."""
     going = asyncio.Event()
     going.set()
@@ -517,7 +517,7 @@ async def test_pause_keeps_the_place_and_resume_goes_on_without_reading_again() 
         assert _stored(fleet, "part") == 69
 
 
-async def test_a_stream_that_is_behind_catches_up_over_a_link_of_its_own() -> None:
+async def test_stream_that_is_behind_catches_up_over_a_link_of_its_own() -> None:
     """With a catch-up group: the matches of the past, and then those of the shared link, each once and in order."""
     got = Record()
     async with _fleet() as fleet:
@@ -534,7 +534,7 @@ async def test_a_stream_that_is_behind_catches_up_over_a_link_of_its_own() -> No
         assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
 
 
-async def test_an_idle_stream_that_is_behind_comes_back_to_the_shared_link() -> None:
+async def test_idle_stream_that_is_behind_comes_back_to_the_shared_link() -> None:
     """Nothing of the past matches: its own link ends nevertheless."""
     got = Record()
     async with _fleet() as fleet:
@@ -598,7 +598,7 @@ FAILURES: list[Callable[[], Any]] = [_raising, _raising_oddly, lambda: [5], lamb
 
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("number", [15, 16])
-async def test_a_function_that_fails_is_called_again_until_it_succeeds(failure: Callable[[], Any], number: int) -> None:
+async def test_function_that_fails_is_called_again_until_it_succeeds(failure: Callable[[], Any], number: int) -> None:
     """By the policy "retry": `process_error` is called each time; then the event is delivered, or does not match."""
     got, flaky = Record(), _Flaky(number, 3, failure)
     async with _fleet() as fleet:
@@ -616,7 +616,7 @@ async def test_a_function_that_fails_is_called_again_until_it_succeeds(failure: 
         }
 
 
-async def test_a_failure_of_a_shared_function_is_one_of_each_subscription() -> None:
+async def test_failure_of_a_shared_function_is_one_of_each_subscription() -> None:
     """It may be an event of any of them. A checkpoint never passes it before that is settled."""
     first, second = Record(), Record()
     flaky = _Flaky(15, None, _raising)
@@ -641,7 +641,7 @@ async def test_a_failure_of_a_shared_function_is_one_of_each_subscription() -> N
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_failed_event_is_skipped_or_parked(failure: Callable[[], Any]) -> None:
+async def test_failed_event_is_skipped_or_parked(failure: Callable[[], Any]) -> None:
     """It alone: the events around it are delivered."""
     parked: list[tuple[int, str]] = []
 
@@ -671,7 +671,7 @@ async def test_a_failed_event_is_skipped_or_parked(failure: Callable[[], Any]) -
         assert _stored(fleet, "park") == 29
 
 
-async def test_a_failed_event_stops_the_host_where_that_is_the_policy() -> None:
+async def test_failed_event_stops_the_host_where_that_is_the_policy() -> None:
     """And the next host begins at the last event before it."""
     got = Record()
     async with _fleet() as fleet:
@@ -708,7 +708,7 @@ async def test_events_of_a_failing_batch_are_narrowed_as_others_are() -> None:
         assert _stored(fleet, "part") == 57
 
 
-async def test_a_seek_leaves_an_event_whose_function_fails() -> None:
+async def test_seek_leaves_an_event_whose_function_fails() -> None:
     """It need not wait for the next attempt; a replay of other events goes on beside it."""
     got = Record()
     flaky = _Flaky(15, None, _raising)
@@ -764,7 +764,7 @@ async def test_drain_ends_when_events_come_later_that_do_not_match() -> None:
             assert await draining == ("0",)
 
 
-async def test_a_link_that_is_opened_again_does_not_go_back_for_what_did_not_match() -> None:
+async def test_link_that_is_opened_again_does_not_go_back_for_what_did_not_match() -> None:
     """Another one needs the past: the link begins there, and not at the last event that an idle stream took."""
     calls = list[int]()
 
@@ -785,7 +785,7 @@ async def test_a_link_that_is_opened_again_does_not_go_back_for_what_did_not_mat
         assert calls == [*range(200), *range(150, 200)]
 
 
-async def test_a_loss_that_a_paused_stream_has_before_it_is_reported() -> None:
+async def test_loss_that_a_paused_stream_has_before_it_is_reported() -> None:
     """What is missing before the next match is looked into also where the stream leaves the link in between."""
     got, goes_on = Record(), asyncio.Event()
 

@@ -39,7 +39,7 @@ async def _take(batches: BatchIterator, count: int) -> list[list[int]]:
 # ----------------------------------------------------------------------------------------------------------- a loop
 
 
-async def test_a_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
+async def test_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
     """Nothing but the loop is needed; asking for the next batch acknowledges the one before."""
     async with stocked(35) as fleet:
         host = _host(fleet)
@@ -57,7 +57,7 @@ async def test_a_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
         assert not fleet.told("a", ProcessorFailed)
 
 
-async def test_the_partition_waits_until_the_loop_asks_for_its_next_batch() -> None:
+async def test_partition_waits_until_the_loop_asks_for_its_next_batch() -> None:
     """No second batch, and no checkpoint, while the first one is in hand; `checkpoint` stores, and releases nothing."""
     async with stocked(30) as fleet:
         host = _host(fleet)
@@ -74,7 +74,7 @@ async def test_the_partition_waits_until_the_loop_asks_for_its_next_batch() -> N
         assert await waiting == [list(range(10, 20))]
 
 
-async def test_the_default_policy_applies_to_what_is_acknowledged() -> None:
+async def test_default_policy_applies_to_what_is_acknowledged() -> None:
     """Five seconds after the acknowledgement the checkpoint is written, and not for the batch in hand."""
     async with stocked(20) as fleet:
         batches = _host(fleet, checkpoint_policy=CheckpointPolicy.automatic()).batches()
@@ -86,7 +86,7 @@ async def test_the_default_policy_applies_to_what_is_acknowledged() -> None:
         await batches.aclose()
 
 
-async def test_a_slow_loop_is_reported_from_when_it_has_the_batch() -> None:
+async def test_slow_loop_is_reported_from_when_it_has_the_batch() -> None:
     """`handler_timeout` does not count while a batch waits for a loop."""
     async with stocked(20, partitions=2) as fleet:
         batches = _host(fleet, handler_timeout=60).batches()
@@ -124,7 +124,7 @@ class _Oddity(BaseException):
 
 
 @pytest.mark.parametrize("raised", [ValueError("body"), _Oddity("body"), asyncio.CancelledError()])
-async def test_an_exception_in_the_body_ends_the_loop_only(raised: BaseException) -> None:
+async def test_exception_in_the_body_ends_the_loop_only(raised: BaseException) -> None:
     """It is the program's own: no failure is reported, and the events come again."""
     async with stocked(10) as fleet:
         host = _host(fleet)
@@ -141,7 +141,7 @@ async def test_an_exception_in_the_body_ends_the_loop_only(raised: BaseException
         await again.aclose()
 
 
-async def test_a_cancelled_loop_gives_its_batch_back() -> None:
+async def test_cancelled_loop_gives_its_batch_back() -> None:
     """In its body, and while it waits; the other loop gets the events."""
     async with stocked(10) as fleet:
         host = _host(fleet)
@@ -165,7 +165,7 @@ async def test_a_cancelled_loop_gives_its_batch_back() -> None:
         await again.aclose()
 
 
-async def test_a_loop_cancelled_in_the_turn_of_its_batch_loses_none() -> None:
+async def test_loop_cancelled_in_the_turn_of_its_batch_loses_none() -> None:
     """It is cancelled at any turn of the event loop, the one in which it is woken too: another loop gets the batch."""
     cancelled = []
     for turns in range(60):
@@ -188,7 +188,7 @@ async def test_a_loop_cancelled_in_the_turn_of_its_batch_loses_none() -> None:
     assert not cancelled[-1]
 
 
-async def test_a_failed_task_gives_its_batch_back_though_it_keeps_the_iterator() -> None:
+async def test_failed_task_gives_its_batch_back_though_it_keeps_the_iterator() -> None:
     """Its exception refers to its frame, and so to the iterator, for as long as the task is kept."""
     async with stocked(10) as fleet:
         host = _host(fleet)
@@ -206,7 +206,7 @@ async def test_a_failed_task_gives_its_batch_back_though_it_keeps_the_iterator()
         await again.aclose()
 
 
-async def test_a_second_loop_over_one_object_begins_with_the_batch_that_was_left() -> None:
+async def test_second_loop_over_one_object_begins_with_the_batch_that_was_left() -> None:
     """Entering a loop acknowledges nothing."""
     async with stocked(20) as fleet:
         batches = _host(fleet).batches()
@@ -314,7 +314,7 @@ async def test_closing_elsewhere_waits_for_a_loop_whose_batches_come_by_wait_for
         assert fleet.checkpoint("0") == 9
 
 
-async def test_a_loop_that_fails_gives_its_batch_back_though_another_task_took_it() -> None:
+async def test_loop_that_fails_gives_its_batch_back_though_another_task_took_it() -> None:
     """As any that fails; and a wait that times out takes none."""
     async with stocked(10) as fleet:
         host = _host(fleet)
@@ -335,7 +335,7 @@ async def test_a_loop_that_fails_gives_its_batch_back_though_another_task_took_i
 
 
 @pytest.mark.parametrize("is_handed_on", [True, False])
-async def test_the_task_that_asked_has_the_batch(is_handed_on: bool) -> None:
+async def test_task_that_asked_has_the_batch(is_handed_on: bool) -> None:
     """Cancelled, it gives the batch back, though another task processes it; one that only waited for it does not."""
     async with stocked(20) as fleet:
         host = _host(fleet)
@@ -394,7 +394,7 @@ async def test_closing_from_the_body_gives_the_batch_back() -> None:
         assert fleet.checkpoint("0") is None
 
 
-async def test_a_body_that_never_ends_is_given_up_at_the_close_timeout() -> None:
+async def test_body_that_never_ends_is_given_up_at_the_close_timeout() -> None:
     """Then the host closes without it; asking for the next batch ends the loop, and acknowledges nothing."""
     async with stocked(10) as fleet:
         host = _host(fleet, close_timeout=20)
@@ -410,7 +410,7 @@ async def test_a_body_that_never_ends_is_given_up_at_the_close_timeout() -> None
         assert fleet.checkpoint("0") is None
 
 
-async def test_the_error_of_the_host_is_raised_to_every_loop(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_of_the_host_is_raised_to_every_loop(caplog: pytest.LogCaptureFixture) -> None:
     """Those that wait, and those that ask later. If none does, it is logged."""
     async with stocked() as fleet:
         host = _host(fleet)
@@ -422,7 +422,7 @@ async def test_the_error_of_the_host_is_raised_to_every_loop(caplog: pytest.LogC
         assert not caplog.records or all("failed: Auth" not in each.message for each in caplog.records)
 
 
-async def test_a_moved_partition_refuses_the_checkpoint_of_its_batch() -> None:
+async def test_moved_partition_refuses_the_checkpoint_of_its_batch() -> None:
     """As in a handler; the next owner has the events, and the loop goes on."""
     async with stocked(20) as fleet:
         host = _host(fleet)

@@ -64,7 +64,7 @@ def _reading(read: list[str]) -> Any:
 
 
 @seeds(4, of=10)
-async def test_a_reader_decodes_old_and_new_events(seed: int) -> None:
+async def test_reader_decodes_old_and_new_events(seed: int) -> None:
     """A random mixture; what cannot be decoded raises where it is read, and the rest is read nevertheless."""
     rng = random.Random(seed)
     kinds = rng.choices([PLAIN, PACKED, BROKEN], k=40)

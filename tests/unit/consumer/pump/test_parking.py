@@ -134,7 +134,7 @@ async def test_process_events_raising_a_base_exception_is_a_failure(raises: Base
         assert fleet.checkpoint("0") == 4
 
 
-async def test_an_event_that_hangs_is_skipped_after_its_time() -> None:
+async def test_event_that_hangs_is_skipped_after_its_time() -> None:
     """With `on_handler_timeout="cancel"` the time-out is a failure as any other."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
@@ -176,7 +176,7 @@ async def test_what_is_in_the_hands_of_a_narrowed_handler_is_one_event() -> None
         assert fleet.told("a", EventSkipped) == []
 
 
-async def test_a_message_that_cannot_be_decoded_is_skipped() -> None:
+async def test_message_that_cannot_be_decoded_is_skipped() -> None:
     """Though it has no number: the checkpoint of a later event covers it."""
     async with stocked(3) as fleet:
         fleet.hub.partition("0").raw[1] = b"\x00\x53\x75\xa1\x01x"
@@ -193,7 +193,7 @@ async def test_a_message_that_cannot_be_decoded_is_skipped() -> None:
         assert fleet.checkpoint("0") == 2
 
 
-async def test_a_call_without_events_that_fails_is_not_repeated_at_once() -> None:
+async def test_call_without_events_that_fails_is_not_repeated_at_once() -> None:
     """There is nothing to skip or to park; the next call is due after `max_wait_time`."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
@@ -207,7 +207,7 @@ async def test_a_call_without_events_that_fails_is_not_repeated_at_once() -> Non
         assert [*fleet.told("a", EventParked), *fleet.told("a", EventSkipped)] == []
 
 
-async def test_an_open_that_fails_passes_over_nothing() -> None:
+async def test_open_that_fails_passes_over_nothing() -> None:
     """It is tried again, as with "retry"."""
     failing = [1, 1]
 
@@ -252,7 +252,7 @@ async def _steal(fleet: Fleet) -> None:
 # -------------------------------------------------------------------------------------------------------------- park
 
 
-async def test_an_event_is_parked_in_another_hub() -> None:
+async def test_event_is_parked_in_another_hub() -> None:
     """As it was, with where it came from and why; the rest of its batch is processed."""
     other = _Other()
     async with stocked(5) as fleet:
@@ -280,7 +280,7 @@ async def test_an_event_is_parked_in_another_hub() -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "producer", "buffered"])
-async def test_an_event_is_parked_where_the_program_says(kind: str) -> None:
+async def test_event_is_parked_where_the_program_says(kind: str) -> None:
     """By a function of its own, a producer of its own, or one that returns a receipt first."""
     seen: list[tuple[str, int, str]] = []
 
@@ -342,7 +342,7 @@ async def test_nothing_passes_an_event_that_cannot_be_parked() -> None:
 
 
 @pytest.mark.parametrize("misbehaves", ["raises", "odd", "cancels", "hangs", "not async"])
-async def test_a_function_that_misbehaves_is_called_again(misbehaves: str) -> None:
+async def test_function_that_misbehaves_is_called_again(misbehaves: str) -> None:
     """Whatever it does, the event is parked only once it has returned."""
     calls: list[int] = []
 
@@ -384,7 +384,7 @@ async def test_a_function_that_misbehaves_is_called_again(misbehaves: str) -> No
         assert fleet.checkpoint("0") == 4
 
 
-async def test_a_host_that_closes_while_it_cannot_park_closes_at_once() -> None:
+async def test_host_that_closes_while_it_cannot_park_closes_at_once() -> None:
     """The event stays before the checkpoint, and the next host parks it."""
     other = _Other()
     other.hub.refuse(ConnectionLostError("gone"), operation="send", times=float("inf"))
@@ -406,7 +406,7 @@ async def test_a_host_that_closes_while_it_cannot_park_closes_at_once() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_a_lease_that_is_lost_while_parking_moves_no_checkpoint() -> None:
+async def test_lease_that_is_lost_while_parking_moves_no_checkpoint() -> None:
     """The function has its grace and is cancelled; the next owner parks the event, maybe for the second time."""
     calls: list[str] = []
 
@@ -434,7 +434,7 @@ async def test_a_lease_that_is_lost_while_parking_moves_no_checkpoint() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_an_event_parked_right_before_a_crash_is_parked_again() -> None:
+async def test_event_parked_right_before_a_crash_is_parked_again() -> None:
     """With the same hub, partition and number, by which a reader knows it."""
     other = _Other()
     options: dict[str, Any] = {"failure_policy": Park("parked"), "open_sender": other.open_sender}
@@ -460,7 +460,7 @@ async def test_an_event_parked_right_before_a_crash_is_parked_again() -> None:
         assert fleet.checkpoint("0") == 4
 
 
-async def test_a_pause_amid_a_narrowed_batch_repeats_no_event_of_it() -> None:
+async def test_pause_amid_a_narrowed_batch_repeats_no_event_of_it() -> None:
     """What was processed, skipped or parked of it before the pause is not delivered, or parked, again."""
     parked, failing = list[int](), [True]
 
@@ -587,7 +587,7 @@ async def test_stop_partition_of_one_subscription_leaves_the_others_theirs() -> 
         assert len(failing.numbers("0")) > 2
 
 
-async def test_an_open_that_fails_for_good_leaves_the_partition() -> None:
+async def test_open_that_fails_for_good_leaves_the_partition() -> None:
     """Where the policy after the last retry would pass over events, of which there are none."""
 
     async def fail(context: PartitionContext) -> None:
@@ -636,7 +636,7 @@ def test_what_nothing_can_be_parked_to_is_refused(to: Any) -> None:
         Park(to)
 
 
-def test_an_idempotent_producer_cannot_park() -> None:
+def test_idempotent_producer_cannot_park() -> None:
     """It sends to partitions only, and a parked event keeps its key."""
     transport = FakeTransport(FakeHub("parked"))
     with pytest.raises(ConfigurationError, match="idempotent"):

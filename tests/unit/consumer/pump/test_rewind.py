@@ -48,7 +48,7 @@ def _stored(fleet: Fleet, partition_id: str, name: str = "default") -> Checkpoin
 
 
 @pytest.mark.parametrize("name", ["default", "alerts"])
-async def test_a_seek_back_delivers_everything_from_there_again(name: str) -> None:
+async def test_seek_back_delivers_everything_from_there_again(name: str) -> None:
     """From the position on, once; the others on the link get neither a gap nor a repeat."""
     records = {"default": Record(), "alerts": Record()}
     async with stocked(partitions=2) as fleet:
@@ -70,7 +70,7 @@ async def test_a_seek_back_delivers_everything_from_there_again(name: str) -> No
         assert {each.subscription for each in fleet.told("a", PositionSought)} == {name}
 
 
-async def test_a_seek_is_stored_before_anything_after_it_is_delivered() -> None:
+async def test_seek_is_stored_before_anything_after_it_is_delivered() -> None:
     """The first delivery from the new position finds it in the store; so every later owner begins there."""
     seen: list[Checkpoint | None] = []
 
@@ -97,7 +97,7 @@ async def test_a_seek_is_stored_before_anything_after_it_is_delivered() -> None:
         assert fleet.record.numbers("0", "b") == list(range(10, 100))
 
 
-async def test_a_seek_forward_leaves_out_what_lies_between() -> None:
+async def test_seek_forward_leaves_out_what_lies_between() -> None:
     """What is skipped is not delivered, and a link that others share is not opened again for it."""
     other = Record()
     gate = asyncio.Event()
@@ -249,7 +249,7 @@ async def test_only_the_partitions_owned_are_sought() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "retry", "skip"])
-async def test_a_processor_seeks_after_its_batch(policy: str | None) -> None:
+async def test_processor_seeks_after_its_batch(policy: str | None) -> None:
     """Of several positions the last counts; if the batch raises, it is not tried again for that."""
     sought = False
     stored: list[int | None] = []
@@ -275,7 +275,7 @@ async def test_a_processor_seeks_after_its_batch(policy: str | None) -> None:
         assert len(fleet.record.errors) == (policy is not None)
 
 
-async def test_a_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_attempt() -> None:
+async def test_seek_away_from_a_batch_that_fails_does_not_wait_for_its_next_attempt() -> None:
     """It takes effect during the back-off."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
@@ -465,7 +465,7 @@ async def test_seek_to_a_missing_position_calls_process_error() -> None:
         assert isinstance(error, ConfigurationError)
 
 
-async def test_a_processor_that_is_given_up_cannot_seek() -> None:
+async def test_processor_that_is_given_up_cannot_seek() -> None:
     """After the ownership has ended a seek is refused, because it would be forgotten."""
     contexts: list[PartitionContext] = []
 
@@ -484,7 +484,7 @@ async def test_a_processor_that_is_given_up_cannot_seek() -> None:
 # -------------------------------------------------------------------------------------------- what came before it
 
 
-async def test_a_checkpoint_of_what_came_before_does_not_undo_a_seek() -> None:
+async def test_checkpoint_of_what_came_before_does_not_undo_a_seek() -> None:
     """By the event or by the batch of before, at any time after the seek; also where another cursor keeps the event."""
     kept: list[ReceivedEvent] = []
     contexts: list[PartitionContext] = []
@@ -560,7 +560,7 @@ async def test_writes_under_way_do_not_undo_a_seek() -> None:
 # ------------------------------------------------------------------------------------------------------- moves, kills
 
 
-async def test_a_move_in_the_middle_of_a_seek() -> None:
+async def test_move_in_the_middle_of_a_seek() -> None:
     """It is stored or not: what was not stored is not returned, and the next owner begins at the checkpoint."""
     async with stocked() as fleet:
         fleet.hub.publish("0", count=100)
@@ -578,7 +578,7 @@ async def test_a_move_in_the_middle_of_a_seek() -> None:
         assert fleet.record.numbers("0", "b") == list(range(100, 110))
 
 
-async def test_a_move_in_the_middle_of_a_replay() -> None:
+async def test_move_in_the_middle_of_a_replay() -> None:
     """The replay is forgotten; the next owner goes on after the checkpoint."""
     gate = asyncio.Event()
 
@@ -610,7 +610,7 @@ async def test_a_move_in_the_middle_of_a_replay() -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "alerts"])
-async def test_a_replay_delivers_exactly_the_range(name: str) -> None:
+async def test_replay_delivers_exactly_the_range(name: str) -> None:
     """The range once, then on from where it was; the checkpoint is not touched; the others notice nothing."""
     records = {"default": Record(), "alerts": Record()}
     stored: set[int | None] = set()
@@ -686,7 +686,7 @@ async def test_replay_ahead_of_the_position_moves_no_checkpoint(kind: str) -> No
         assert set(range(100)) == set(seen)
 
 
-async def test_the_checkpoint_stays_though_it_lies_before_the_range() -> None:
+async def test_checkpoint_stays_though_it_lies_before_the_range() -> None:
     """Events of a replay are processed again without a checkpoint; those delivered before it can still be stored."""
     kept: list[ReceivedEvent] = []
     contexts: list[PartitionContext] = []
@@ -739,7 +739,7 @@ async def test_both_ends_of_a_range(begin: Any, end: Any, numbers: range) -> Non
         assert fleet.record.numbers("0")[100:] == list(numbers)
 
 
-async def test_a_range_that_is_dropped_while_it_is_replayed() -> None:
+async def test_range_that_is_dropped_while_it_is_replayed() -> None:
     """What the hub has dropped is reported, and the replay ends."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
@@ -763,7 +763,7 @@ async def test_a_range_that_is_dropped_while_it_is_replayed() -> None:
         assert await host.replay("default", from_=60, to="latest") == ()
 
 
-async def test_a_seek_ends_a_replay() -> None:
+async def test_seek_ends_a_replay() -> None:
     """Asked for during it, by the host or by the processor; the replay is not taken up again."""
 
     async def handle(context: PartitionContext, events: Events) -> None:
@@ -817,7 +817,7 @@ async def test_with_a_link_of_its_own_the_others_do_not_wait(replays: bool) -> N
 # ---------------------------------------------------------------------------------------------------- pause and drain
 
 
-async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> None:
+async def test_paused_subscription_keeps_its_place_and_holds_no_one_back() -> None:
     """Nothing is delivered to it, the lease stays, the others go on; resumed, it gets everything once and in order."""
     other = Record()
     async with stocked() as fleet:
@@ -846,7 +846,7 @@ async def test_a_paused_subscription_keeps_its_place_and_holds_no_one_back() -> 
         assert changes == {"alerts": [paused, shared], "default": [paused, LinkState.WAITING, shared]}
 
 
-async def test_a_pause_holds_back_the_rest_of_a_batch_delivered_one_by_one() -> None:
+async def test_pause_holds_back_the_rest_of_a_batch_delivered_one_by_one() -> None:
     """The event in hand ends; those after it are delivered after the resume, once and in order."""
     singles: list[int] = []
 
@@ -870,7 +870,7 @@ async def test_a_pause_holds_back_the_rest_of_a_batch_delivered_one_by_one() -> 
         assert singles == list(range(5))
 
 
-async def test_a_paused_subscription_can_be_sought_and_then_resumed() -> None:
+async def test_paused_subscription_can_be_sought_and_then_resumed() -> None:
     """The seek is stored at once; a replay and a drain wait for the resume; a batch that failed comes again."""
     fails = True
 
@@ -1134,7 +1134,7 @@ async def test_seek_and_replay_at_random_deliver_each_range_once(seed: int, with
 # ---------------------------------------------------------------------------------------------------------- requests
 
 
-async def test_a_closed_pump_refuses_what_it_is_asked() -> None:
+async def test_closed_pump_refuses_what_it_is_asked() -> None:
     """What comes too late is answered with no, so that no caller waits indefinitely."""
     requests = Requests()
     requests.close()

@@ -111,7 +111,7 @@ async def _brief(event: ReceivedEvent) -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_a_range_is_processed_to_its_end_with_keys_at_the_same_time() -> None:
+async def test_range_is_processed_to_its_end_with_keys_at_the_same_time() -> None:
     """Each key in order, several at a time; `run` returns when all is processed, and the processor is closed."""
     rng = random.Random(1)
 
@@ -157,7 +157,7 @@ async def test_position_is_the_watermark_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("poison"), _Oddity("odd"), asyncio.CancelledError("own")])
-async def test_an_error_of_the_handler_ends_it_and_nothing_is_lost(error: BaseException) -> None:
+async def test_error_of_the_handler_ends_it_and_nothing_is_lost(error: BaseException) -> None:
     """Running calls end, none begins; the next `run` goes on with what is not processed, each once and in order."""
     fails = [error]
 
@@ -272,7 +272,7 @@ async def test_what_cannot_be_decoded_is_not_retried(is_by_key: bool) -> None:
     assert left.sequence_number == 0
 
 
-async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
+async def test_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
     """The handler is not called with it, nor with what follows, which may be of the same key; those before end."""
     fails = [7]
 
@@ -293,7 +293,7 @@ async def test_a_key_that_cannot_be_had_is_a_failure_of_its_event() -> None:
         assert sorted(book.ok) == list(range(20))
 
 
-async def test_a_key_that_is_found_by_a_retry_keeps_the_order() -> None:
+async def test_key_that_is_found_by_a_retry_keeps_the_order() -> None:
     """Its event comes behind those before it, and before those after it; what the handler raises counts from zero."""
     fails = [17]
 
@@ -341,7 +341,7 @@ async def test_cancellation_cancels_what_runs_and_waits_for_it(is_deaf: bool) ->
         assert sorted(book.ok) == list(range(50))
 
 
-async def test_a_second_cancellation_leaves_a_deaf_handler_to_itself() -> None:
+async def test_second_cancellation_leaves_a_deaf_handler_to_itself() -> None:
     """Its event is not processed as far as is known: the next `run` gets it."""
     is_deaf = asyncio.Event()
 
@@ -367,7 +367,7 @@ async def test_a_second_cancellation_leaves_a_deaf_handler_to_itself() -> None:
         assert _number_at(hub, reader) == 20
 
 
-async def test_a_link_that_fails_for_good_ends_it_when_the_rest_is_processed() -> None:
+async def test_link_that_fails_for_good_ends_it_when_the_rest_is_processed() -> None:
     """What came before is processed first; then the error is raised."""
     hub, book = _hub(50), _Book(_brief, concurrency=2)
     async with _reader(hub, link_retry=RetryOptions(max_retries=0)) as reader:
@@ -451,7 +451,7 @@ async def test_what_two_failed_runs_have_left_comes_in_order() -> None:
         assert [number for number in ok if number % KEYS == key] == list(range(key, 100, KEYS))
 
 
-async def test_a_source_is_processed_to_its_end() -> None:
+async def test_source_is_processed_to_its_end() -> None:
     """As a hub, with the number and the place of each event."""
     source = MemorySource()
     source.append("0", *(str(number) for number in range(100)))
@@ -464,7 +464,7 @@ async def test_a_source_is_processed_to_its_end() -> None:
         assert reader.is_at_end
 
 
-async def test_the_context_is_of_the_partition_and_refuses_what_a_reader_has_not() -> None:
+async def test_context_is_of_the_partition_and_refuses_what_a_reader_has_not() -> None:
     """Names and lag are right; checkpoints and seeks raise, with what to do."""
     hub, book = _hub(10), _Book(_brief)
     async with _reader(hub, end="@latest", receiver_name="me", track_last_enqueued=True) as reader:

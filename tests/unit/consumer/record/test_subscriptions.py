@@ -112,7 +112,7 @@ async def test_what_was_published_after_subscribe_survives_kills_before_any_chec
             _kill(fleet, name, dead)
 
 
-async def test_a_checkpoint_of_a_subscription_is_gone_on_from() -> None:
+async def test_checkpoint_of_a_subscription_is_gone_on_from() -> None:
     """Another host goes on after the checkpoint of each subscription, whatever the others have."""
     first, second = Record(), Record()
     async with stocked() as fleet:
@@ -200,7 +200,7 @@ async def test_starts_of_every_kind_are_found(clock: Any) -> None:
                 assert record.numbers(partition_id) == list(range(first, 210)), (name, partition_id)
 
 
-async def test_a_time_beside_a_partition_that_is_being_read() -> None:
+async def test_time_beside_a_partition_that_is_being_read() -> None:
     """A start whose number is not known is found out while the shared link is closed; no event is missed."""
     got = Record()
     async with stocked() as fleet:
@@ -251,7 +251,7 @@ async def test_closing_does_not_wait_for_a_number_that_is_being_found_out() -> N
         assert asyncio.get_running_loop().time() - began < 1
 
 
-async def test_a_partition_added_later_is_read_from_its_beginning() -> None:
+async def test_partition_added_later_is_read_from_its_beginning() -> None:
     """Partitions that the hub gets after the subscription was made begin at their beginning."""
     got = Record()
     async with stocked() as fleet:
@@ -267,7 +267,7 @@ async def test_a_partition_added_later_is_read_from_its_beginning() -> None:
 
 
 @pytest.mark.parametrize("start", ["earliest", "-1", 5, timedelta(hours=-1), {"0": "earliest"}], ids=str)
-async def test_the_past_must_be_asked_for(start: Any) -> None:
+async def test_past_must_be_asked_for(start: Any) -> None:
     """A start before the end raises by the arguments alone, unless they say how to come by the past."""
     async with stocked() as fleet:
         host = fleet.host("a")
@@ -324,7 +324,7 @@ async def test_subscribe_is_adopted_by_other_hosts() -> None:
         assert fleet.told("a", SubscriptionWithoutProcessor) == []
 
 
-async def test_a_host_without_processors_takes_no_lease() -> None:
+async def test_host_without_processors_takes_no_lease() -> None:
     """A host takes leases only while it has a processor for an active subscription, and gives them up after."""
     async with stocked() as fleet:
         host = await fleet.start("a", NO_PROCESSOR)
@@ -397,7 +397,7 @@ async def test_subscribe_after_unsubscribe_has_other_checkpoints() -> None:
 # -------------------------------------------------------------------------------------------------------------- pace
 
 
-async def test_a_slow_one_holds_the_others_back_only_by_the_cache() -> None:
+async def test_slow_one_holds_the_others_back_only_by_the_cache() -> None:
     """While the cache has room the fast one goes on; then it waits. Bounds are kept, and both get everything."""
     slow = Record()
     held: list[int] = []
@@ -458,7 +458,7 @@ async def test_catch_up_group_keeps_other_subscriptions_from_waiting(clock: Any)
         assert {each.link_state for each in host.partitions} == {LinkState.SHARED}
 
 
-async def test_a_slow_one_is_suspended_and_resumed() -> None:
+async def test_slow_one_is_suspended_and_resumed() -> None:
     """With on_slow="suspend" the others go on without it, and it continues at its checkpoint when asked to."""
     slow = Record()
     sleep = [1e6]
@@ -509,7 +509,7 @@ async def test_resume_soon_after_a_suspension_delivers_at_once(after: float) -> 
         assert took < 1 + max(0, 3 - after)
 
 
-async def test_a_subscription_that_fails_ends_alone(clock: Any) -> None:
+async def test_subscription_that_fails_ends_alone(clock: Any) -> None:
     """One whose events are lost, and that is to fail over it, is left and tried again; the others go on."""
     got = Record()
     async with stocked() as fleet:
@@ -557,7 +557,7 @@ async def test_options_are_of_the_subscription() -> None:
 
 
 @pytest.mark.parametrize("action", ["earliest", "latest", None])
-async def test_a_hub_that_is_recreated(action: Any) -> None:
+async def test_hub_that_is_recreated(action: Any) -> None:
     """The record is replaced as a whole, as `on_data_loss` says; by default the subscription fails, and only it."""
     got = Record()
     async with stocked(partitions=2) as fleet:
