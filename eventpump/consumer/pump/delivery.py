@@ -76,10 +76,10 @@ class Delivery:
                 await self._ownership.ending.wait()
                 return
             if requests.is_due:
-                partition = await self._rewinding.carry_out(partition, dispatch)
+                partition = await self._rewinding.carry_out(dispatch)
                 continue
             if feed.selection is not None and not await self._passes_missing(partition, dispatch):
-                partition = await self._restart(partition, dispatch)
+                partition = await self._restart(dispatch)
                 continue
             # Where nothing has come since a batch was processed, a wait follows. It ends at once if the feed has ended.
             is_waiting, has_settled = has_settled, False
@@ -94,10 +94,10 @@ class Delivery:
                         # All before it is processed, or need not be.
                         requests.processed(events[0].sequence_number)
                 if not follows and not await self._may_pass_gap(partition, dispatch, events):
-                    partition = await self._restart(partition, dispatch)
+                    partition = await self._restart(dispatch)
                     continue
                 while events := await dispatch.deliver(partition, events):
-                    before, partition = partition, await self._rewinding.carry_out(partition, dispatch)
+                    before, partition = partition, await self._rewinding.carry_out(dispatch)
                     if partition is not before:
                         break
                 has_settled = feed.processed()
@@ -105,21 +105,14 @@ class Delivery:
                     # A handler that never suspends must not block the event loop.
                     await asyncio.sleep(0)
             elif not is_waiting and feed.error is not None:
-                if not await self._reading.can_restart(partition, feed.error):
-                    await self._failing.end_with(
-                        feed.error if self._reading.was_attached else partition.explained(feed.error)
-                    )
+                if not await self._reading.may_restart(feed.error):
                     return
-                partition = await self._restart(partition, dispatch)
+                partition = await self._restart(dispatch)
             elif (
                 not await (feed.wait(settings.max_wait_time) if feed.selection is None else self._news_of(partition))
                 and self._ownership.may_deliver()
             ):
-                self._reading.waited(feed)
-                if requests.drains:
-                    await self._drain_past_lost(partition, dispatch)
-                if settings.call_when_idle:
-                    await dispatch.deliver(partition, ())
+                await self._idle(partition, dispatch)
 
     def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
         processor = partition.processor
@@ -159,6 +152,19 @@ class Delivery:
             self._requests.processed(partition.next_number(drains[-1].facts))
         return feed.wait(self._settings.max_wait_time)
 
+    async def _idle(self, partition: OpenPartition, dispatch: Dispatch) -> None:
+        """Do what is due after a wait in which no event has come."""
+        self._reading.waited()
+        if self._requests.drains:
+            # The hub may have dropped the events that are waited for: nothing follows that would show it.
+            facts = await self._reading.facts()
+            # Where reading goes on may lie beyond that: after a loss it may have been the end.
+            kept = max(retained_from(facts), partition.next_number(facts))
+            if not partition.feed.available and not dispatch.in_hand:
+                self._requests.processed(kept)
+        if self._settings.call_when_idle:
+            await dispatch.deliver(partition, ())
+
     def stop(self) -> None:
         """Begin no further call of the processor: the pump ends."""
         if self._dispatch is not None:
@@ -177,11 +183,11 @@ class Delivery:
             except asyncio.CancelledError:
                 await self._runner.take_cancellation_back()
 
-    async def _restart(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
+    async def _restart(self, dispatch: Dispatch) -> OpenPartition:
         """Find the start position again, once everything that was received is processed, and read from there."""
         await dispatch.settle(heeds_requests=False)
         await dispatch.drop()
-        return await self._reading.restart(partition)
+        return await self._reading.restart()
 
     async def _may_pass_gap(
         self, partition: OpenPartition, dispatch: Dispatch, events: tuple[ReceivedEvent, ...]
@@ -207,11 +213,3 @@ class Delivery:
             await self._failing.end_with(loss_error(self._settings.hub, self._ownership.partition_id, loss))
             return False
         return True
-
-    async def _drain_past_lost(self, partition: OpenPartition, dispatch: Dispatch) -> None:
-        """End the waits for events that the hub has dropped: nothing follows that would show it."""
-        facts = await self._reading.facts()
-        # Where reading goes on may lie beyond that: after a loss it may have been the end.
-        kept = max(retained_from(facts), partition.next_number(facts))
-        if not partition.feed.available and not dispatch.in_hand:
-            self._requests.processed(kept)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import resolve
@@ -167,7 +168,7 @@ class PartitionReading:
             feed,
             tracker,
             writer,
-            self.continuity_from(beginning),
+            self._continuity_from(beginning),
             beginning,
             origin,
             self._ownership.life,
@@ -176,16 +177,16 @@ class PartitionReading:
         self._on_link_changed()
         return self.partition
 
-    async def restart(self, partition: OpenPartition, seek: Seek | None = None) -> OpenPartition:
+    async def restart(self, seek: Seek | None = None) -> OpenPartition:
         """Find the start position again, and read from there.
 
         Args:
-            partition: What was being read.
             seek: The checkpoint to store before; None if what was being read does not exist any more.
 
         Raises:
             PumpEndedError: The pump ends.
         """
+        partition = self._present
         self._ownership.check_ending()
         if seek is None:
             partition.note_passed()
@@ -211,8 +212,19 @@ class PartitionReading:
                 self._sought_back = self._shared.feeds_made, shares_from
         return await self.start(partition.processor, shares_from=shares_from)
 
-    async def can_restart(self, partition: OpenPartition, error: Exception) -> bool:
-        """Return whether the start position is to be found again after the feed ended with an error."""
+    async def may_restart(self, error: Exception) -> bool:
+        """Return whether the start position is to be found again after the feed ended with an error; else end the pump.
+
+        Args:
+            error: The error of the feed.
+        """
+        partition = self._present
+        if await self._can_restart(partition, error):
+            return True
+        await self._failing.end_with(error if self.was_attached else partition.explained(error))
+        return False
+
+    async def _can_restart(self, partition: OpenPartition, error: Exception) -> bool:
         if isinstance(error, HubRecreatedError):
             return True
         start = partition.recorded_start
@@ -224,7 +236,47 @@ class PartitionReading:
             self._ownership.report(StoreFailed, "write scope record", another)
             return False
 
-    async def leave(self, partition: OpenPartition) -> Beginning:
+    @asynccontextmanager
+    async def left(self) -> AsyncIterator[None]:
+        """Read nothing in the block, and go on after it, unless it fails or the pump ends."""
+        partition = self._present
+        place = await self._leave(partition)
+        yield
+        self._rejoin(partition, place)
+
+    @asynccontextmanager
+    async def detour(self, after: Checkpoint, through: int) -> AsyncIterator[ContinuityCheck]:
+        """Read a range in the block, for which no checkpoint is stored; go on as before after it, unless it fails.
+
+        Args:
+            after: The checkpoint before the first event of the range.
+            through: The sequence number of the last one.
+
+        Returns:
+            The check that no event of the range is missing.
+        """
+        partition = self._present
+        place = await self._leave(partition)
+        first, hub = after.sequence_number + 1, place.hub_created_at
+        beginning = Beginning(EventPosition.at_offset(after.offset), None, first, hub)
+        partition.replayed.begin(self._shared.feeds_made)
+        partition.is_replaying = True
+        try:
+            self._rejoin(partition, beginning)
+            yield self._continuity_from(beginning)
+        finally:
+            partition.replayed.end(through + 1 if place.expected is None else place.expected)
+        if self._ownership.goes_on():
+            await partition.feed.aclose()
+            self._rejoin(partition, place)
+            partition.is_replaying = False
+
+    @property
+    def _present(self) -> OpenPartition:
+        assert self.partition is not None
+        return self.partition
+
+    async def _leave(self, partition: OpenPartition) -> Beginning:
         """Read no more for now. Return where to go on."""
         feed, beginning = partition.feed, partition.beginning
         partition.note_passed()
@@ -233,7 +285,7 @@ class PartitionReading:
         await feed.aclose()
         return Beginning(feed.position, beginning.checkpoint, feed.number, beginning.hub_created_at)
 
-    def rejoin(self, partition: OpenPartition, place: Beginning) -> None:
+    def _rejoin(self, partition: OpenPartition, place: Beginning) -> None:
         """Read on from a place, unless the pump ends."""
         shares_from: int | None = None
         if partition.replayed.is_running:
@@ -245,7 +297,7 @@ class PartitionReading:
             partition.feed = self._join(place, shares_from=shares_from)
             self._on_link_changed()
 
-    def continuity_from(self, beginning: Beginning) -> ContinuityCheck:
+    def _continuity_from(self, beginning: Beginning) -> ContinuityCheck:
         """Return a check that no event is missing after a beginning."""
         return ContinuityCheck(
             beginning,
@@ -301,8 +353,9 @@ class PartitionReading:
         """Store the partition's end as its checkpoint, after a loss, and report the loss."""
         await self._starts.skip_to_end(loss)
 
-    def waited(self, feed: MemberFeed) -> None:
-        """Check a link, if it is time to, after a wait for events that ended without any."""
+    def waited(self) -> None:
+        """Check the link, if it is time to, after a wait for events that ended without any."""
+        feed = self._present.feed
         if feed.feed is not None:
             self._silence.waited(feed.feed, self._partition_id, self._link_silent)
 
@@ -310,11 +363,6 @@ class PartitionReading:
         """End a wait for events."""
         if self.partition is not None:
             self.partition.feed.wake()
-
-    @property
-    def links_made(self) -> int:
-        """How many links the partition has had: the number of the next one."""
-        return self._shared.feeds_made
 
     def checkpoint(self, event: ReceivedEvent | None, *, is_in_batch: bool) -> asyncio.Future[None] | None:
         """Request a checkpoint; see `OpenPartition.checkpoint`. While nothing is being read there is none to store."""

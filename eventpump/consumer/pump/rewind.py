@@ -14,7 +14,7 @@ from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Replay, Requests, Seek
 from eventpump.consumer.record.continuity import ContinuityCheck
-from eventpump.consumer.record.starts import Beginning, HubRecreatedError
+from eventpump.consumer.record.starts import HubRecreatedError
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition
@@ -40,11 +40,10 @@ class Rewinding:
         self._reading = reading
         self._failing = failing
 
-    async def carry_out(self, partition: OpenPartition, dispatch: Dispatch) -> OpenPartition:
+    async def carry_out(self, dispatch: Dispatch) -> OpenPartition:
         """Carry out pending requests, and wait while the pump is paused.
 
         Args:
-            partition: What is being read.
             dispatch: Calls the processor.
 
         Returns:
@@ -54,88 +53,80 @@ class Rewinding:
         while self._ownership.goes_on():
             match requests.take():
                 case Seek() as seek:
-                    partition = await self._seek(partition, seek, dispatch)
+                    await self._seek(seek, dispatch)
                 case Replay() as replay:
-                    await self._replay(partition, replay, dispatch)
+                    await self._replay(replay, dispatch)
                 case None if requests.is_paused:
-                    await self._stay_paused(partition)
+                    await self._stay_paused()
                 case None:
                     break
+        partition = self._partition
         if requests.drains:
             requests.processed(partition.next_number(requests.drains[-1].facts))
         return partition
 
-    async def _seek(self, partition: OpenPartition, seek: Seek, dispatch: Dispatch) -> OpenPartition:
-        """Store where to go on, and go on there. Return what is being read then."""
+    @property
+    def _partition(self) -> OpenPartition:
+        """What is being read."""
+        assert self._reading.partition is not None
+        return self._reading.partition
+
+    async def _seek(self, seek: Seek, dispatch: Dispatch) -> None:
+        """Store where to go on, and go on there."""
         dispatch.hold(is_held=True)
         try:
-            return await self._seek_while_held(partition, seek, dispatch)
+            await self._seek_while_held(seek, dispatch)
         finally:
             dispatch.hold(is_held=False)
 
-    async def _seek_while_held(self, partition: OpenPartition, seek: Seek, dispatch: Dispatch) -> OpenPartition:
+    async def _seek_while_held(self, seek: Seek, dispatch: Dispatch) -> None:
         place = seek.place
         try:
             if isinstance(place, EventPosition):
                 place = await self._ownership.unless_ending(self._reading.place_of(place))
         except OwnershipLostError:
-            return partition
+            return
         except EventPumpError as error:
             self._ownership.report(ServiceFailed, f"seeking {seek.place}", error)
             await self._failing.call_process_error(error)
-            return partition
+            return
         # The failures of a batch that is left are not those of another one.
         self._failing.failures.settled()
         await dispatch.drop()
         try:
-            return await self._reading.restart(partition, Seek(place, seek.done))
+            await self._reading.restart(Seek(place, seek.done))
         finally:
             # It is stored by now, or never will be.
             if seek.done is not None:
                 resolve(seek.done, False)
 
-    async def _stay_paused(self, partition: OpenPartition) -> None:
+    async def _stay_paused(self) -> None:
         """Wait until the pump is to deliver again, or to seek. The link, and the cache, are left to the others."""
         requests = self._requests
-        place = await self._reading.leave(partition)
-        while requests.is_paused and not requests.has_seek() and self._ownership.goes_on():
-            requests.news.clear()
-            await requests.news.wait()
-        self._reading.rejoin(partition, place)
+        async with self._reading.left():
+            while requests.is_paused and not requests.has_seek() and self._ownership.goes_on():
+                requests.news.clear()
+                await requests.news.wait()
 
-    async def _replay(self, partition: OpenPartition, replay: Replay, dispatch: Dispatch) -> None:
+    async def _replay(self, replay: Replay, dispatch: Dispatch) -> None:
         """Deliver a range, and go on as before."""
-        first, through, is_done = replay.after.sequence_number + 1, replay.through, False
+        is_done = False
         try:
-            if not await self._settled(partition, dispatch):
+            if not await self._settled(dispatch):
                 return
-            place = await self._reading.leave(partition)
-            hub = place.hub_created_at
-            beginning = Beginning(EventPosition.at_offset(replay.after.offset), None, first, hub)
-            partition.replayed.begin(self._reading.links_made)
-            partition.is_replaying = True
-            try:
-                self._reading.rejoin(partition, beginning)
-                continuity = self._reading.continuity_from(beginning)
-                is_done = await self._deliver_range(partition, continuity, through, dispatch)
+            async with self._reading.detour(replay.after, replay.through) as continuity:
+                is_done = await self._deliver_range(continuity, replay.through, dispatch)
                 await dispatch.drop()
-            finally:
-                partition.replayed.end(through + 1 if place.expected is None else place.expected)
+                resolve(replay.done, is_done)
+                if is_done:
+                    self._ownership.report(RangeReplayed, replay.after.sequence_number + 1, replay.through)
         finally:
             resolve(replay.done, is_done)
-        if is_done:
-            self._ownership.report(RangeReplayed, first, through)
-        if self._ownership.goes_on():
-            await partition.feed.aclose()
-            self._reading.rejoin(partition, place)
-            partition.is_replaying = False
 
-    async def _deliver_range(
-        self, partition: OpenPartition, continuity: ContinuityCheck, through: int, dispatch: Dispatch
-    ) -> bool:
+    async def _deliver_range(self, continuity: ContinuityCheck, through: int, dispatch: Dispatch) -> bool:
         """Deliver the events of a replay. Return whether all of them were processed."""
-        limit = self._settings.max_batch_size
-        while await self._replays_on(partition):
+        limit, partition = self._settings.max_batch_size, self._partition
+        while await self._replays_on():
             feed = partition.feed
             if feed.selection is None:
                 events = partition.take(limit)
@@ -159,20 +150,20 @@ class Rewinding:
                         partition.doubts.pop(placed[-1], None)
                     events = tuple(event for event in placed if event.sequence_number <= through)
                 while events and (events := await dispatch.deliver(partition, events)):
-                    if not await self._replays_on(partition):
+                    if not await self._replays_on():
                         return False
                 if is_last:
-                    return await self._settled(partition, dispatch)
+                    return await self._settled(dispatch)
                 if feed.available:
                     await asyncio.sleep(0)
             elif (passed := feed.passed) is not None and passed.sequence_number >= through:
-                return await self._settled(partition, dispatch)
+                return await self._settled(dispatch)
             elif feed.error is not None:
                 return False
             elif not await self._news_of(feed):
-                self._reading.waited(feed)
+                self._reading.waited()
                 if retained_from(await self._reading.facts()) > through and not feed.available:
-                    return await self._settled(partition, dispatch)
+                    return await self._settled(dispatch)
         return False
 
     async def _news_of(self, feed: MemberFeed) -> bool:
@@ -181,17 +172,17 @@ class Rewinding:
         feed.wake_after(1)
         return await feed.wait(self._settings.max_wait_time)
 
-    async def _settled(self, partition: OpenPartition, dispatch: Dispatch) -> bool:
+    async def _settled(self, dispatch: Dispatch) -> bool:
         """Wait until everything in hand is processed. Return False if the pump ends, or is to seek, first."""
         while not await dispatch.settle(heeds_requests=True):
-            if not await self._replays_on(partition):
+            if not await self._replays_on():
                 return False
         return True
 
-    async def _replays_on(self, partition: OpenPartition) -> bool:
+    async def _replays_on(self) -> bool:
         """Wait while the pump is paused. Return whether a replay is to continue."""
         if self._requests.is_paused and not self._requests.has_seek():
-            await self._stay_paused(partition)
+            await self._stay_paused()
         # What waits for the end of the replay must not shorten the delays between attempts.
         self._requests.news.clear()
         return self._ownership.goes_on() and not self._requests.has_seek()
