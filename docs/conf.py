@@ -75,11 +75,12 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(SparkSession|DataFrame|Query\w+Event|ContainerClient|list\[.*)"),
     # Aliases, pytest's own, and what `dict.keys` returns.
     (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
+    (r"py:.*", r"(StoredRecord|eventpump\.errors\.UnsettledBatch)"),  # what public objects return
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
     (
         r"py:.*",
-        r"eventpump\.(amqp|app|consumer\.batches|core\.backoff|eventhubs|options|producer|sources|spark\.sink)\..*",
+        r"eventpump\.(amqp|app|consumer\.pump\.batches|core\.backoff|eventhubs|options|producer|sources|spark\.sink)\..*",
     ),
 ]
 
