@@ -477,9 +477,9 @@ class CannedConnection:
         read = management.parse_request(request)
         partitions = self._canned.partitions
         if read.partition_id is None:
-            return management.hub_response(request, management.HubAnswer(HUB, FIRST_MOMENT, tuple(partitions)))
+            return management.hub_response(request, management.AnsweredHub(HUB, FIRST_MOMENT, tuple(partitions)))
         partition = partitions[read.partition_id]
-        facts = management.PartitionAnswer(
+        facts = management.AnsweredPartition(
             hub=HUB,
             partition_id=read.partition_id,
             beginning_sequence_number=FIRST_SEQUENCE_NUMBER,

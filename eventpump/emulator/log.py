@@ -16,7 +16,7 @@ from eventpump.amqp.types import Timestamp
 from eventpump.emulator.ledger import ProducerState, PublishingLedger
 from eventpump.emulator.stamping import stamp
 from eventpump.eventhubs.events import EventPosition
-from eventpump.eventhubs.management import NEVER, PartitionAnswer
+from eventpump.eventhubs.management import NEVER, AnsweredPartition
 from eventpump.eventhubs.names import DEFAULT_CONSUMER_GROUP
 from eventpump.texts import excerpt
 
@@ -208,9 +208,9 @@ class PartitionLog:
         """Count the retained events that were enqueued before a time."""
         return bisect_left(self._times, time_ms)
 
-    def facts(self) -> PartitionAnswer:
+    def facts(self) -> AnsweredPartition:
         """Return the properties of the visible events."""
-        return PartitionAnswer(
+        return AnsweredPartition(
             hub=self.hub,
             partition_id=self.partition_id,
             beginning_sequence_number=self.beginning,

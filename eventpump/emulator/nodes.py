@@ -205,7 +205,7 @@ class RequestEnd(ReceivingEnd):
         if read.partition_id is None:
             return management.hub_response(
                 request,
-                management.HubAnswer(
+                management.AnsweredHub(
                     name=hub.name,
                     created_at=datetime.fromtimestamp(hub.created_ms / 1000, UTC),
                     partition_ids=tuple(partition.partition_id for partition in hub.partitions),

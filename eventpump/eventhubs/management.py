@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class HubAnswer:
+class AnsweredHub:
     """Properties of a hub, as the service answers them."""
 
     name: str
@@ -45,7 +45,7 @@ class HubAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAnswer:
+class AnsweredPartition:
     """Properties of a partition, as the service answers them. An empty one has last numbers of -1 and offset "-1"."""
 
     hub: str
@@ -146,7 +146,7 @@ def parse_request(message: Message) -> ManagementRequest:
 # --------------------------------------------------------------------------------------------------- responses
 
 
-def hub_response(request: Message, facts: HubAnswer) -> Message:
+def hub_response(request: Message, facts: AnsweredHub) -> Message:
     """Make the answer to a hub read. The types of its values are part of the promise: .NET casts strictly."""
     return _success(
         request,
@@ -161,7 +161,7 @@ def hub_response(request: Message, facts: HubAnswer) -> Message:
     )
 
 
-def partition_response(request: Message, facts: PartitionAnswer) -> Message:
+def partition_response(request: Message, facts: AnsweredPartition) -> Message:
     """Make the answer to a partition read. Sequence numbers go out as longs."""
     return _success(
         request,
@@ -194,7 +194,7 @@ def _echo(request: Message) -> dict[str, Any]:
     return {} if operation is None or len(operation) > MAX_EXCERPT else {OPERATION: operation}
 
 
-def parse_hub_response(message: Message, *, hub: str) -> HubAnswer:
+def parse_hub_response(message: Message, *, hub: str) -> AnsweredHub:
     """Parse the answer to a read of a hub.
 
     Args:
@@ -209,7 +209,7 @@ def parse_hub_response(message: Message, *, hub: str) -> HubAnswer:
     if not all(isinstance(each, str) for each in ids):
         raise ProtocolError(INVALID_FIELD, "a management answer has partition ids that are no text")
     factor = facts.get("georeplication_factor", 1)
-    return HubAnswer(
+    return AnsweredHub(
         name=_get(facts, "name", str),
         created_at=_get(facts, "created_at", Timestamp).to_datetime(),
         partition_ids=tuple(ids),
@@ -217,7 +217,7 @@ def parse_hub_response(message: Message, *, hub: str) -> HubAnswer:
     )
 
 
-def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> PartitionAnswer:
+def parse_partition_response(message: Message, *, hub: str, partition_id: str) -> AnsweredPartition:
     """Parse the answer to a read of a partition.
 
     Args:
@@ -229,7 +229,7 @@ def parse_partition_response(message: Message, *, hub: str, partition_id: str) -
         ProtocolError: The answer is not one.
     """
     facts = _facts(message, f"{hub}/Partitions/{partition_id}")
-    return PartitionAnswer(
+    return AnsweredPartition(
         hub=_get(facts, "name", str),
         partition_id=_get(facts, "partition", str),
         beginning_sequence_number=int(_get(facts, "begin_sequence_number", int)),
