@@ -268,7 +268,7 @@ PURE: Final = "pure Python"
 
 def build() -> str:
     """Return which build of the package is measured."""
-    from eventpump import build_info
+    from eventpump.reports import build_info
 
     return str(build_info())
 

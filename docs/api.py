@@ -1,8 +1,4 @@
-"""The public names by subject, and tables of options, for the API reference of the site (`docs/conf.py`).
-
-A name that is in `eventpump.__all__` and in no subject below is documented under "interfaces": a new public name is
-never missing from the site.
-"""
+"""The public names by subject, and tables of options, for the API reference of the site (`docs/conf.py`)."""
 
 from __future__ import annotations
 
@@ -18,76 +14,43 @@ import eventpump
 from eventpump.cli import main as cli
 from eventpump.core.balancers import FairBalancer
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.errors import EventPumpError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.options.consumer import HostOptions, ReaderOptions
 from eventpump.options.described import option_texts
 from eventpump.options.producer import BufferedOptions, ProducerOptions
-from eventpump.reports import HostReport
 
-_BY_NAME: Final[Mapping[str, Sequence[str]]] = {
+SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
     "clients": (
         "EventProcessorHost",
+        "PartitionReader",
         "EventProducer",
         "BufferedProducer",
-        "PartitionReader",
         "EventHubsApp",
-        "AppHubs",
-        "AppHub",
         "make_transport",
-        "build_info",
-        "BuildInfo",
     ),
     "processing": (
         "EventProcessor",
         "KeyedProcessor",
         "PartitionContext",
-        "BatchIterator",
         "ReceivedBatch",
         "CloseReason",
         "CheckpointPolicy",
         "Park",
-        "PartitionStatus",
-        "PumpState",
-        "LinkState",
-        "PressureState",
-        "Loss",
-        "LossKind",
     ),
     "events": (
         "EventData",
         "ReceivedEvent",
         "EventBatch",
-        "BatchState",
         "EventPosition",
-        "StartPosition",
-        "Checkpoint",
-        "LastEnqueued",
-        "CloudEvent",
-        "Decoder",
-        "PayloadDecoder",
         "SendResult",
         "DeliveryReceipt",
-        "OnSuccess",
-        "OnError",
-        "PartitionPublishingOptions",
-        "PartitionPublishingProperties",
-        "ProducerStats",
-        "SendCount",
+        "CloudEvent",
+        "PayloadDecoder",
         "PayloadCodec",
-        "EventEncoding",
-        "EventDecoding",
     ),
-    "routers": ("PartitionRouter", "HashRouter", "RoundRobinRouter", "StickyRouter", "RingRouter"),
-    "balancers": (
-        "PartitionBalancer",
-        "FairBalancer",
-        "GreedyBalancer",
-        "RingBalancer",
-        "StaticAssignment",
-        "FleetView",
-        "LeasePlan",
-    ),
+    "options": ("RetryOptions",),
+    "routers": ("HashRouter", "RoundRobinRouter", "StickyRouter", "RingRouter"),
+    "balancers": ("FairBalancer", "GreedyBalancer", "RingBalancer", "StaticAssignment"),
     "sources": (
         "EventHubSource",
         "GeneratorSource",
@@ -95,9 +58,6 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "CaptureSource",
         "CaptureFiles",
         "CaptureContainer",
-        "EventSource",
-        "SourceLink",
-        "ProbedSourceLink",
     ),
     "stores": (
         "SqliteLeaseStore",
@@ -108,40 +68,27 @@ _BY_NAME: Final[Mapping[str, Sequence[str]]] = {
         "BlobPublisherStateStore",
         "MemoryPublisherStateStore",
     ),
-    "options": (
-        "RetryOptions",
-        "SubscriptionOptions",
-        "ConnectionOptions",
-        "ClientOptions",
-        "FeedOptions",
-        "ReaderOptions",
-        "HostOptions",
-        "ProducerOptions",
-        "BufferedOptions",
-        "SubscriberOptions",
-        "ConnectionSettings",
-        "connection_settings",
-        "TransportName",
-        "TransportType",
+    "emulator": ("Emulator",),
+    "errors": (
+        "EventPumpError",
+        "ConfigurationError",
+        "AuthenticationError",
+        "EntityNotFoundError",
+        "ServiceError",
+        "StoreError",
+        "EventError",
+        "EventTooLargeError",
+        "DecodeError",
+        "BufferFullError",
+        "DataLossError",
+        "ProducerDisconnectedError",
+        "PublishOutcomeUnknownError",
     ),
-    "credentials": (
-        "Credential",
-        "TokenCredential",
-        "AccessToken",
-        "SharedKey",
-        "SharedSignature",
-        "NamedKey",
-        "NamedKeyCredential",
-        "SasCredential",
-    ),
-    "emulator": ("Emulator", "CaptureSettings"),
-    "errors": ("Recovery",),
-    "reports": ("Hook",),
 }
-"""The names of each subject, in the order in which they are documented; errors and reports are found by their base."""
+"""The names of `eventpump` by subject, in the order in which they are documented; errors are so with all others."""
 
-REST: Final = "interfaces"
-"""The subject of all other names."""
+HOMES: Final = tuple(f"eventpump.{name}" for name in ("errors", "reports", "interfaces", "options", "credentials"))
+"""The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
 WITHOUT_MEMBERS: Final = frozenset({"LeaseStoreContract", "PublisherStateStoreContract", "TransportContract"})
 """Their members are tests."""
@@ -168,37 +115,28 @@ class Documented(NamedTuple):
         return "autofunction" if inspect.isroutine(self.made) else "autodata"
 
 
-def _subclasses(base: type) -> Iterator[str]:
-    for name in eventpump.__all__:
-        made = getattr(eventpump, name)
-        if isinstance(made, type) and issubclass(made, base):
-            yield name
-
-
-def subjects() -> dict[str, list[str]]:
-    """Return the public names of `eventpump` by subject; each name has one."""
-    table = {subject: [name for name in names if hasattr(eventpump, name)] for subject, names in _BY_NAME.items()}
-    for subject, base in (("errors", EventPumpError), ("reports", HostReport)):
-        found = sorted(_subclasses(base))
-        found.remove(base.__name__)
-        table[subject] = [base.__name__, *table[subject], *found]
-    known = {name for names in table.values() for name in names}
-    table[REST] = [name for name in eventpump.__all__ if name not in known]
-    return table
-
-
 def of_subject(subject: str) -> list[Documented]:
-    """Return the public names of a subject."""
-    return [Documented("eventpump", name, getattr(eventpump, name)) for name in subjects()[subject]]
+    """Return the names of a subject."""
+    return [Documented("eventpump", name, getattr(eventpump, name)) for name in SUBJECTS[subject]]
 
 
 def of_module(module: str) -> list[Documented]:
-    """Return the public names of a module: those of its `__all__`, or the classes and functions that it defines."""
+    """Return the public names of a module: those of its `__all__`, or the classes and functions that it defines.
+
+    One that is a name of `eventpump` too, as some errors, is documented as that.
+    """
     found = importlib.import_module(module)
     names = getattr(found, "__all__", None) or [
         name for name, made in vars(found).items() if name[0] != "_" and getattr(made, "__module__", None) == module
     ]
-    return [Documented(module, name, getattr(found, name)) for name in names]
+    return [Documented("eventpump" if name in dir(eventpump) else module, name, getattr(found, name)) for name in names]
+
+
+@functools.cache
+def public_names() -> dict[str, Documented]:
+    """Return all public names but those for Spark and for tests."""
+    groups = [*map(of_subject, SUBJECTS), *map(of_module, HOMES)]
+    return {each.name: each for group in groups for each in group}
 
 
 def modules_of(package: str) -> list[str]:

@@ -27,8 +27,7 @@ ROOT: Final = FOLDER.parent
 sys.path.insert(0, str(ROOT))
 os.environ["EVENTPUMP_PURE"] = "1"  # signatures are those of the Python code, which the compiled core has none of
 
-import eventpump  # noqa: E402  # sphinx imports this file by its path: the checkout is not on the path before
-from docs import api  # noqa: E402
+from docs import api  # noqa: E402  # sphinx imports this file by its path: the checkout is not on the path before
 from eventpump.reports import HostReport  # noqa: E402
 
 _PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -182,9 +181,11 @@ def _public_role(
     text = text.replace("\x00", "")
     code = nodes.literal(rawtext, text, classes=["py"])
     name = re.match(r"[A-Za-z_]+", text)
-    if name is None or name[0] not in eventpump.__all__:
+    found = None if name is None else api.public_names().get(name[0])
+    if found is None:
         return [code], []
-    reference = addnodes.pending_xref("", code, refdomain="py", reftype="obj", reftarget=f"eventpump.{name[0]}")
+    target = f"{found.module}.{found.name}"
+    reference = addnodes.pending_xref("", code, refdomain="py", reftype="obj", reftarget=target)
     reference["refdoc"] = inliner.document.settings.env.docname
     return [reference], []
 
@@ -205,7 +206,7 @@ class PublicNames(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         (what,) = self.arguments
-        found = api.of_subject(what) if what in api.subjects() else api.of_module(what)
+        found = api.of_subject(what) if what in api.SUBJECTS else api.of_module(what)
         wanted = self.options.get("names", "").split()
         lines = [line for each in found if not wanted or each.name in wanted for line in self._lines(each)]
         return self.parse_text_to_nodes("\n".join(["````{eval-rst}", *lines, "````"]))

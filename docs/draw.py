@@ -41,6 +41,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "emulator": "the local service",
     "net": "TCP, TLS, proxies, WebSockets",
     "aio": "retries, tasks, waits",
+    "credentials": "the names of credentials",
     "options": "options and credentials, checked once",
     "interfaces": "what can be replaced",
     "reports": "host events: hooks, log",
@@ -53,10 +54,11 @@ PURPOSES: Final[Mapping[str, str]] = {
     "errors": "the error tree, and Recovery",
     "texts": "texts of a peer, shortened and escaped",
     "compiled": "the compiled core, or none",
+    "homes": "public names, and their modules",
 }
 """What each package or module of the layers contract is for."""
 
-VALUES: Final = frozenset({"options", "interfaces", "errors", "texts", "compiled"})
+VALUES: Final = frozenset({"credentials", "options", "interfaces", "errors", "texts", "compiled", "homes"})
 
 
 class Node(NamedTuple):

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eventpump.texts import without_secrets
 
@@ -499,3 +499,7 @@ class ClosedError(EventPumpError):
 
     def __reduce__(self) -> tuple[type[ClosedError], tuple[str, str]]:
         return ClosedError, (self.what, self.problem)
+
+
+if not TYPE_CHECKING:  # checkers take every name without an underscore
+    __all__ = [name for name, made in globals().items() if getattr(made, "__module__", None) == __name__]

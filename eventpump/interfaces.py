@@ -11,11 +11,23 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from eventpump import homes
+
 if TYPE_CHECKING:
-    from eventpump.core.claim import PublisherState, StoredPublisherState
-    from eventpump.core.lease import LeaseSnapshot, PartitionLease
+    from eventpump.core.balancer import LeasePlan as LeasePlan
+    from eventpump.core.claim import PublisherIntent as PublisherIntent
+    from eventpump.core.claim import PublisherState as PublisherState
+    from eventpump.core.claim import StoredPublisherState as StoredPublisherState
+    from eventpump.core.fleet import FleetView as FleetView
+    from eventpump.core.fleet import PartitionBalancer as PartitionBalancer
+    from eventpump.core.lease import LeaseSnapshot as LeaseSnapshot
+    from eventpump.core.lease import PartitionLease as PartitionLease
+    from eventpump.core.router import PartitionRouter as PartitionRouter
     from eventpump.errors import EventPumpError
-    from eventpump.eventhubs.events import Checkpoint, EventData, EventPosition
+    from eventpump.eventhubs.decoding import Decoder as Decoder
+    from eventpump.eventhubs.events import Checkpoint as Checkpoint
+    from eventpump.eventhubs.events import EventData, EventPosition
+    from eventpump.eventhubs.events import LastEnqueued as LastEnqueued
 
 
 class Clock(Protocol):
@@ -945,3 +957,19 @@ class PublisherStateStore(Protocol):
 
     async def aclose(self) -> None:
         """Release the store's resources. States do not change. May be called more than once."""
+
+
+if not TYPE_CHECKING:  # to checkers it would mean that every name exists
+    __all__, __getattr__, __dir__ = homes.public(
+        __name__,
+        {
+            "core.balancer": "LeasePlan",
+            "core.claim": "PublisherIntent PublisherState StoredPublisherState",
+            "core.fleet": "FleetView PartitionBalancer",
+            "core.lease": "LeaseSnapshot PartitionLease",
+            "core.router": "PartitionRouter",
+            "eventhubs.decoding": "Decoder",
+            "eventhubs.events": "Checkpoint LastEnqueued",
+        },
+        own=[name for name, made in globals().items() if getattr(made, "__module__", None) == __name__],
+    )

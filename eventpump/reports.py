@@ -8,12 +8,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from eventpump import homes
+from eventpump.compiled import BuildInfo as BuildInfo
+from eventpump.compiled import build_info as build_info
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.core.pump_state import CloseReason, PumpState
-from eventpump.core.sharing import LinkState, PressureState
-from eventpump.core.starts import Loss, OnDataLoss
+from eventpump.core.pump_state import CloseReason
+from eventpump.core.pump_state import PumpState as PumpState
+from eventpump.core.sharing import LinkState as LinkState
+from eventpump.core.sharing import PressureState as PressureState
+from eventpump.core.starts import Loss as Loss
+from eventpump.core.starts import LossKind as LossKind
+from eventpump.core.starts import OnDataLoss
+from eventpump.core.status import BatchState as BatchState
+from eventpump.core.status import ProducerStats as ProducerStats
+from eventpump.core.status import SendCount as SendCount
 from eventpump.errors import EventError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.logs import present
@@ -857,3 +867,18 @@ class Reporter:
             except BaseException:
                 # Nothing was awaited: a CancelledError, too, is the hook's own.
                 self._logger.exception("a hook failed on %s", type(report).__name__)
+
+
+if not TYPE_CHECKING:  # to checkers it would mean that every name exists
+    _KINDS = [name for name, made in globals().items() if isinstance(made, type) and issubclass(made, HostReport)]
+    __all__, __getattr__, __dir__ = homes.public(
+        __name__,
+        {
+            "compiled": "BuildInfo build_info",
+            "core.pump_state": "PumpState",
+            "core.sharing": "LinkState PressureState",
+            "core.starts": "Loss LossKind",
+            "core.status": "BatchState ProducerStats SendCount",
+        },
+        own=["EventRange", "Hook", "PartitionStatus", *_KINDS],
+    )

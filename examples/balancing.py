@@ -21,17 +21,15 @@ from eventpump import (
     EventProcessorHost,
     EventPumpError,
     FairBalancer,
-    FleetView,
     GreedyBalancer,
-    LeasePlan,
     MemoryLeases,
     MemoryLeaseStore,
-    PartitionBalancer,
     PartitionContext,
     ReceivedEvent,
     RingBalancer,
     StaticAssignment,
 )
+from eventpump.interfaces import FleetView, LeasePlan, PartitionBalancer
 
 PARTITIONS = 12
 SETTLE = 1.5

@@ -39,12 +39,11 @@ from eventpump import (
     EventProcessorHost,
     EventProducer,
     EventPumpError,
-    HostReport,
     PartitionContext,
-    PartitionsFound,
     ReceivedEvent,
     SqliteLeaseStore,
 )
+from eventpump.reports import HostReport, PartitionsFound
 
 log = logging.getLogger("consumer_service")
 

@@ -33,12 +33,12 @@ from eventpump import (
     EventProcessorHost,
     EventProducer,
     EventPumpError,
-    LeaseStore,
     MemoryLeaseStore,
     PartitionContext,
     ReceivedEvent,
     SqliteLeaseStore,
 )
+from eventpump.interfaces import LeaseStore
 
 
 class Forwarder(EventProcessor):

@@ -28,12 +28,12 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventPumpError,
-    HostReport,
     MemoryLeaseStore,
     PartitionContext,
     ReceivedEvent,
     SqliteLeaseStore,
 )
+from eventpump.reports import HostReport
 
 LOCAL_EVENTS = 500
 

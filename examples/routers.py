@@ -22,11 +22,11 @@ from eventpump import (
     EventData,
     EventPumpError,
     HashRouter,
-    PartitionRouter,
     RingRouter,
     RoundRobinRouter,
     StickyRouter,
 )
+from eventpump.interfaces import PartitionRouter
 
 PARTITIONS = 4
 SENSORS = [f"sensor-{number}" for number in range(41)]

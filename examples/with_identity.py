@@ -36,13 +36,12 @@ from eventpump import (
     EventProcessorHost,
     EventProducer,
     EventPumpError,
-    HostReport,
     MemoryLeaseStore,
     PartitionContext,
-    PartitionsFound,
     ReceivedEvent,
 )
 from eventpump.emulator.auth import VerifiedToken
+from eventpump.reports import HostReport, PartitionsFound
 
 HUB = os.environ.get("HUB", "telemetry")
 CONSUMER_GROUP = os.environ.get("CONSUMER_GROUP", "$Default")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from eventpump import build_info
+from eventpump.reports import build_info
 from tests.authority import Authority
 from tests.fuzz.entry import seed_of_today
 from tests.interop.matrix import MatrixReport

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from eventpump import build_info
 from eventpump.compiled import PURE
+from eventpump.reports import build_info
 
 ROOT = Path(__file__).parents[1]
 

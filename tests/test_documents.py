@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import eventpump
-from docs.api import subjects
+from docs.api import of_module, public_names
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
 from eventpump import (
@@ -241,8 +240,7 @@ _MIGRATIONS = ["from-azure-eventhub.md", "from-event-processor-host.md", "from-k
 def _parameters() -> set[str]:
     """Return the names of all options and parameters of public classes and their methods."""
     known: set[str] = set()
-    for name in eventpump.__all__:
-        made = getattr(eventpump, name)
+    for made in (each.made for each in public_names().values()):
         if isinstance(made, type):
             known |= set(typing.get_type_hints(made)) if typing.is_typeddict(made) else set()
             functions = [each for _, each in inspect.getmembers(made, inspect.isfunction)]
@@ -260,8 +258,8 @@ def test_names_that_pages_of_migration_promise_exist(page: str) -> None:
             for name, attribute in re.findall(r"(?<![\w.$])([A-Z][a-z]\w+)(?:\.(\w+))?", code):
                 checked += 1
                 foreign = {*dir(builtins), "CancelledError"}
-                assert name in eventpump.__all__ or name in foreign, f"{page}: {code}"
-                assert not attribute or hasattr(getattr(eventpump, name), attribute), f"{page}: {code}"
+                assert name in public_names() or name in foreign, f"{page}: {code}"
+                assert not attribute or hasattr(public_names()[name].made, attribute), f"{page}: {code}"
             for option in re.findall(r"(?<![\w.])([a-z]\w+)=(?!=)", code):
                 checked += 1
                 assert option in parameters, f"{page}: {code}"
@@ -297,7 +295,7 @@ def test_page_of_errors_has_every_error_and_quotes_what_is_said() -> None:
     """Each class of the tree is on the page, and each message on it is in the code."""
     page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
     unsaid = {"EventPumpError", "ServiceError", "LinkDetachedError"}  # bases, and what is always retried
-    classes = {name for name in subjects()["errors"] if name.endswith("Error")} - unsaid
+    classes = {each.name for each in of_module("eventpump.errors") if each.name.endswith("Error")} - unsaid
     assert [name for name in sorted(classes) if f"`{name}`" not in page] == []
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "eventpump").rglob("*.py"))
     code = re.sub(r"\{[^{}]*\}", "", re.sub(r'"\s*\n\s*f?"', "", code))

@@ -38,7 +38,7 @@ async def main():
 
 
 asyncio.run(main())
-print(eventpump.build_info(), eventpump.build_info().reason, sep="|")
+print(eventpump.reports.build_info(), eventpump.reports.build_info().reason, sep="|")
 """
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(4 * _TIMEOUT)]

@@ -257,7 +257,7 @@ def _check_partition_id(value: object) -> object:
 
 
 class ReaderOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`PartitionReader`."""
+    """Keyword arguments of `PartitionReader`."""
 
     position: StartPosition
     """Where to begin: "earliest", "latest", a sequence number, a datetime with a time zone, a timedelta back from now,
@@ -469,7 +469,7 @@ def _is_end(position: EventPosition) -> bool:
 
 
 class HostOptions(FeedOptions, total=False):
-    """Keyword arguments of :class:`EventProcessorHost`."""
+    """Keyword arguments of `EventProcessorHost`."""
 
     checkpoint_policy: CheckpointPolicy
     """When checkpoints are written without a call of `context.checkpoint()`, of events whose `process_events` returned.

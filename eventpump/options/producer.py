@@ -132,14 +132,14 @@ class PublishingOptions(TypedDict, total=False):
 
 
 class ProducerOptions(PublishingOptions, ClientOptions, total=False):
-    """Keyword arguments of :class:`EventProducer`."""
+    """Keyword arguments of `EventProducer`."""
 
     max_in_flight: int | None
     """The most plain sends to one target at a time; None for no limit. Default: None."""
 
 
 class BufferedOptions(PublishingOptions, ClientOptions, total=False):
-    """Keyword arguments of :class:`BufferedProducer`."""
+    """Keyword arguments of `BufferedProducer`."""
 
     max_in_flight: int
     """The most batches that are being sent to one partition at a time. With more than 1, a retry may reorder events,

@@ -138,7 +138,7 @@ class EventBatch:
 
     @property
     def state(self) -> BatchState:
-        """See :class:`BatchState`. Its producer changes it."""
+        """See `BatchState`. Its producer changes it."""
         return self._state
 
     @property

@@ -8,15 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from eventpump import (
-    ConnectionLostError,
-    Emulator,
-    EventData,
-    EventProducer,
-    RetryOptions,
-    ServiceTimeoutError,
-)
+from eventpump import Emulator, EventData, EventProducer, RetryOptions
 from eventpump.emulator.faults import DropConnection, LinkRole
+from eventpump.errors import ConnectionLostError, ServiceTimeoutError
 from eventpump.reports import LinkFailed
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.faults.programs import CONNECTION, HUB, IDLE_TIMEOUT, RECONNECT, Publisher, Stage, run_for

@@ -12,16 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from eventpump import (
-    Emulator,
-    EventData,
-    EventProducer,
-    ProducerStateLostError,
-    PublisherIntent,
-    PublishOutcomeUnknownError,
-    RetryOptions,
-    ServiceError,
-)
+from eventpump import Emulator, EventData, EventProducer, PublishOutcomeUnknownError, RetryOptions, ServiceError
 from eventpump.core.status import BatchState
 from eventpump.emulator.faults import (
     Action,
@@ -36,6 +27,8 @@ from eventpump.emulator.faults import (
     Reject,
     StoreLate,
 )
+from eventpump.errors import ProducerStateLostError
+from eventpump.interfaces import PublisherIntent
 from eventpump.storage.publisher_states.sqlite import SqlitePublisherStateStore
 from tests.faults.programs import CONNECTION, HUB, Progress, emulator_of, stored, write_config
 from tests.support.processes import EmulatorProcess

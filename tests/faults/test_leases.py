@@ -9,7 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from eventpump import Checkpoint, CloseReason, Emulator, OwnershipLostError, PartitionReader
+from eventpump import CloseReason, Emulator, PartitionReader
+from eventpump.errors import OwnershipLostError
+from eventpump.interfaces import Checkpoint
 from eventpump.reports import LeaseLost, OutsideReader
 from eventpump.testing.proxy import FaultProxy
 from tests.faults.evidence import Evidence

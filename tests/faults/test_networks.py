@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives import serialization
 from eventpump import (
     AuthenticationError,
     ConfigurationError,
-    ConnectionLostError,
     Emulator,
     EventData,
     EventProducer,
@@ -29,7 +28,7 @@ from eventpump import (
     PartitionReader,
     RetryOptions,
 )
-from eventpump.errors import Recovery
+from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.reports import LinkFailed
 from eventpump.testing.proxy import FaultProxy
 from tests.authority import Authority

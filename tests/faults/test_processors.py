@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from eventpump import (
-    CheckpointPolicy,
-    CloseReason,
-    Emulator,
-    PartitionContext,
-    ProcessorFailedError,
-    ReceivedEvent,
-)
+from eventpump import CheckpointPolicy, CloseReason, Emulator, PartitionContext, ReceivedEvent
+from eventpump.errors import ProcessorFailedError
 from eventpump.reports import LeaseLost, LeaseTaken, ProcessorFailed, PumpOverdue
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.faults.programs import (

@@ -16,14 +16,13 @@ from eventpump import (
     EventProcessor,
     EventProcessorHost,
     EventProducer,
-    HostReport,
-    LeaseTaken,
     PartitionContext,
     ReceivedEvent,
     RoundRobinRouter,
     SqliteLeaseStore,
     StaticAssignment,
 )
+from eventpump.reports import HostReport, LeaseTaken
 from tests.faults.programs import TAKE_OVER, Publisher, Stage
 from tests.support.waiting import Changes
 

@@ -20,10 +20,8 @@ from eventpump import (
     EventProducer,
     EventPumpError,
     EventTooLargeError,
-    InvalidClientStateError,
     PartitionReader,
     ProducerDisconnectedError,
-    ProducerStateLostError,
     RetryOptions,
     ServiceError,
     StoreError,
@@ -31,6 +29,7 @@ from eventpump import (
 from eventpump.amqp.message import Data, Message
 from eventpump.core.sequencer import PartitionSequencer
 from eventpump.emulator.faults import Action, DetachLink, DropConnection, Fault, Hold, LinkRole, Reject, StoreLate
+from eventpump.errors import InvalidClientStateError, ProducerStateLostError
 from eventpump.eventhubs.names import PRODUCER_ID, PRODUCER_SEQUENCE_NUMBER
 from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from eventpump import ConfigurationError, Emulator, InvalidClientStateError
+from eventpump import ConfigurationError, Emulator
+from eventpump.errors import InvalidClientStateError
 from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.protocol import DriverRun
 from eventpump.spark.sink.records import Done, Plan

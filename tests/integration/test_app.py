@@ -26,11 +26,11 @@ from eventpump import (
     MemoryLeaseStore,
     Park,
     PartitionContext,
-    ProcessorFailedError,
     ReceivedEvent,
     RetryOptions,
     SqliteLeaseStore,
 )
+from eventpump.errors import ProcessorFailedError
 from eventpump.reports import EventSkipped, HostReport, PumpClosed, PumpStarted
 from tests.support.codecs import DEFLATE, GZIP
 from tests.support.forks import run_python

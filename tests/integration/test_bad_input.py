@@ -18,7 +18,6 @@ from eventpump import (
     BlobLeaseStore,
     CheckpointPolicy,
     ConfigurationError,
-    ConnectionLostError,
     Emulator,
     EntityNotFoundError,
     EventData,
@@ -31,11 +30,11 @@ from eventpump import (
     PartitionContext,
     PartitionReader,
     ReceivedEvent,
-    RequestRefusedError,
     RetryOptions,
     SqliteLeaseStore,
 )
 from eventpump.cli.main import main
+from eventpump.errors import ConnectionLostError, RequestRefusedError
 from eventpump.reports import HostReport, PartitionFailed
 from tests.support.connecting import connection_string_to
 

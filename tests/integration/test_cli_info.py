@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from eventpump import ConsumerScope, Emulator, EventData, EventProducer, SqliteLeaseStore
+from eventpump import Emulator, EventData, EventProducer, SqliteLeaseStore
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.interfaces import ConsumerScope
 from eventpump.testing.fixtures import eventpump_emulator
 from tests.integration.test_cli_send_tail import run
 

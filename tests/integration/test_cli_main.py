@@ -41,7 +41,7 @@ def test_command_alone_prints_its_usage() -> None:
 def test_version_is_that_of_the_distribution() -> None:
     """The command and the module say the same, and which build runs."""
     assert eventpump.__version__ == metadata.version("eventpump")
-    expected = f"eventpump {eventpump.__version__} ({eventpump.build_info()})\n"
+    expected = f"eventpump {eventpump.__version__} ({eventpump.reports.build_info()})\n"
     assert _run("-m", "eventpump", "--version").stdout == expected
 
 

@@ -25,8 +25,6 @@ import pytest
 from eventpump import (
     BufferedProducer,
     CaptureSource,
-    ClosedError,
-    ConsumerScope,
     DeliveryReceipt,
     Emulator,
     EventData,
@@ -45,9 +43,11 @@ from eventpump import (
     ReceivedEvent,
     SqliteLeaseStore,
     SqlitePublisherStateStore,
-    connection_settings,
     make_transport,
 )
+from eventpump.errors import ClosedError
+from eventpump.interfaces import ConsumerScope
+from eventpump.options import connection_settings
 from eventpump.testing.threaded import EmulatorThread
 from tests.support.seeds import seeds
 

@@ -14,11 +14,9 @@ from eventpump import (
     CheckpointPolicy,
     Emulator,
     EventData,
-    EventParked,
     EventProcessor,
     EventProcessorHost,
     EventProducer,
-    HostReport,
     MemoryLeases,
     MemoryLeaseStore,
     Park,
@@ -27,6 +25,7 @@ from eventpump import (
 )
 from eventpump.emulator.faults import LinkRole, Reject
 from eventpump.eventhubs.parked import parked_facts
+from eventpump.reports import EventParked, HostReport
 from tests.integration.test_cli_send_tail import run
 from tests.support.reading import read_partition
 

@@ -13,12 +13,11 @@ from eventpump import (
     EventData,
     EventProducer,
     PartitionReader,
-    ProducerStateLostError,
     PublishOutcomeUnknownError,
-    RequestRefusedError,
     SqlitePublisherStateStore,
 )
 from eventpump.emulator.ledger import ProducerRetention
+from eventpump.errors import ProducerStateLostError, RequestRefusedError
 
 HUB = "telemetry"
 ONE = ProducerRetention(count=1)

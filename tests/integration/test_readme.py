@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import eventpump
+from docs.api import public_names
 from eventpump import (
     EventData,
     EventProcessor,
@@ -61,7 +61,7 @@ async def _run_program(program: str, emulator: Emulator, folder: Path) -> str:
 
 async def _run(block: str, names: Mapping[str, object]) -> None:
     """Run a block in which `await` may stand outside of functions."""
-    known: dict[str, Any] = {name: getattr(eventpump, name) for name in eventpump.__all__} | dict(names)
+    known: dict[str, Any] = {name: each.made for name, each in public_names().items()} | dict(names)
     code = compile(block, "block", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, known)
     if inspect.iscoroutine(result):

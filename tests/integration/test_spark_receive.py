@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from eventpump import ConsumerDisconnectedError, EntityNotFoundError, EventData, EventProducer
+from eventpump import EntityNotFoundError, EventData, EventProducer
 from eventpump.emulator.faults import CloseConnection, DetachLink, DropConnection, LinkRole, Performative, Refuse
+from eventpump.errors import ConsumerDisconnectedError
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.offsets import ReceiveOptions, SequenceRange

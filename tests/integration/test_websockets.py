@@ -16,18 +16,11 @@ from typing import Any
 import pytest
 import trustme
 
-from eventpump import (
-    ConfigurationError,
-    ConnectionLostError,
-    Emulator,
-    EventData,
-    EventProducer,
-    PartitionReader,
-    RetryOptions,
-)
+from eventpump import ConfigurationError, Emulator, EventData, EventProducer, PartitionReader, RetryOptions
 from eventpump.amqp.connection import Opened
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.service import Deadlines
+from eventpump.errors import ConnectionLostError
 from eventpump.net import stream
 from eventpump.net.dialing import dial
 from eventpump.net.route import Route

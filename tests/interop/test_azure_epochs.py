@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from eventpump import ConsumerDisconnectedError, Emulator, EventData, EventProducer, PartitionReader, QuotaExceededError
+from eventpump import Emulator, EventData, EventProducer, PartitionReader
 from eventpump.emulator.faults import Delay, LinkRole, Performative
+from eventpump.errors import ConsumerDisconnectedError, QuotaExceededError
 from eventpump.options.consumer import ReaderOptions
 from tests.interop.peers.driver import PATIENCE, AzurePeer, PeerConsumer
 

@@ -11,31 +11,21 @@ from typing import assert_type
 
 from eventpump import (
     BufferedProducer,
-    Checkpoint,
     CheckpointPolicy,
     CloseReason,
-    ConnectionOptions,
-    DataLost,
     EventData,
     EventPosition,
     EventProcessor,
     EventProcessorHost,
     EventProducer,
     FairBalancer,
-    FleetView,
     GreedyBalancer,
     HashRouter,
-    HostOptions,
-    HostReport,
-    LeasePlan,
-    LeaseStore,
     MemoryLeases,
     MemoryLeaseStore,
     Park,
-    PartitionBalancer,
     PartitionContext,
     PartitionReader,
-    PartitionRouter,
     ReceivedEvent,
     RetryOptions,
     RingBalancer,
@@ -44,11 +34,19 @@ from eventpump import (
     SqliteLeaseStore,
     SqlitePublisherStateStore,
     StaticAssignment,
-    SubscriptionOptions,
-    Transport,
-    connection_settings,
     make_transport,
 )
+from eventpump.interfaces import (
+    Checkpoint,
+    FleetView,
+    LeasePlan,
+    LeaseStore,
+    PartitionBalancer,
+    PartitionRouter,
+    Transport,
+)
+from eventpump.options import ConnectionOptions, HostOptions, SubscriptionOptions, connection_settings
+from eventpump.reports import DataLost, HostReport
 
 
 class Alerts(EventProcessor):

@@ -15,7 +15,11 @@ from eventpump import compiled
 
 ROOT = Path(__file__).parents[2]
 
-_SHOW = "import eventpump; info = eventpump.build_info(); print(info, info.is_compiled, info.reason, sep='|')"
+_SHOW = """
+from eventpump.compiled import build_info
+info = build_info()
+print(info, info.is_compiled, info.reason, sep='|')
+"""
 
 
 def _shown(folder: Path, **variables: str) -> str:
@@ -31,7 +35,7 @@ def _shown(folder: Path, **variables: str) -> str:
 def _checkout(folder: Path) -> Path:
     """Copy the modules that are needed for the question, without a compiled core."""
     (folder / "eventpump").mkdir()
-    for name in ("__init__.py", "compiled.py", "_core.pyx"):
+    for name in ("__init__.py", "compiled.py", "homes.py", "_core.pyx"):
         (folder / "eventpump" / name).write_bytes((ROOT / "eventpump" / name).read_bytes())
     return folder
 
@@ -69,7 +73,7 @@ def test_extension_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None:
 
 def test_build_info_is_what_the_seams_use() -> None:
     """Public function, the seams' module and the text agree."""
-    info = eventpump.build_info()
+    info = eventpump.reports.build_info()
     assert info.is_compiled is (compiled.core is not None)
     assert str(info) == ("compiled core" if info.is_compiled else "pure Python")
     assert bool(info.reason) is not info.is_compiled

@@ -10,7 +10,7 @@ from benchmarks.comparing import ATTEMPTS, OURS, OURS_ON_UVLOOP, Figures, compar
 from benchmarks.peers import Configuration, best_of_each_client, others, receivers, try_all
 from benchmarks.processes import BenchmarkError
 from benchmarks.receiving import CONDITIONS, HEADLINE, QUICK_CONDITIONS
-from eventpump import build_info
+from eventpump.reports import build_info
 
 PEER = "another"
 

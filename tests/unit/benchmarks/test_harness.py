@@ -11,7 +11,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.meter import Meter, median_run
 from benchmarks.report import Report, Row, spread, table
-from eventpump import build_info
+from eventpump.reports import build_info
 
 ASKED = {
     "name",

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from eventpump import build_info
 from eventpump.amqp.message import AmqpValue, Data, Header, Message, Properties
 from eventpump.amqp.sections import section_spans
 from eventpump.amqp.types import (
@@ -34,6 +33,7 @@ from eventpump.amqp.types import (
 from eventpump.compiled import compiled_part
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+from eventpump.reports import build_info
 from eventpump.spark.source import rows
 from eventpump.spark.source.rows import PackedEvents, RowEncoder
 from eventpump.spark.source.schema import COLUMN_TYPES, HUB_COLUMN
