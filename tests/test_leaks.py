@@ -174,8 +174,8 @@ def _run(directory: Path, program: str, *more: str, hooks: str = "") -> list[str
             [*command, *options, *more, "-c", settings, tests], cwd=ROOT, stdout=output, env=environment, check=False
         )
     lines = (line.split(" - ")[0] for line in said.read_text().splitlines())
-    told = [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked", "in the "))]
-    return [*told, f"exit code {done.returncode}"]
+    reported = [line for line in lines if line.startswith(("PASSED", "ERROR", "FAILED", "looked", "in the "))]
+    return [*reported, f"exit code {done.returncode}"]
 
 
 def test_leaks_that_are_planted_are_found(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_leaks_are_not_seen_where_there_are_none(tmp_path: Path) -> None:
 
 
 def test_leak_after_the_last_test_fails_the_run(tmp_path: Path) -> None:
-    """What shows itself when all tests have passed still makes the run fail, and is told."""
+    """What shows itself when all tests have passed still makes the run fail, and is reported."""
     said = _run(tmp_path, "def test_nothing():\n    pass\n", hooks=_LATE)
     assert [line.split()[0] for line in said if "::" in line] == ["PASSED"]
     assert "in the log: root DEBUG late SAS_[...]" in said

@@ -21,7 +21,7 @@ from tests.support.azurite import Azurite  # noqa: E402
 
 
 class ManualClock:
-    """A clock that moves when it is told to."""
+    """A clock that moves when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1_000.0

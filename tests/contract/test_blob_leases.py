@@ -701,7 +701,7 @@ async def test_store_from_an_account_url_and_a_key_shows_neither(azurite: Azurit
 
 
 async def test_requests_are_not_logged_at_info(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
-    """An application that logs at INFO is not told of every renewal."""
+    """An application that logs at INFO does not see every renewal."""
     transport = FaultTransport()
     with caplog.at_level(logging.INFO):
         store = await hosts.store("0", transport=transport)

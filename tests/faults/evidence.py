@@ -235,7 +235,7 @@ class Evidence:
     def check_monotonic_checkpoints(self) -> None:
         """*Monotonic checkpoints*: they grow, and an ownership begins behind all that earlier ones have stored.
 
-        The store is fenced, so that whatever an earlier epoch was told is stored was so before the next one began.
+        The store is fenced, so that whatever an earlier epoch was answered is stored was so before the next one began.
         """
         stored: defaultdict[tuple[str, int], int] = defaultdict(lambda: -1)
         first: dict[tuple[str, int], int] = {}

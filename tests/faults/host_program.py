@@ -2,7 +2,7 @@
 
 Prints `batch HOST PARTITION EPOCH LAST` for every batch processed, with `HOST/NAME` for one of a subscription,
 `subscribed NAME` where a subscription is there, `report KIND PARTITION TEXT` for every report of
-the host, `blocked PARTITION EPOCH` where it was told to block its event loop, and at the end what is left over:
+the host, `blocked PARTITION EPOCH` where it was asked to block its event loop, and at the end what is left over:
 `left TASKS THREADS SOCKETS`. SIGTERM closes it in order.
 
 With `commands` in its settings it carries out lines of its standard input, each in a task: `NUMBER seek NAME PARTITION

@@ -26,7 +26,7 @@ class Answer(enum.Enum):
 
 
 class StorageProxy:
-    """Passes requests on to a blob service, but for partitions that are told to fail.
+    """Passes requests on to a blob service, but for partitions that are set to fail.
 
     Args:
         endpoint: The account's URL at the service.

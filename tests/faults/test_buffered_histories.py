@@ -270,7 +270,7 @@ class History:
     async def send_at_last(self, partition_id: str) -> None:
         """Once nothing goes wrong any more, a partition takes an event, whatever went wrong before.
 
-        The second at the latest: the first may be told of a link that ended while its publisher's state was stored.
+        The second at the latest: the first may be notified of a link that ended while its publisher's state was stored.
         """
         name = f"8-{partition_id}"
         self.accepted[name] = await self.producer.send(EventData(name), partition_id=partition_id)
@@ -289,9 +289,9 @@ class History:
             self.store.is_calm = True
 
     async def check(self) -> None:
-        told = self.successes + self.failures
-        assert max(told.values(), default=1) == 1, "told twice"
-        assert set(self.accepted) <= set(told) <= set(self.accepted) | self.perhaps
+        reported = self.successes + self.failures
+        assert max(reported.values(), default=1) == 1, "reported twice"
+        assert set(self.accepted) <= set(reported) <= set(self.accepted) | self.perhaps
         for name, receipt in self.accepted.items():
             assert receipt.done(), name
             try:
@@ -303,11 +303,11 @@ class History:
         stored = Counter(
             event.body_as_str().strip() for each in self.hub.partition_ids for event in self.hub.events(each)
         )
-        assert set(self.successes) <= set(stored), "told as stored, and is not"
+        assert set(self.successes) <= set(stored), "reported as stored, and is not"
         if not self.is_idempotent:
             return
         assert max(stored.values(), default=1) == 1, "stored twice"
-        assert set(stored) <= set(self.successes) | self.unknown, "stored, and told as not stored"
+        assert set(stored) <= set(self.successes) | self.unknown, "stored, and reported as not stored"
         for partition_id in self.hub.partition_ids:
             order = [event.body_as_str().strip() for event in self.hub.events(partition_id)]
             for user in range(5):

@@ -153,7 +153,7 @@ async def test_producer_on_a_silent_connection_sends_again(stage: Stage, proxy: 
 
 @over_both(is_long=True)  # uamqp's own code may crash the process when its sender goes: docs/transports.md
 async def test_send_without_an_answer_ends_in_time(stage: Stage, proxy: FaultProxy) -> None:
-    """*Recovery*: with no answer the sender is told in time that the outcome is not known; later sends work."""
+    """*Recovery*: with no answer the sender gets an error in time, for an unknown outcome; later sends work."""
     options = {**CONNECTION, "operation_timeout": 0.5, "idle_timeout": 60.0}
     async with EventProducer(
         stage.connection_string,
@@ -171,7 +171,7 @@ async def test_send_without_an_answer_ends_in_time(stage: Stage, proxy: FaultPro
 
 
 async def test_send_whose_acknowledgement_is_lost_is_stored_twice(stage: Stage, emulator: Emulator) -> None:
-    """*At least once*: stored but not acknowledged, a batch is sent again; without retries its sender is told."""
+    """*At least once*: stored but not acknowledged, a batch is sent again; without retries its sender gets an error."""
     async with Publisher(stage, 1) as publisher:
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, partition="0")
         await publisher.publish("0", 20)

@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 async def _watch(stage: Stage, partition_id: str, seen: set[Fact]) -> None:
-    """Read a partition for ever, and note what was seen the moment it is."""
+    """Read a partition forever, and note what was seen the moment it is."""
     reader = PartitionReader(
         stage.connection_string,
         HUB,

@@ -327,7 +327,7 @@ async def test_killed_publisher_continues_at_what_is_published(
         emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, after=4)
         for body in bodies[published : published + 9]:
             await producer.send(EventData(body), partition_id="0")
-        # It dies with a batch on its way: stored, or lost for ever.
+        # It dies with a batch on its way: stored, or lost forever.
         is_stored = life % 2 == 0
         emulator.faults.add(DropConnection(stored=is_stored), role=LinkRole.PRODUCER)
         emulator.faults.add(

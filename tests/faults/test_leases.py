@@ -27,7 +27,7 @@ AVOIDED = LEASE_DURATION + 2 * RENEW_INTERVAL + 1.0
 
 
 async def test_lease_lost_while_processing_ends_the_handler(stage: Stage) -> None:
-    """*One reader*: the handler is told, given its grace, cancelled; no batch and no checkpoint follows."""
+    """*One reader*: the handler is notified, given its grace, cancelled; no batch and no checkpoint follows."""
     processor = stage.gated("victim", hold=["0"], checkpoint_every=1)
     async with Publisher(stage, 4) as publisher:
         publisher.start()
@@ -152,7 +152,7 @@ async def test_lease_that_runs_out_under_a_silent_store_ends_the_handler(stage: 
                     lambda: len(processor.closed) == 4, LEASE_DURATION + HOST["ownership_lost_grace"] + 1.0
                 )
                 other.execute("COMMIT")
-            # The handler that ran was told, and cancelled after its grace; the others got nothing more.
+            # The handler that ran was notified, and cancelled after its grace; the others got nothing more.
             assert processor.cancelled == ["0"]
             processor.hold.clear()
             assert set(processor.closed) == {(each, CloseReason.OWNERSHIP_LOST) for each in publisher.partitions}

@@ -422,7 +422,7 @@ async def test_connect_by_proxy_has_tls_to_the_service(
 async def test_connect_by_proxy_over_tls_verifies_the_proxy(
     authority: Authority, tmp_path: Path, nothing_left: None, kind: str
 ) -> None:
-    """A proxy may be reached over TLS itself; its certificate is verified as the service's is, and told apart."""
+    """A proxy may be reached over TLS itself; its certificate is verified as the service's is, and distinguished."""
     tls = authority.server("127.0.0.1")
     async with emulator_of(1, ws_port=0, tls=tls) as emulator:
         options = way_to(emulator, kind, ca_file=authority.file, retry=RETRY)
@@ -452,7 +452,7 @@ async def test_connect_with_a_client_certificate(
 
 
 async def test_connect_with_an_encrypted_client_key(authority: Authority, tmp_path: Path, nothing_left: None) -> None:
-    """The key of a client's certificate may be encrypted; a password that does not fit is told, and not shown."""
+    """The key of a client's certificate may be encrypted; a password that does not fit is reported, and not shown."""
     tls = authority.server("127.0.0.1")
     tls.verify_mode = ssl.CERT_REQUIRED
     authority.ca.configure_trust(tls)

@@ -54,7 +54,7 @@ class _NoForms(dict[bytes, Any]):
 
 
 class _Shell:
-    """Drives an engine: acts between phases, on what the last one told."""
+    """Drives an engine: acts between phases, on what the last one reported."""
 
     def __init__(self, engine: Connection) -> None:
         self.engine = engine
@@ -103,7 +103,7 @@ class _Shell:
 
 
 def _in_order(events: list[Event]) -> list[Event]:
-    """Put messages last, by their links: what came together is told together, and what came in pieces is not."""
+    """Put messages last, by their links: what came together is reported together, and what came in pieces is not."""
     links: dict[Link, int] = {}
     for event in events:
         if isinstance(event, Messages):
@@ -309,12 +309,14 @@ class _EngineEntry(Entry):
             same(formless, mine, f"without forms and with, {mine[0]}")
         check_output(whole)
         closed = sum(text.startswith("Closed(") for text in whole.rest)
-        require(holds=closed <= 1, what="the end of a connection is told twice")
-        require(holds=whole.engine.is_closed is bool(closed), what="a connection is closed without its end being told")
+        require(holds=closed <= 1, what="the end of a connection is reported twice")
+        require(
+            holds=whole.engine.is_closed is bool(closed), what="a connection is closed without its end being reported"
+        )
         ended = whole.engine.receive_eof()
         require(
             holds=bool(closed) is not any(isinstance(event, Closed) for event in ended),
-            what="the end of the stream is not told, or told twice",
+            what="the end of the stream is not reported, or reported twice",
         )
         sent = size_of(tuple(whole.output))
         require(holds=sent <= 16 * read + 65_536, what=f"{sent} bytes were sent in answer to {read}")

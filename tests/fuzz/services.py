@@ -194,8 +194,8 @@ class _EmulatorEntry(Entry):
         answer = await emulated.converse(phases)
         self._unhandled.check()
         if answer.is_over:
-            is_told = bool(answer.of(Close)) or answer.state is not ConnectionState.OPENED
-            require(holds=is_told or answer.was_aborted, what="a connection was cut without an answer")
+            is_reported = bool(answer.of(Close)) or answer.state is not ConnectionState.OPENED
+            require(holds=is_reported or answer.was_aborted, what="a connection was cut without an answer")
         read = sum(map(len, phases))
         require(holds=answer.size <= 16 * read + 65_536, what=f"{answer.size} bytes were sent in answer to {read}")
         for hub in HUBS:

@@ -179,7 +179,7 @@ class WebSocketServerEntry(_WebSocketEntry):
         await settle(_TURNS)
         require(holds=len(ends) <= 1, what="a stream has several ends")
         for end in ends:
-            require(holds=end.ends == 1, what=f"an end was told {end.ends} times that it is over")
+            require(holds=end.ends == 1, what=f"an end was notified {end.ends} times that it is over")
         return [bytes(end.received) for end in ends]
 
 
@@ -199,7 +199,7 @@ class WebSocketClientEntry(_WebSocketEntry):
         return head, b"".join(frames_of(rng, amqp, is_masked=False))
 
     def run(self, string: tuple[bytes, ...], rng: Random) -> None:
-        """The client connects and its end is told once, or has a documented error; nothing is unhandled."""
+        """The client connects and its end is reported once, or has a documented error; nothing is unhandled."""
         self._runner.run(self._connect(string))
         self._unhandled.check()
 
@@ -230,7 +230,7 @@ class WebSocketClientEntry(_WebSocketEntry):
                 await asyncio.wait([end.transport.task])
                 if (error := end.transport.task.exception()) is not None:
                     raise BreachError(f"what carries a WebSocket ends with {type(error).__name__}") from error
-                require(holds=end.ends == 1, what="an end was told more than once that it is over")
+                require(holds=end.ends == 1, what="an end was notified more than once that it is over")
         except TimeoutError as error:
             raise BreachError("the client hangs") from error
         finally:

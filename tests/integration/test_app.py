@@ -223,7 +223,7 @@ async def test_cloud_events_are_read_and_published() -> None:
 
 
 async def test_wait_that_takes_too_long_says_for_what() -> None:
-    """A function that fails for ever, and one that stops the application."""
+    """A function that fails forever, and one that stops the application."""
     app = EventHubsApp()
 
     @app.subscriber("telemetry")

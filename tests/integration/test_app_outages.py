@@ -148,19 +148,19 @@ def test_what_follows_an_error_of_a_producer(error: Exception, *, keeps_state: b
 
 
 @contextmanager
-def _told(text: str) -> Iterator[asyncio.Event]:
+def _reported(text: str) -> Iterator[asyncio.Event]:
     """Return an event that is set when the application logs a text."""
-    told = asyncio.Event()
+    reported = asyncio.Event()
 
     class Watch(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if text in record.getMessage():
-                told.set()
+                reported.set()
 
     log, watch = logging.getLogger("eventpump.app"), Watch()
     log.addHandler(watch)
     try:
-        yield told
+        yield reported
     finally:
         log.removeHandler(watch)
 
@@ -176,14 +176,14 @@ async def test_named_subscriber_waits_for_a_service_that_is_away_at_the_start() 
     async def take(number: int) -> None:
         got.put_nowait(number)
 
-    with _told("its subscriber copy cannot begin yet") as told:
+    with _reported("its subscriber copy cannot begin yet") as reported:
         running = asyncio.create_task(app.run_async())
-        await told.wait()
+        await reported.wait()
         app.stop()
         await running
-        told.clear()
+        reported.clear()
         running = asyncio.create_task(app.run_async())
-        await told.wait()
+        await reported.wait()
     async with Emulator(["in"], port=port) as service:
         await _send(service, "in", 7)
         async with asyncio.timeout(60):

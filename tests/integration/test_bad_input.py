@@ -159,7 +159,7 @@ async def test_hub_name_that_is_invalid_is_refused_and_not_shown(
 async def test_key_that_is_wrong_raises_authentication_error(
     service: Emulator, client: Client, is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key that the service refuses, or a rule it does not know, ends the work instead of being tried for ever."""
+    """A key that the service refuses, or a rule it does not know, ends the work instead of being tried forever."""
     string = service.connection_string_for("RootManageSharedAccessKey" if is_named else "nobody", WRONG_KEY)
     await refused(caplog, AuthenticationError, "", lambda: client(string, "telemetry"))
 

@@ -1,4 +1,4 @@
-"""The buffered producer against the emulator, over real sockets: what was told is what readers find."""
+"""The buffered producer against the emulator, over real sockets: what was reported as sent is what readers find."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ async def test_send_with_idempotence_arrives_once_through_every_fault(service: S
         service.faults.add(rng.choice(actions), role=LinkRole.PRODUCER, after=rng.randrange(1, 100))
         for _ in range(20 if not service.options else 8)  # over TLS each costs a connection that is slow to make
     ]
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
 
     def success(events: Sequence[EventData], partition_id: str) -> None:
-        told[partition_id] += len(events)
+        reported[partition_id] += len(events)
 
     async with BufferedProducer(
         service.connection_string,
@@ -99,7 +99,7 @@ async def test_send_with_idempotence_arrives_once_through_every_fault(service: S
         first = numbers[0]
         assert first is not None
         assert numbers == list(range(first, first + len(numbers)))
-        assert told[partition_id] == len(events)
+        assert reported[partition_id] == len(events)
 
 
 async def test_send_without_idempotence_arrives_through_lost_connections(service: Served) -> None:

@@ -230,11 +230,11 @@ async def test_host_goes_on_after_certificate_files_were_replaced(
         assert (await processor.events.get()).body == b"before"
         _other_key(files, authority)
         emulator.drop_connections()
-        told = 0
-        while told < 2:
+        reported = 0
+        while reported < 2:
             report = await reports.get()
             if isinstance(report, LinkFailed) and "client_cert_file" in str(report.error):
-                told += 1
+                reported += 1
         files.put_back()
         await publish(emulator, authority, b"after")
         assert (await processor.events.get()).body == b"after"

@@ -179,7 +179,7 @@ async def test_send_that_is_refused_counts_the_lines_not_sent(eventpump_emulator
 
 
 async def test_send_without_an_answer_counts_lines_that_may_be_stored(eventpump_emulator: Emulator) -> None:
-    """A plain message that got no answer to its last try may be stored: the lines it holds are told apart."""
+    """A plain message that got no answer to its last try may be stored: the lines it holds are distinguished."""
     eventpump_emulator.faults.add(DropConnection(stored=True), role=LinkRole.PRODUCER, count=None)
     arguments = ("send", "--hub", "telemetry", "--partition", "0")
     code, _, err = await run(*arguments, emulator=eventpump_emulator, stdin=b"a\nb\n")
@@ -231,7 +231,7 @@ async def test_send_does_not_wait_for_the_next_line(eventpump_emulator: Emulator
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_send_on_a_signal_sends_every_line_read(eventpump_emulator: Emulator, number: signal.Signals) -> None:
-    """On a signal, with the input still open, every line read is sent, and the number of the last one is told."""
+    """On a signal, with the input still open, every line read is sent, and the number of the last one is reported."""
     lines = numbered(30_000)
     eventpump_emulator.faults.add(Hold(), role=LinkRole.PRODUCER, after=2)
     arguments = ("send", "--hub", "telemetry", "--partition", "0", "--batch-bytes", "20000")

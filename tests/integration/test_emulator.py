@@ -112,7 +112,7 @@ async def test_sasl_mechanisms_are_offered_in_the_services_order(emulator: Emula
 
 @pytest.mark.parametrize("mechanism", ["MSSBCBS", "ANONYMOUS", "EXTERNAL"])
 async def test_sasl_without_a_token_gives_no_rights(emulator: Emulator, mechanism: str) -> None:
-    """Whoever does not put a token is refused every link but those of the token node."""
+    """A client that does not put a token is refused every link but those of the token node."""
     config = ConnectionConfig(container_id="c", mechanism=mechanism)
     async with await AmqpPeer.connect(emulator, config) as peer:
         for options in ({"target": "telemetry"}, {"source": reading("0")}, {"source": "$management"}):
@@ -767,7 +767,7 @@ async def test_retention_by_size_drops_events_and_logs_it_once(caplog: pytest.Lo
 
 
 async def test_fault_refuses_an_attach(emulator: Emulator, peer: AmqpPeer) -> None:
-    """The matching attach is refused as told, others and later ones are not."""
+    """The matching attach is refused as configured, others and later ones are not."""
     fault = emulator.faults.add(
         Refuse("com.microsoft:server-busy"),
         on=Performative.ATTACH,

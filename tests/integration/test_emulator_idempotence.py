@@ -220,7 +220,7 @@ async def test_attach_without_properties_or_with_nulls_begins_a_producer(
 
 
 async def test_attach_with_the_other_first_answer_gets_minus_1() -> None:
-    """On request a producer without a number is told -1, and 0 is its first number."""
+    """On request a producer without a number gets -1, and 0 is its first number."""
     async with Emulator({"telemetry": 1}, nothing_published=-1) as emulator, publisher(emulator) as made:
         assert made.number == -1
         assert await made.send(0, "a") == "accepted"

@@ -32,11 +32,11 @@ from tests.ways import Way, over_both
 HUB = "telemetry"
 NATIVE = Way("native")
 LIFE = 3
-"""Seconds a token of the tests lives. Its end is told in whole seconds, so some live for two and a bit."""
+"""Seconds a token of the tests lives. Its end is stated in whole seconds, so some live for two and a bit."""
 PATIENCE = 20.0
 
 
-class Told:
+class Reported:
     """Counts something that happens, and lets others wait for it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Directory:
     """Issues web tokens that live seconds, and the service which are valid: a credential and a verifier."""
 
     def __init__(self) -> None:
-        self.issued = Told()
+        self.issued = Reported()
         self.is_open = True
         self._ends: dict[str, int] = {}
 
@@ -96,7 +96,7 @@ class WatchedKey(AzureNamedKeyCredential):
 
     def __init__(self, name: str, key: str) -> None:
         super().__init__(name, key)
-        self.read = Told()
+        self.read = Reported()
 
     @property
     def named_key(self) -> AzureNamedKey:
@@ -109,7 +109,7 @@ class WatchedSignature(AzureSasCredential):
 
     def __init__(self, signature: str) -> None:
         super().__init__(signature)
-        self.read = Told()
+        self.read = Reported()
 
     @property
     def signature(self) -> str:

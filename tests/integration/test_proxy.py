@@ -1,4 +1,4 @@
-"""The fault proxy breaks what it is told to, and nothing else."""
+"""The fault proxy breaks what a test says, and nothing else."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_cut_after_a_number_of_bytes_resets_there(proxy: FaultProxy) -> No
 
 
 async def test_delay_keeps_the_order(proxy: FaultProxy) -> None:
-    """Everything comes, in order, no sooner than told."""
+    """Everything comes, in order, no sooner than configured."""
     proxy.delay(0.05)
     loop = asyncio.get_running_loop()
     reader, writer = await _connect(proxy)

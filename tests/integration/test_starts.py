@@ -53,7 +53,7 @@ class _Seen(EventProcessor):
     async def until(self, holds: Callable[[], bool]) -> None:
         await self._changes.until(holds, LIMIT)
 
-    def told(self, kind: type[HostReport]) -> list[Any]:
+    def reported(self, kind: type[HostReport]) -> list[Any]:
         return [report for report in self.reports if isinstance(report, kind)]
 
 
@@ -84,7 +84,7 @@ async def test_host_at_latest_loses_nothing_while_its_first_link_is_cut(tmp_path
         await _send(emulator, "before")
         leases = tmp_path / "leases.db"
         async with _host(emulator, leases, initial_position="@latest") as first:
-            await first.until(lambda: bool(first.told(PumpStarted)))
+            await first.until(lambda: bool(first.reported(PumpStarted)))
             emulator.drop_connections()
         await _send(emulator, "one", "two")
         async with _host(emulator, leases, initial_position="@latest") as second:
@@ -124,18 +124,18 @@ async def test_emulator_in_memory_restarted_under_old_leases_is_reported(tmp_pat
     async with Emulator({HUB: 1}, port=port) as emulator:
         await _send(emulator, "a", "b")
         async with _host(emulator, leases) as seen:
-            await seen.until(lambda: bool(seen.told(PartitionFailed)))
-            (loss, *_) = seen.told(DataLost)
+            await seen.until(lambda: bool(seen.reported(PartitionFailed)))
+            (loss, *_) = seen.reported(DataLost)
             assert (loss.loss.kind, loss.loss.first_missing, loss.action) == (LossKind.RECREATED, 20, "fail")
-            assert 'on_data_loss="earliest"' in str(seen.told(PartitionFailed)[0].error)
+            assert 'on_data_loss="earliest"' in str(seen.reported(PartitionFailed)[0].error)
             assert seen.bodies == []
         async with _host(emulator, leases, on_data_loss="earliest") as seen:
             await seen.until(lambda: len(seen.bodies) == 2)
-            assert [each.action for each in seen.told(DataLost)] == ["earliest"]
+            assert [each.action for each in seen.reported(DataLost)] == ["earliest"]
         await _send(emulator, "c")
         async with _host(emulator, leases) as seen:
             await seen.until(lambda: seen.bodies == ["c"])
-            assert not seen.told(DataLost)
+            assert not seen.reported(DataLost)
 
 
 async def test_host_of_a_recreated_hub_goes_on_at_its_beginning(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ async def test_host_of_a_recreated_hub_goes_on_at_its_beginning(tmp_path: Path) 
             await _send(emulator, "d", "e", "f", "g")
             await seen.until(lambda: len(seen.bodies) == 7)
             assert seen.bodies == list("abcdefg")
-            assert len(seen.told(DataLost)) == 1
-            assert not seen.told(PartitionFailed)
+            assert len(seen.reported(DataLost)) == 1
+            assert not seen.reported(PartitionFailed)
 
 
 async def test_reader_of_a_recreated_hub_raises() -> None:
@@ -180,5 +180,5 @@ async def test_retention_past_the_checkpoint_is_reported(tmp_path: Path) -> None
         async with _host(emulator, tmp_path / "leases.db") as seen:
             await seen.until(lambda: len(seen.bodies) == 2)
             assert seen.bodies == ["8", "9"]
-            (loss,) = seen.told(DataLost)
+            (loss,) = seen.reported(DataLost)
             assert (loss.loss.kind, loss.loss.first_missing, loss.loss.last_missing) == (LossKind.RETENTION, 5, 7)

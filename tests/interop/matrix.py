@@ -54,7 +54,7 @@ class Matrix:
         if not self.outcomes:
             return
         width = max(map(len, (*OURS, *PEERS))) + 2
-        told: list[str] = []
+        notes: list[str] = []
         yield f"{'':{width}}" + "".join(f"{service:14}" for service in SERVICES)
         for client in (*OURS, *PEERS):
             texts = []
@@ -62,11 +62,11 @@ class Matrix:
                 cell = client, service
                 text = self.outcomes.get(cell, "not run" if cell in CELLS else "-")
                 if (note := self.notes.get(cell)) is not None:
-                    told.append(note)
-                    text += f" ({len(told)})"
+                    notes.append(note)
+                    text += f" ({len(notes)})"
                 texts.append(f"{text:14}")
             yield f"{client:{width}}" + "".join(texts).rstrip()
-        for number, note in enumerate(told, 1):
+        for number, note in enumerate(notes, 1):
             yield f"({number}) {note}"
         yield f"on Python {platform.python_version()}"
 

@@ -45,7 +45,7 @@ def events(*names: object) -> list[dict[str, object]]:
 
 
 async def test_javascript_reads_properties_of_the_hub(service: Emulator, peer: JavaScriptPeer) -> None:
-    """Name and partitions are told over $management."""
+    """Name and partitions are read over $management."""
     producer = await peer.producer(service.connection_string, HUB)
     assert await producer.describe() == {"name": HUB, "partitionIds": ["0", "1"]}
     await producer.close()
@@ -62,8 +62,8 @@ async def test_javascript_sends_what_we_read(service: Emulator, peer: JavaScript
         correlationId="c-1",
     )
     await producer.send([full, *events("second")], partitionId="0")
-    told = await producer.send_in_batch(events("third", "fourth"), partitionId="0")
-    assert told["count"] == 2
+    answer = await producer.send_in_batch(events("third", "fourth"), partitionId="0")
+    assert answer["count"] == 2
     await producer.send(events("keyed", "too"), partitionKey="key1")
     await producer.close()
     found = await read_partition(service.connection_string, HUB, "0")

@@ -67,7 +67,7 @@ def named(*names: object) -> list[bytes]:
 
 
 async def test_javascript_reads_from_every_position(service: Emulator, peer: JavaScriptPeer) -> None:
-    """It begins where it is told: by offset, sequence number, time, inclusively or not, or at the end."""
+    """It begins where it is asked to: by offset, sequence number, time, inclusively or not, or at the end."""
     for number in range(10):
         await publish(service, "0", number)
     events = await read_partition(service.connection_string, HUB, "0")
@@ -138,13 +138,13 @@ async def test_javascript_reads_last_enqueued_event_properties(service: Emulator
 
 
 async def test_javascript_reads_properties_of_partitions(service: Emulator, peer: JavaScriptPeer) -> None:
-    """A partition's first and last numbers, offset and emptiness are told over $management."""
+    """A partition's first and last numbers, offset and emptiness are read over $management."""
     await publish(service, "1", "a", "b", "c")
     (*_, last) = await read_partition(service.connection_string, HUB, "1")
     consumer = await peer.consumer(service.connection_string, HUB, "0")
-    told = await consumer.describe_partition("1")
-    assert (told["beginningSequenceNumber"], told["lastEnqueuedSequenceNumber"]) == (0, 2)
-    assert (told["lastEnqueuedOffset"], told["isEmpty"]) == (last.offset, False)
+    answer = await consumer.describe_partition("1")
+    assert (answer["beginningSequenceNumber"], answer["lastEnqueuedSequenceNumber"]) == (0, 2)
+    assert (answer["lastEnqueuedOffset"], answer["isEmpty"]) == (last.offset, False)
     assert (await consumer.describe_partition("2"))["isEmpty"] is True
     with pytest.raises(PeerError):
         await consumer.describe_partition("9")
@@ -229,10 +229,10 @@ async def test_javascript_processors_share_and_resume(
 async def test_javascript_send_of_a_full_batch_is_stored_whole(service: Emulator, peer: JavaScriptPeer) -> None:
     """A batch filled to what the link allows is stored whole, and an event above it is refused by the package."""
     producer = await peer.producer(service.connection_string, HUB)
-    told = await producer.fill_batch(event(b"x" * 10_000), partitionId="0")
-    assert told["maxSize"] == 1024 * 1024
-    assert told["maxSize"] - 10_100 < told["size"] <= told["maxSize"]
-    assert await read_bodies(service.connection_string, HUB, "0") == [b"x" * 10_000] * told["count"]
+    answer = await producer.fill_batch(event(b"x" * 10_000), partitionId="0")
+    assert answer["maxSize"] == 1024 * 1024
+    assert answer["maxSize"] - 10_100 < answer["size"] <= answer["maxSize"]
+    assert await read_bodies(service.connection_string, HUB, "0") == [b"x" * 10_000] * answer["count"]
     with pytest.raises(PeerError, match=r"[Ss]ize|large|exceed"):
         await producer.send([event(b"x" * 1_100_000)], partitionId="0")
     await producer.send([event(b"after")], partitionId="0")

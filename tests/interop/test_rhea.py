@@ -261,7 +261,7 @@ async def test_receive_from_rhea_follows_our_credit(serve: Serve) -> None:
 
 
 async def test_unsettled_deliveries_are_accepted(serve: Serve) -> None:
-    """Where a service sends unsettled, every delivery is accepted, or it would keep them for ever."""
+    """Where a service sends unsettled, every delivery is accepted, or it would keep them forever."""
     async with serve(is_settled=False) as (server, transport):
         link = await sender(transport)
         await asyncio.gather(*(link.send(message) for message in encoded(*(b"%d" % n for n in range(50)))))

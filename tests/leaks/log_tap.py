@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 _FOREIGN = "py4j"
-"""A trace, at DEBUG, of all that a Spark driver is told by its user: the options with their keys are in it."""
+"""A trace, at DEBUG, of all that a Spark driver gets from its user: the options with their keys are in it."""
 
 _FRAMES = "eventpump.amqp"
 """One line per AMQP frame: some tests and programs have hundreds of thousands."""

@@ -19,7 +19,7 @@ def say(*words: object) -> None:
     print(*words, flush=True)  # noqa: T201 - what this program is for
 
 
-def told(receipt: BatchReceipt) -> None:
+def write_receipt(receipt: BatchReceipt) -> None:
     say("batch", receipt.batch_id, receipt.count)
 
 
@@ -36,7 +36,7 @@ def main(settings: dict[str, Any]) -> None:
         sink_id="sink",
         ledger=kept,
         staging=settings["staging"],
-        on_receipt=told,
+        on_receipt=write_receipt,
         **{"order_by": "n", **settings["options"]},
     )
     spark = local_session(directory, master=settings["master"], settings=settings["spark"])

@@ -106,7 +106,7 @@ class SinkHub:
         small_batches: The option of that name.
 
     Attributes:
-        receipts: What the sink has told.
+        receipts: What the sink has reported.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ case "$*" in *jdk.incubator.vector*) echo "module not found" >&2; exit 1;; esac
 
 
 def _java(home: Path, version: str, *, before: str = "") -> Path:
-    """Make a Java that says what it is, or else what it was told."""
+    """Make a Java that says what it is, or else what it was given."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(

@@ -1,4 +1,4 @@
-"""The lag of a real query, told to a function and to the log, by a classic session and by Spark Connect."""
+"""The lag of a real query, reported to a function and to the log, by a classic session and by Spark Connect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKLOG = 10
 
 
 class Gauge:
-    """Keeps the lags it is told of; raises at the first."""
+    """Keeps the lags it is called with; raises at the first."""
 
     def __init__(self) -> None:
         self.lags: list[QueryLag] = []

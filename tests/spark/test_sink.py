@@ -354,10 +354,10 @@ def test_sink_under_spark_connect_publishes(
     connect: ConnectSession, sink: SinkHub, checkpoint: str, request: pytest.FixtureRequest
 ) -> None:
     """Under Spark Connect the sink runs on the server, and its name must be given."""
-    told = sink.ledger.with_name("receipts")
+    receipts = sink.ledger.with_name("receipts")
 
     def note(receipt: BatchReceipt) -> None:
-        with told.open("a") as file:
+        with receipts.open("a") as file:
             file.write(f"{receipt.count}\n")
 
     with pytest.raises(ConfigurationError, match="sink_id: is required"):
@@ -366,7 +366,7 @@ def test_sink_under_spark_connect_publishes(
     for _ in range(runs):
         run_query(numbered_stream(connect), sink.writer(on_receipt=note), checkpoint)
     sink.require_exactly(range(40 * runs))
-    assert told.read_text().split() == ["40"] * runs
+    assert receipts.read_text().split() == ["40"] * runs
 
 
 @pytest.mark.parametrize(
@@ -741,7 +741,7 @@ def test_sink_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink:
 
 
 def test_sink_replay_with_forgotten_producers_fails_by_default(spark: SparkSession, sink: SinkHub, policy: str) -> None:
-    """A replay whose producers are gone fails; told to, it counts stamps and is exact, or sends everything again."""
+    """A replay whose producers are gone fails; if so set, it counts stamps and is exact, or sends everything again."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 0)
     with pytest.raises(StumbleError):
         sink.writer(stamp=True, ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 50, 100), 1)

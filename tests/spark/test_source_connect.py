@@ -37,7 +37,7 @@ EVENTS = [("0", 0, b"a"), ("0", 1, b"b"), ("1", 0, b"c")]
 
 
 def test_connect_batch_reads_what_is_there(connect: ConnectSession, service: SparkService, hub: str) -> None:
-    """A batch reads what is there; a wrong option is told to the client, without secrets."""
+    """A batch reads what is there; a wrong option is an error of the client, without secrets."""
     frame = connect.read.format("eventpump").schema(BODIES).options(**options(service, hub)).load()
     assert keys(frame.collect()) == EVENTS
     with pytest.raises(AnalysisException, match="did you mean failOnDataLoss") as caught:

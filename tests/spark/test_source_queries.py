@@ -139,7 +139,7 @@ def _hub_is_recreated(service: SparkService, hub: str) -> None:
 def test_query_fails_for_lost_events(
     reading: HubReading, happens: Callable[[SparkService, str], None], says: str, left: list[int]
 ) -> None:
-    """A query fails for what is gone, and again when it is restarted; told to go on, it reads what there is."""
+    """A query fails for what is gone, and again when it is restarted; if it may go on, it reads what there is."""
     service, hub = reading.service, reading.hub
     service.publish(hub, bodies(0, 3), "0")
     reading.run_now(startingPosition="earliest")

@@ -241,7 +241,7 @@ def test_batch_at_an_offset_unknown_to_the_service_is_refused(filled: Hub) -> No
 
 
 def test_batch_of_events_that_retention_removed_fails(hub: Hub) -> None:
-    """A starting number below the oldest event fails, unless the batch is told to go on."""
+    """A starting number below the oldest event fails, unless the batch has the option to go on."""
     hub.publish(b"a", b"b", b"c")
     hub.drop_before(2)
     with pytest.raises(DataLossError, match="partition 0: the next event to read has sequence number 1"):
@@ -460,7 +460,7 @@ def test_query_waits_for_min_events_per_trigger(hub: Hub) -> None:
 
 
 def test_query_with_available_now_ends(pair: Hub) -> None:
-    """A query that is to end does, at what was there when it was told so, limit by limit."""
+    """A query that is to end does, at what was there when it was asked to, limit by limit."""
     pair.publish(b"a", b"b", b"c")
     engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=2)
     engine.reader.prepareForTriggerAvailableNow()
@@ -492,7 +492,7 @@ def test_query_reads_partitions_that_are_added(hub: Hub) -> None:
 
 
 def lossy(hub: Hub) -> tuple[Engine, Engine]:
-    """Two queries that have read three events, of which one is told to go on whatever is lost."""
+    """Two queries that have read three events, of which one has the option to go on whatever is lost."""
     hub.publish(b"a", b"b", b"c")
     engines = Engine(hub, startingPosition="earliest"), Engine(hub, startingPosition="earliest", failOnDataLoss="false")
     for engine in engines:

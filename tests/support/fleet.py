@@ -197,7 +197,7 @@ class Fleet:
             await asyncio.sleep(step)
         raise AssertionError(f"it does not hold after {within} s")
 
-    def told(self, name: str, kind: type[_R], partition_id: str | None = None) -> list[_R]:
+    def reported(self, name: str, kind: type[_R], partition_id: str | None = None) -> list[_R]:
         """Return a host's reports of a kind."""
         return [
             each for each in self.reports[name] if isinstance(each, kind) and partition_id in {None, each.partition_id}

@@ -1,4 +1,4 @@
-"""A lease store that fails when told to."""
+"""A lease store that fails when a test says so."""
 
 from __future__ import annotations
 

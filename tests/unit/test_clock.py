@@ -120,7 +120,7 @@ async def test_boot_and_time_are_the_same_for_processes_of_a_machine() -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", _SHOW, stdout=subprocess.PIPE, env=os.environ)
     shown, _ = await child.communicate()
     assert child.returncode == 0
-    boot_id, _, told = shown.decode().partition("|")
+    boot_id, _, reported = shown.decode().partition("|")
     assert boot_id.strip() == str(ours.boot_id)
-    assert before - 0.01 <= float(told) <= ours.boot_time() + 0.01
+    assert before - 0.01 <= float(reported) <= ours.boot_time() + 0.01
     assert ours.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=0.5)

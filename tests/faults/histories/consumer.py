@@ -549,12 +549,12 @@ class ConsumerHistory:
             self.hub.resume()
 
     async def silence(self) -> None:
-        """Let the links there are now be open and silent for ever; nothing but another link mends that."""
+        """Let the links there are now be open and silent forever; nothing but another link mends that."""
         rng = self.world.rng
         self._silence(rng.choice((None, *self.hub.partition_ids)), "reopened", answers_echo=rng.random() < 0.5)
 
     async def silence_connection(self) -> None:
-        """Let links be silent for ever that are attached over the connections there are now, later ones too."""
+        """Let links be silent forever that are attached over the connections there are now, later ones too."""
         self._silence(None, "reconnected", answers_echo=self.world.rng.random() < 0.5)
 
     def _silence(self, partition_id: str | None, until: str, *, answers_echo: bool) -> None:

@@ -87,7 +87,7 @@ class Ledger:
         self.pinned: set[str] = set()
         """Partitions that a host has begun to read, in any making."""
         self.unreported: set[str] = set()
-        """Partitions whose checkpoint speaks of a hub that is no more, and of which no report has told."""
+        """Partitions whose checkpoint speaks of a hub that is no more, and of which there was no report."""
         self.batches = 0
 
     # ---------------------------------------------------------------------------------------------- the hub

@@ -151,7 +151,7 @@ class _Worker:
     kept: list[EventData] = field(default_factory=list)
     is_stopping: bool = False
     is_shut_out: bool = False
-    """Whether it was told that another publisher took over, or that its state is gone."""
+    """Whether it was notified that another publisher took over, or that its state is gone."""
     is_closing: bool = False
     has_closed: bool = False
 

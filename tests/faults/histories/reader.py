@@ -154,7 +154,7 @@ class ReaderHistory(OnePartition):
             self._lost(each, error)
             each.has_failed = True
         except ServiceError as error:
-            # What passes is tried again for ever once a reader was attached; these are its start's.
+            # What passes is tried again forever once a reader was attached; these are its start's.
             self.world.note("ends", each.name, repr(error))
             each.has_failed = True
             if each.given is not None:

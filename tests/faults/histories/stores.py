@@ -1,4 +1,4 @@
-"""The lease store of a history's host: it fails as it is told to, and what it really stores is seen.
+"""The lease store of a history's host: it fails as a test says, and what it really stores is seen.
 
 Over memory, or over a file as `SqliteLeaseStore` keeps it: with its work done in the loop's thread, because what a
 thread does has no fixed place in a history.
@@ -39,7 +39,7 @@ class Trouble:
     Args:
         fails: The call does nothing and fails.
         loses: It does its work, and its answer is lost.
-        lates: The caller is told of a failure, and the work is done seconds later.
+        lates: The caller gets a failure, and the work is done seconds later.
         cancels: The call raises `CancelledError`, as a client library does whose own task was cancelled.
         slow: Seconds that every call takes at most.
         hangs: No call is answered until this is over.

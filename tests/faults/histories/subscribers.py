@@ -299,7 +299,7 @@ class SubscribersHistory(ConsumerHistory):
         self.dropped: set[str] = set()
         """Those of them whose checkpoints were not to be kept."""
         self.unreported: dict[str, None] = {}
-        """Subscriptions with checkpoints of a hub that is no more, and of which no report has told."""
+        """Subscriptions with checkpoints of a hub that is no more, and of which there was no report."""
         self.users: list[tuple[HistoryHost, asyncio.Task[None]]] = []
         """The calls of `subscribe` and `unsubscribe` there were, and the hosts they were made on."""
         self.is_ending = False

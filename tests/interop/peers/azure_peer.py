@@ -1,4 +1,4 @@
-"""The official SDK in a process of its own, told what to do by JSON lines: one command a line, one answer a line.
+"""The official SDK in a process of its own, controlled by JSON lines: one command a line, one answer a line.
 
 A command is `{"id": n, "do": name, ...}`, its answer `{"id": n, "result": ...}` or `{"id": n, "error": [type, text]}`.
 What happens by itself comes as `{"note": kind, "name": client, ...}`. azure-eventhub is used as it is: unpatched, and

@@ -1,4 +1,4 @@
-"""Peers in processes of their own, told what to do by JSON lines: one command a line, one answer a line."""
+"""Peers in processes of their own, controlled by JSON lines: one command a line, one answer a line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RheaOptions:
         partitions: Of the hub, `telemetry`.
         max_frame_size: The largest frame it takes, in bytes; None for rhea's default.
         idle_time_out: Milliseconds, as its open says; it bears twice as many. None for none.
-        credit_window: Messages it takes without being told; 0 has `grant` say how many.
+        credit_window: Messages it takes without being granted credit; 0 has `grant` say how many.
         is_settled: Whether it sends events settled, as the real service does.
         max_message_size: What its links for publishing say.
         tls: A file with its certificate and key (PEM); None for plain TCP.

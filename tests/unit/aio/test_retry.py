@@ -35,7 +35,7 @@ POLICY = RetryOptions(max_retries=3, base_delay=1.0, max_delay=3.0)
 
 
 class _Script:
-    """An operation that fails as told and then succeeds. Records when each attempt began."""
+    """An operation that fails as given and then succeeds. Records when each attempt began."""
 
     def __init__(self, *failures: Exception, took: float = 0.0) -> None:
         self._failures = list(failures)

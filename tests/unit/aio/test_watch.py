@@ -31,7 +31,7 @@ async def test_watched_returns_and_raises_what_the_coroutine_does(clock: Virtual
 
 
 async def test_watched_reports_only_a_step_that_blocks_beyond_the_threshold(clock: VirtualClock) -> None:
-    """Waiting long is fine; keeping the loop from turning for longer than the threshold is told, with its length."""
+    """Waiting long is fine; keeping the loop from turning for longer than the threshold is reported, and how long."""
     blocked: list[float] = []
 
     async def work() -> None:

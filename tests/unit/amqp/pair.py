@@ -59,7 +59,7 @@ class Pair:
 
     Attributes:
         to_server: Every flight of the client's bytes; likewise `to_client`.
-        client_events: Everything the client was told; likewise `server_events`.
+        client_events: All events of the client; likewise `server_events`.
     """
 
     def __init__(
@@ -77,22 +77,22 @@ class Pair:
         """Exchange bytes until there are none.
 
         Returns:
-            What the client and the server were told.
+            The events of the client and of the server.
         """
-        told: tuple[list[Event], list[Event]] = ([], [])
+        events: tuple[list[Event], list[Event]] = ([], [])
         while True:
             up, down = self.client.data_to_send(), self.server.data_to_send()
             if not up and not down:
                 break
             if up:
                 self.to_server.append(up)
-                told[1].extend(self._serve(up))
+                events[1].extend(self._serve(up))
             if down:
                 self.to_client.append(down)
-                told[0].extend(self.client.receive(down))
-        self.client_events += told[0]
-        self.server_events += told[1]
-        return told
+                events[0].extend(self.client.receive(down))
+        self.client_events += events[0]
+        self.server_events += events[1]
+        return events
 
     def _serve(self, data: bytes) -> list[Event]:
         events = self.server.receive(data)
@@ -120,8 +120,8 @@ class Pair:
             The client's and the server's end.
         """
         mine = self.client.begin()
-        _, told = self.run()
-        return mine, only(told, SessionBegun).session
+        _, events = self.run()
+        return mine, only(events, SessionBegun).session
 
     def link(
         self,
@@ -144,8 +144,8 @@ class Pair:
             target=Target("there"),
             max_message_size=max_message_size,
         )
-        _, told = self.run()
-        theirs = only(told, LinkAttached).link
+        _, events = self.run()
+        theirs = only(events, LinkAttached).link
         theirs.accept(max_message_size=server_max_message_size)
         self.run()
         assert mine.is_attached

@@ -61,7 +61,7 @@ def test_server_offers_its_mechanisms_in_order() -> None:
 
 
 def test_connection_reports_a_refused_credential_at_both_ends() -> None:
-    """A refused credential is told at both ends, and nothing more is sent."""
+    """A refused credential is an event at both ends, and nothing more is sent."""
     pair = Pair(is_welcome=False)
     pair.client.start()
     client, server = pair.run()
@@ -207,7 +207,7 @@ def test_receive_bounds_what_waits_for_the_sasl_outcome() -> None:
 
 @pytest.mark.parametrize("header", [AMQP_HEADER, b"AMQP\x00\x00\x09\x01", b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"B"])
 def test_server_answers_another_protocol_header_with_its_own(header: bytes) -> None:
-    """A client that begins in another way is told what is spoken here (2.2)."""
+    """A client that begins in another way gets the header of what is spoken here (2.2)."""
     server = Connection(config(), Role.SERVER)
     assert condition(server.receive(header)) == "amqp:connection:framing-error"
     assert server.data_to_send() == SASL_HEADER
@@ -224,13 +224,13 @@ def test_client_raises_on_a_server_of_another_protocol(header: bytes) -> None:
 @pytest.mark.parametrize("closer", ["client", "server"])
 @pytest.mark.parametrize("error", [None, AmqpError("amqp:connection:forced", "bye", {Symbol("why"): 1})])
 def test_close_is_reported_once_at_both_ends(closer: str, error: AmqpError | None) -> None:
-    """Either end closes, with or without an error, and both are told once."""
+    """Either end closes, with or without an error, and both are notified once."""
     pair = opened()
     getattr(pair, closer).close(error)
     getattr(pair, closer).close(error)
     client, server = pair.run()
-    told, answered = (server, client) if closer == "client" else (client, server)
-    assert only(told, Closed) == Closed(error)
+    events, answered = (server, client) if closer == "client" else (client, server)
+    assert only(events, Closed) == Closed(error)
     assert only(answered, Closed) == Closed(None)
     assert pair.client.receive_eof() == pair.server.receive_eof() == []
 
@@ -379,7 +379,7 @@ def test_invalid_open_closes_the_connection_with_an_open_of_its_own(bad: Open, r
     ],
 )
 def test_broken_rule_closes_the_connection_with_its_condition(data: bytes, expected: str) -> None:
-    """A broken rule closes the connection with its condition, which the peer is told; the rest is not read."""
+    """A broken rule closes the connection with its condition, which the peer gets; the rest is not read."""
     pair = opened()
     assert condition(pair.server.receive(data + data)) == expected
     assert pair.server.receive(data) == []
@@ -413,17 +413,17 @@ def test_begin_uses_channels_up_to_the_lower_channel_max() -> None:
 @pytest.mark.parametrize("ender", [0, 1])
 @pytest.mark.parametrize("error", [None, AmqpError("amqp:session:window-violation", "too much")])
 def test_session_end_is_reported_once_at_both_ends(ender: int, error: AmqpError | None) -> None:
-    """Either end ends a session, with or without an error, and both are told once, with the links."""
+    """Either end ends a session, with or without an error, and both are notified once, with the links."""
     pair = opened()
     sessions = pair.session()
     link, _ = pair.link(sessions[0], is_receiver=True)
     sessions[ender].end(error)
     sessions[ender].end(error)
-    told = pair.run()
-    ended = only(told[1 - ender], SessionEnded)
+    events = pair.run()
+    ended = only(events[1 - ender], SessionEnded)
     assert ended.error == error
     assert [each.name for each in ended.links] == ["link"]
-    assert only(told[ender], SessionEnded).error is None
+    assert only(events[ender], SessionEnded).error is None
     assert not link.is_attached
     assert pair.client.sessions == pair.server.sessions == {}
     with pytest.raises(ClosedError):
@@ -444,8 +444,8 @@ def test_repr_of_config_and_events_shows_no_credential() -> None:
     theirs.set_credit(1)
     pair.run()
     mine.send(b"a token")
-    _, told = pair.run()
-    assert "token" not in repr(told)
+    _, events = pair.run()
+    assert "token" not in repr(events)
 
 
 def test_receive_of_a_large_frame_in_pieces_copies_little() -> None:

@@ -36,7 +36,7 @@ def small() -> Pair:
     return opened(config(max_frame_size=LIMIT))
 
 
-def told_by(server: Connection) -> bytes:
+def sent_by(server: Connection) -> bytes:
     """Take what a server sends. No frame may be too large for its client."""
     data = server.data_to_send()
     assert all(size <= LIMIT for _, size in frames(data))
@@ -54,7 +54,7 @@ def attached(pair: Pair, name: str, **options: Any) -> bytes:
     pair.server.data_to_send()
     link = only(pair.server.receive(frame(0, attach)), LinkAttached).link
     link.accept()
-    return told_by(pair.server)
+    return sent_by(pair.server)
 
 
 @pytest.mark.parametrize("length", range(250, 500, 5))
@@ -115,7 +115,7 @@ def test_error_description_too_long_for_a_frame_is_shortened(end: str, text: str
         pair.server.close(error)
     else:
         link.settle(0, 0, Rejected(error))
-    (performative,) = [each for each, _ in frames(told_by(pair.server))]
+    (performative,) = [each for each, _ in frames(sent_by(pair.server))]
     found = performative.state.error if isinstance(performative, Disposition) else performative.error
     assert found.condition == "amqp:internal-error"
     assert found.info is None
@@ -134,7 +134,7 @@ def test_error_that_fits_exactly_is_not_shortened(length: int) -> None:
     error = AmqpError("amqp:internal-error", "x" * length)
     is_fitting = len(Close(error=error).encode()) + 8 <= LIMIT
     pair.server.close(error)
-    ((close, size),) = frames(told_by(pair.server))
+    ((close, size),) = frames(sent_by(pair.server))
     assert (close.error == error) is is_fitting
     assert is_fitting or size > LIMIT - 8
 
@@ -143,7 +143,7 @@ def test_close_with_a_condition_too_long_for_a_frame_is_sent() -> None:
     """Whatever an error is, a close is sent."""
     pair = small()
     pair.server.close(AmqpError("x" * 1000, "y"))
-    (close,) = sent(told_by(pair.server), Close)
+    (close,) = sent(sent_by(pair.server), Close)
     assert close.error == AmqpError("amqp:internal-error")
 
 
@@ -158,7 +158,7 @@ def test_settlement_echo_leaves_out_annotations_that_do_not_fit() -> None:
     pair.server.data_to_send()
     state = Modified(delivery_failed=True, message_annotations={Symbol("why"): "x" * 5000})
     pair.server.receive(frame(0, Disposition(role=True, first=delivery_id, state=state)))
-    (answer,) = sent(told_by(pair.server), Disposition)
+    (answer,) = sent(sent_by(pair.server), Disposition)
     assert answer.settled
     assert answer.state == Modified(delivery_failed=True)
 
@@ -176,7 +176,7 @@ def test_send_splits_a_message_into_as_many_frames_as_it_needs(size: int, is_run
         theirs.send_run([b"x" * size])
     else:
         theirs.send(b"x" * size)
-    assert payloads(pair.client.receive(told_by(pair.server))) == [b"x" * size]
+    assert payloads(pair.client.receive(sent_by(pair.server))) == [b"x" * size]
 
 
 def test_attach_that_does_not_fit_frees_its_handle() -> None:

@@ -171,11 +171,11 @@ def test_unfinished_messages_beyond_the_bound_detach_their_link(is_client: bool)
     receiving = Receiving(is_client=is_client, unfinished=1000)
     for channel, handle in ((0, 0), (0, 1), (1, 0)):
         assert receiving.part(channel, handle, 300) == []
-    told = only(receiving.part(1, 1, 101), LinkDetached)
-    assert told.link is receiving.links[1, 1]
-    assert told.error is not None
-    assert told.error.condition == "amqp:resource-limit-exceeded"
-    assert "1000 bytes" in (told.error.description or "")
+    events = only(receiving.part(1, 1, 101), LinkDetached)
+    assert events.link is receiving.links[1, 1]
+    assert events.error is not None
+    assert events.error.condition == "amqp:resource-limit-exceeded"
+    assert "1000 bytes" in (events.error.description or "")
     assert receiving.held == receiving.engine.unfinished_bytes.count == 900
     assert receiving.part(1, 1, 101) == []  # on its way before the detach arrived
     assert receiving.engine.unfinished_bytes.count == 900
@@ -279,7 +279,7 @@ def test_begins_and_open_count_towards_the_bound() -> None:
 
 
 def test_ended_links_and_sessions_do_not_count_towards_the_bound() -> None:
-    """A client that attaches and detaches for ever, or begins and ends, never meets the bound."""
+    """A client that attaches and detaches forever, or begins and ends, never meets the bound."""
     server = opened(server=config(limits=ConnectionLimits(kept=100_000))).server
     before = server.kept
     begin = Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9)
@@ -408,7 +408,7 @@ class _Stream(asyncio.Transport):
 
 @ROLES
 async def test_ended_connection_is_freed_without_the_collector(is_client: bool, no_collector: None) -> None:
-    """Once the stream is gone and its owner was told, sessions and links are freed, with what their attaches held."""
+    """Once the stream is gone and its owner knows, sessions and links are freed, with what their attaches held."""
     pair = opened()
     engine = pair.client if is_client else pair.server
     session, other = pair.session()

@@ -58,8 +58,8 @@ def linked(
     return (pair, mine_end, theirs) if client_sends else (pair, theirs, mine_end)
 
 
-def told(pair: Pair, link: Link) -> list[Any]:
-    """Run, and give what the end of a link was told."""
+def events_at(pair: Pair, link: Link) -> list[Any]:
+    """Run, and return the events of the end of a link."""
     client, server = pair.run()
     return client if pair.engine_of(link) is pair.client else server
 
@@ -76,10 +76,10 @@ def test_transfer_of_any_size_arrives_whole(client_sends: bool, size: int, settl
         client_sends=client_sends, client=config(max_frame_size=512), server=config(max_frame_size=512)
     )
     receiver.set_credit(2)
-    assert only(told(pair, sender), CreditChanged).link is sender
+    assert only(events_at(pair, sender), CreditChanged).link is sender
     first = sender.send(b"a" * size, message_format=0x80013700, settled=settled)
     second = sender.send(b"b" * size, settled=settled)
-    event = only(told(pair, receiver), Messages)
+    event = only(events_at(pair, receiver), Messages)
     assert event.payloads == [b"a" * size, b"b" * size]
     assert event.formats == [0x80013700, 0]
     assert event.delivery_ids == ([] if settled else [first, second])
@@ -107,7 +107,7 @@ def test_send_run_sends_what_credit_allows_as_one_event(client_sends: bool) -> N
     messages = [bytes([number]) * number for number in range(20)]
     assert sender.send_run(messages, 5, 1 << 20) == 10
     assert sender.send_run(messages, 15, 1 << 20) == 0
-    assert only(told(pair, receiver), Messages).payloads == messages[5:15]
+    assert only(events_at(pair, receiver), Messages).payloads == messages[5:15]
     assert (receiver.credit, sender.credit) == (0, 0)
     assert receiver.delivery_count == sender.delivery_count == 10
 
@@ -122,7 +122,7 @@ def test_send_run_stops_at_its_bytes_and_frames() -> None:
     assert sender.send_run(messages, 2, 150) == 1
     assert sender.send_run(messages, 3, 150) == 1
     assert sender.send_run(messages, 4, 150) == 0
-    assert payloads(told(pair, receiver)) == messages
+    assert payloads(events_at(pair, receiver)) == messages
 
 
 @pytest.mark.parametrize("call", ["send", "run"])
@@ -136,7 +136,7 @@ def test_send_of_a_message_above_the_peers_max_size_is_refused(call: str) -> Non
     assert sender.send_run([b"x" * 1000, b"x" * 1001]) == 1
     with pytest.raises(EventTooLargeError, match="1001"):
         sender.send(b"x" * 1001) if call == "send" else sender.send_run([b"x" * 1001])
-    assert [len(payload) for payload in payloads(told(pair, receiver))] == [1000, 1000]
+    assert [len(payload) for payload in payloads(events_at(pair, receiver))] == [1000, 1000]
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
@@ -158,7 +158,7 @@ def test_receive_of_a_message_above_the_max_size_detaches_the_link(size: int) ->
 
 
 def test_send_beyond_the_session_window_waits_in_order() -> None:
-    """What the session window holds back goes out when it opens, in order; runs stop at it and are told."""
+    """What the session window holds back goes out when it opens, in order; runs stop at it and are reported."""
     pair, sender, receiver = linked(client_sends=True, server=config(incoming_window=10))
     receiver.set_credit(1000)
     pair.run()
@@ -211,7 +211,7 @@ def test_transfers_beyond_credit_are_taken_with_leniency() -> None:
     pair, sender, receiver = linked(client_sends=True, server=config(enforce_credit=False))
     sender.send(b"a", settled=True)
     sender.send(b"b", settled=True)
-    assert payloads(told(pair, receiver)) == [b"a", b"b"]
+    assert payloads(events_at(pair, receiver)) == [b"a", b"b"]
     assert receiver.delivery_count == 2
 
 
@@ -223,11 +223,11 @@ def test_transfers_on_their_way_when_credit_is_lowered_are_taken() -> None:
     receiver.set_credit(0)
     for _ in range(3):
         sender.send(b"x", settled=True)
-    assert len(payloads(told(pair, receiver))) == 3
+    assert len(payloads(events_at(pair, receiver))) == 3
     assert receiver.credit == 0
     assert sender.credit <= 0
     sender.send(b"x", settled=True)
-    assert only(told(pair, receiver), LinkDetached).error is not None
+    assert only(events_at(pair, receiver), LinkDetached).error is not None
 
 
 @pytest.mark.parametrize("start", [MAX - 3, MAX, 0x7FFF_FFFF])
@@ -241,11 +241,13 @@ def test_counts_and_ids_wrap_around_at_2_32(start: int) -> None:
     pair.run()
     assert sender.credit == 8
     ids = [sender.send(bytes([number])) for number in range(8)]
-    event_ids = [each for event in told(pair, receiver) if isinstance(event, Messages) for each in event.delivery_ids]
+    event_ids = [
+        each for event in events_at(pair, receiver) if isinstance(event, Messages) for each in event.delivery_ids
+    ]
     assert event_ids == ids == [(start + step) & MAX for step in range(8)]
     assert sender.delivery_count == receiver.delivery_count == (start + 8) & MAX
     receiver.settle(ids[0], ids[-1], Accepted())
-    assert only(told(pair, sender), Outcomes).outcomes == [(each, Accepted()) for each in ids]
+    assert only(events_at(pair, sender), Outcomes).outcomes == [(each, Accepted()) for each in ids]
     receiver.set_credit(2)
     pair.run()
     assert sender.credit == 2
@@ -261,7 +263,7 @@ def test_flow_that_crosses_messages_counts_from_its_senders_state(start: int) ->
     for _ in range(8):
         sender.send(b"x", settled=True)
     receiver.set_credit(20)
-    assert len(payloads(told(pair, receiver))) == 8
+    assert len(payloads(events_at(pair, receiver))) == 8
     assert (sender.credit, receiver.credit) == (12, 12)
     sender.drained()
     pair.run()
@@ -274,11 +276,11 @@ def test_drain_uses_up_the_credit(client_sends: bool) -> None:
     """A drain uses up the credit: messages if there are any, the rest without (2.6.7)."""
     pair, sender, receiver = linked(client_sends=client_sends)
     receiver.set_credit(10, drain=True)
-    assert only(told(pair, sender), CreditChanged).link is sender
+    assert only(events_at(pair, sender), CreditChanged).link is sender
     assert sender.drain
     sender.send(b"x", settled=True)
     sender.drained()
-    events = told(pair, receiver)
+    events = events_at(pair, receiver)
     assert payloads(events) == [b"x"]
     assert only(events, CreditChanged).link is receiver
     assert receiver.credit == sender.credit == 0
@@ -315,18 +317,18 @@ def test_probe_is_answered_once_behind_what_was_sent() -> None:
     pair.run()
     assert receiver.probe()
     sender.send(b"before", settled=True)
-    told, _ = pair.run()
-    assert [type(event) for event in told] == [Messages, FlowAnswered]
+    events, _ = pair.run()
+    assert [type(event) for event in events] == [Messages, FlowAnswered]
     assert (receiver.credit, receiver.allowance, sender.credit) == (6, 6, 6)
     sender.session.send_flow(sender.handle, delivery_count=sender.delivery_count, credit=sender.credit)
     assert pair.run() == ([], [])
     sender.answers_echo = False
     assert receiver.probe()
-    told, _ = pair.run()
-    assert told == []
+    events, _ = pair.run()
+    assert events == []
     sender.session.send_flow(sender.handle, delivery_count=sender.delivery_count, credit=sender.credit)
-    told, _ = pair.run()
-    assert [type(event) for event in told] == [FlowAnswered]
+    events, _ = pair.run()
+    assert [type(event) for event in events] == [FlowAnswered]
     receiver.detach()
     assert not receiver.probe()
 
@@ -379,9 +381,9 @@ def test_settle_reports_every_outcome_once_for_its_delivery(client_sends: bool, 
     ids = [sender.send(b"x") for _ in range(3)]
     pair.run()
     receiver.settle(ids[1], ids[1], outcome)
-    assert only(told(pair, sender), Outcomes).outcomes == [(ids[1], outcome)]
+    assert only(events_at(pair, sender), Outcomes).outcomes == [(ids[1], outcome)]
     receiver.settle(ids[0], ids[2], Accepted())
-    assert only(told(pair, sender), Outcomes).outcomes == [(ids[0], Accepted()), (ids[2], Accepted())]
+    assert only(events_at(pair, sender), Outcomes).outcomes == [(ids[0], Accepted()), (ids[2], Accepted())]
     assert sender.session.unsettled == {}
 
 
@@ -460,7 +462,7 @@ def test_settled_and_unsettled_messages_keep_their_order(client_sends: bool) -> 
     pair.run()
     sent = [(bytes([number]), number in (2, 3, 6)) for number in range(9)]
     ids = [sender.send(payload, settled=not unsettled) for payload, unsettled in sent]
-    events = [event for event in told(pair, receiver) if isinstance(event, Messages)]
+    events = [event for event in events_at(pair, receiver) if isinstance(event, Messages)]
     assert payloads(list(events)) == [payload for payload, _ in sent]
     assert all(len(event.delivery_ids) in (0, len(event.payloads)) for event in events)
     assert [each for event in events for each in event.delivery_ids] == [ids[2], ids[3], ids[6]]
@@ -565,7 +567,7 @@ ERRORS = pytest.mark.parametrize("error", [None, AmqpError("amqp:link:stolen", "
 @ERRORS
 @pytest.mark.parametrize("sender_ends", [True, False])
 def test_detach_is_reported_once_at_both_ends(client_sends: bool, sender_ends: bool, error: AmqpError | None) -> None:
-    """Either end detaches, with or without an error, and both are told once."""
+    """Either end detaches, with or without an error, and both are notified once."""
     pair, sender, receiver = linked(client_sends=client_sends)
     ender, other = (sender, receiver) if sender_ends else (receiver, sender)
     ender.detach(error)
@@ -596,7 +598,7 @@ def test_detach_that_crosses_the_peers_needs_no_answer() -> None:
 
 
 def test_refuse_sends_an_attach_without_termini_and_a_detach() -> None:
-    """A refusal is an attach without termini and a detach with the error (2.6.3), told as a detach only."""
+    """A refusal is an attach without termini and a detach with the error (2.6.3), reported as a detach only."""
     pair = opened()
     mine, theirs = pair.session()
     for is_receiver in (True, False):

@@ -20,11 +20,11 @@ def attach(pair: Pair, session: Session, *, is_receiver: bool, accepts: bool = T
         Both ends.
     """
     mine = session.attach("x", is_receiver=is_receiver, source=Source("a"), target=Target("b"))
-    told = pair.server.receive(pair.client.data_to_send())
-    theirs = only(told, LinkAttached).link
+    events = pair.server.receive(pair.client.data_to_send())
+    theirs = only(events, LinkAttached).link
     if accepts:
         theirs.accept()
-    pair.server_events += told
+    pair.server_events += events
     pair.run()
     return mine, theirs
 
@@ -46,10 +46,10 @@ def test_attach_of_a_name_in_use_steals_the_link(is_receiver: bool, is_same_sess
     assert [(event.link, event.closed, event.error and event.error.condition) for event in detached] == [
         (their_first, True, STOLEN)
     ]
-    told = only(pair.client_events, LinkDetached)
-    assert told.link is first
-    assert told.error is not None
-    assert told.error.condition == STOLEN
+    happened = only(pair.client_events, LinkDetached)
+    assert happened.link is first
+    assert happened.error is not None
+    assert happened.error.condition == STOLEN
     assert second.is_attached
     assert their_second.is_attached
     receiver, sender = (second, their_second) if is_receiver else (their_second, second)
@@ -126,7 +126,7 @@ def test_transfers_read_with_their_attach_are_reported_without_credit() -> None:
 
 
 def test_transfers_read_with_their_attach_are_refused_where_enforced() -> None:
-    """Where credit is enforced, the link is detached for them, once: the attach is told before, for nothing."""
+    """Where credit is enforced, the link is detached for them, once: the attach is reported before, for nothing."""
     pair = opened()
     events = pair.server.receive(pipelined())
     link = only(events, LinkAttached).link

@@ -56,12 +56,12 @@ def react(engine: Connection, events: list[Event]) -> list[Event]:
     Returns:
         All events, with those that a SASL answer let through.
     """
-    told = list(events)
+    happened = list(events)
     for event in events:
         match event:
             case SaslRequested():
                 engine.sasl_outcome(ok=True)
-                told += react(engine, engine.receive(b""))
+                happened += react(engine, engine.receive(b""))
             case LinkAttached(link) if link.is_remote_initiated:
                 if link.name.startswith("refused"):
                     link.refuse(AmqpError("amqp:not-found", "no such hub"))
@@ -76,7 +76,7 @@ def react(engine: Connection, events: list[Event]) -> list[Event]:
             case Messages(link, _, ids, _) if ids:
                 for each in ids:
                     link.settle(each, each, Accepted() if each % 3 else Rejected(AmqpError("amqp:x", "y")))
-    return told
+    return happened
 
 
 @dataclass

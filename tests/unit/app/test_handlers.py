@@ -302,9 +302,9 @@ async def test_decode_error_is_not_retried() -> None:
         )
         await asyncio.sleep(1)
         assert seen == [0, 2]
-        (skipped,) = fleet.told("a", EventSkipped)
+        (skipped,) = fleet.reported("a", EventSkipped)
         assert isinstance(skipped.error, DecodeError)
-        assert len(fleet.told("a", ProcessorFailed)) == 2  # in its batch, and alone
+        assert len(fleet.reported("a", ProcessorFailed)) == 2  # in its batch, and alone
         assert fleet.checkpoint("0") == 2
 
 
@@ -329,8 +329,8 @@ async def test_time_of_a_call_is_that_of_each_event(policy: str, publishes: bool
             on_handler_timeout=policy,
         )
         await fleet.until(lambda: fleet.checkpoint("0") == 19, 60)
-        assert not fleet.told("a", HandlerSlow)
-        assert not fleet.told("a", ProcessorFailed)
+        assert not fleet.reported("a", HandlerSlow)
+        assert not fleet.reported("a", ProcessorFailed)
     assert handled == list(range(20))
     assert sorted(map(int, producer.stored)) == (handled if publishes else [])
 
@@ -358,7 +358,7 @@ async def test_event_that_takes_longer_than_a_call_may_is_cancelled(publishes: b
             handler_retry=RetryOptions(max_retries=None, base_delay=0.1, max_delay=0.1),
         )
         await fleet.until(lambda: fleet.checkpoint("0") == 19, 60)
-        assert len(fleet.told("a", ProcessorFailed)) == 1
+        assert len(fleet.reported("a", ProcessorFailed)) == 1
     assert handled == list(range(20))
     assert [number for number, _ in begun] == [*range(8), *range(7, 20)]
     assert 1.0 <= begun[8][1] - begun[7][1] < 1.3

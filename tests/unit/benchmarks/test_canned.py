@@ -191,6 +191,6 @@ def test_floor_reads_all_bytes(service: CannedService) -> None:
 
 
 def test_reading_too_few_events_fails_without_waiting(service: CannedService) -> None:
-    """A side that cannot measure over as many events as it should says so, and does not wait for ever."""
+    """A side that cannot measure over as many events as it should says so, and does not wait forever."""
     with pytest.raises(BenchmarkError, match="came after every partition had one"):
         run_side("theirs:receive", TIMEOUT, **service.place("theirs"), **RECEIVED, events=EVENTS)

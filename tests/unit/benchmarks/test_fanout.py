@@ -109,7 +109,7 @@ def test_pair_measures_what_is_before_the_handlers(service: CannedService) -> No
 
 
 def test_side_that_asks_for_too_much_fails(service: CannedService) -> None:
-    """It does not wait for ever."""
+    """It does not wait forever."""
     arguments = {"partitions": PARTITIONS, "kind": "varied", "available": EVENTS, "consumers": 2, "reads": False}
     with pytest.raises(BenchmarkError, match="deliveries came after"):
         run_side("theirs:fanout", TIMEOUT, **service.place("theirs"), **arguments, events=EVENTS)

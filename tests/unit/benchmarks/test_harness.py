@@ -81,7 +81,7 @@ def test_meter_refuses_one_count_as_begin_and_end() -> None:
 
 
 def test_median_run_is_the_middle_one() -> None:
-    """Of several runs the one with the middle cost is told whole; of two the lower."""
+    """Of several runs the one with the middle cost is reported whole; of two the lower."""
     runs = [{"cost": cost, "busy": cost / 10} for cost in (5.0, 1.0, 3.0)]
     assert median_run(list(runs)) == {"cost": 3.0, "busy": 0.3}
     assert median_run([{"cost": 4.0}, {"cost": 2.0}]) == {"cost": 2.0}
@@ -277,7 +277,7 @@ def test_quick_run_prints_the_table_and_writes_a_row_per_stage(
 
 
 def test_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is no benchmark ends the command at once, and the names there are are told."""
+    """A name that is no benchmark ends the command at once, and the existing names are listed."""
     with pytest.raises(SystemExit) as caught:
         main(["recieve"])
     assert caught.value.code == 2

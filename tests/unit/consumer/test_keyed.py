@@ -303,8 +303,8 @@ async def test_key_that_is_retried_holds_up_no_other(raises: BaseException | Non
         assert fleet.checkpoint("0") == 12
         await asyncio.sleep(100)
         assert book.of_key(3) == [3, 13, 13, 13, 13, *range(23, 100, KEYS)]
-        assert [(each.sequence_number, each.attempts) for each in fleet.told("a", EventSkipped)] == [(13, 4)]
-        assert len(book.errors) == len(fleet.told("a", ProcessorFailed)) == 4
+        assert [(each.sequence_number, each.attempts) for each in fleet.reported("a", EventSkipped)] == [(13, 4)]
+        assert len(book.errors) == len(fleet.reported("a", ProcessorFailed)) == 4
         assert fleet.checkpoint("0") == 99
 
 
@@ -347,7 +347,7 @@ async def test_batch_of_a_key_is_narrowed_before_it_is_skipped() -> None:
     async with stocked(50) as fleet:
         await _start(fleet, _Keyed(book, concurrency=1, max_batch_per_key=5), failure_policy="skip")
         await asyncio.sleep(10)
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [13]
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [13]
         assert [call for call in book.calls if call[0] % KEYS == 3] == [
             (3, 13, 23, 33, 43), (3,), (13,), (23,), (33,), (43,)
         ]  # fmt: skip
@@ -374,7 +374,7 @@ async def test_event_is_parked_before_the_watermark_passes_it() -> None:
         is_open.set()
         await asyncio.sleep(40)
         assert sorted(parked) == [13, 14]
-        assert len(fleet.told("a", EventParked)) == 2
+        assert len(fleet.reported("a", EventParked)) == 2
         assert fleet.checkpoint("0") == 99
 
 
@@ -391,7 +391,7 @@ async def test_stop_partition_leaves_it_with_the_watermark_stored() -> None:
     async with stocked(100) as fleet:
         await _start(fleet, _Keyed(book, concurrency=5), failure_policy="stop_partition")
         await asyncio.sleep(5)
-        assert len(fleet.told("a", PartitionFailed)) == 1
+        assert len(fleet.reported("a", PartitionFailed)) == 1
         assert book.closed == [CloseReason.FAILED]
         assert sorted(set(book.numbers) - set(book.ok)) == [13]
         end = min(set(range(100)) - set(book.ok))
@@ -435,8 +435,8 @@ async def test_handler_that_takes_too_long_is_cancelled_alone() -> None:
         await _start(fleet, _Keyed(book), failure_policy="skip", handler_timeout=5, on_handler_timeout="cancel")
         await asyncio.sleep(60)
         assert sorted(cancelled) == [3, 4, 5]
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [3]
-        assert len(fleet.told("a", HandlerSlow)) == 3
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [3]
+        assert len(fleet.reported("a", HandlerSlow)) == 3
         assert sorted({*book.ok, 3}) == list(range(30))
         assert fleet.checkpoint("0") == 29
 
@@ -463,7 +463,7 @@ async def test_key_function_that_raises_is_a_failure_of_its_event() -> None:
         await _start(fleet, KeyedProcessor(handle, key=key))
         await asyncio.sleep(10)
         assert seen == [0, 1, 2, 4, 6, 8, 9]
-        assert sorted(each.sequence_number or 0 for each in fleet.told("a", EventSkipped)) == [3, 5, 7]
+        assert sorted(each.sequence_number or 0 for each in fleet.reported("a", EventSkipped)) == [3, 5, 7]
         assert fleet.checkpoint("0") == 9
 
 
@@ -492,9 +492,9 @@ async def test_what_follows_an_event_whose_key_is_not_known_waits_for_it() -> No
         await asyncio.sleep(10)
         # 13 waits for 3, and all that follows waits for 16.
         assert sorted(book.numbers) == [*range(13), 14, 15]
-        await fleet.until(lambda: bool(fleet.told("a", EventSkipped)), 300)
+        await fleet.until(lambda: bool(fleet.reported("a", EventSkipped)), 300)
         await asyncio.sleep(1)
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [16]
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [16]
         assert sorted(book.ok) == [number for number in range(100) if number % KEYS != 3 and number != 16]
         gate.set()
         await asyncio.sleep(1)
@@ -543,8 +543,8 @@ async def test_worker_that_other_code_cancels_between_calls_ends_the_pump_and_no
             if task.get_name() == "eventpump worker":
                 task.cancel()
         await asyncio.sleep(1)
-        assert len(fleet.told("a", PartitionFailed)) == 1
-        assert fleet.told("a", UnexpectedFailure) == []
+        assert len(fleet.reported("a", PartitionFailed)) == 1
+        assert fleet.reported("a", UnexpectedFailure) == []
         assert fleet.checkpoint("0") == 12
         await asyncio.sleep(150)
         assert fleet.checkpoint("0") == 49
@@ -667,8 +667,8 @@ async def test_what_was_received_before_a_gap_is_processed_before_the_end_is_sou
         await asyncio.sleep(2.5)
         fleet.hub.truncate("0", 80)
         fleet.hub.detach("0")
-        await fleet.until(lambda: bool(fleet.told("a", DataLost)), 120)
-        (lost,) = fleet.told("a", DataLost)
+        await fleet.until(lambda: bool(fleet.reported("a", DataLost)), 120)
+        (lost,) = fleet.reported("a", DataLost)
         assert lost.loss.first_missing > 10
         assert set(book.ok) == set(range(lost.loss.first_missing))
 
@@ -951,8 +951,8 @@ async def test_event_whose_filter_failed_is_asked_again_and_holds_up_its_key_alo
         assert book.of_key(4) == list(range(4, 100, KEYS))
         assert book.of_key(6) == [number for number in range(6, 100, KEYS) if number != 26]
         assert (24,) in book.calls
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [26]
-        assert {each.operation for each in fleet.told("a", ProcessorFailed)} == {"filter"}
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [26]
+        assert {each.operation for each in fleet.reported("a", ProcessorFailed)} == {"filter"}
         assert _stored(fleet) == 99
 
 
@@ -976,8 +976,8 @@ async def test_key_that_fails_for_an_event_in_doubt_fails_after_its_filter() -> 
         await _stream(fleet, _Keyed(book, key=key), filter=matches)
         await asyncio.sleep(20)
         assert sorted(book.ok) == [number for number in range(0, 50, 2) if number not in (24, 36)]
-        assert {each.sequence_number for each in fleet.told("a", EventSkipped)} == {24, 36}
-        assert [each.operation for each in fleet.told("a", ProcessorFailed)].count("filter") == 1
+        assert {each.sequence_number for each in fleet.reported("a", EventSkipped)} == {24, 36}
+        assert [each.operation for each in fleet.reported("a", ProcessorFailed)].count("filter") == 1
         assert _stored(fleet) == 49
 
 

@@ -139,7 +139,7 @@ async def test_error_of_what_is_waited_for_is_raised_after_the_host_has_closed()
 
 
 async def test_processor_factory_of_another_type_ends_the_host() -> None:
-    """A factory that gives no processor is an error of `run`, not one tried again for ever."""
+    """A factory that gives no processor is an error of `run`, not one tried again forever."""
     async with Fleet() as fleet:
         host = fleet.host("a", lambda: "no processor")
         with pytest.raises(ConfigurationError, match="factory"):

@@ -114,7 +114,7 @@ class Fleet:
             self.leases[partition_id] = LeaseSnapshot(partition_id, None, is_held=False)
 
     def give(self, partition_id: str, name: str) -> None:
-        """Make a host the owner of a lease, whoever has it now."""
+        """Make a host the owner of a lease, no matter which host has it now."""
         owner = self.leases[partition_id].owner
         if owner in self.hosts:
             self.hosts[owner].held.discard(partition_id)

@@ -351,7 +351,7 @@ class BudgetInAnyHistory(RuleBasedStateMachine):
         self.host.check()
 
     def teardown(self) -> None:
-        """Everybody gets everything once readers read on, and nothing is counted in the end."""
+        """All readers get everything once readers read on, and nothing is counted in the end."""
         for link in [*self.host.links, *self.host.closed]:
             while link.leaving:
                 link.ends(link.leaving[0])

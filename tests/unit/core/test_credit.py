@@ -190,10 +190,10 @@ def test_window_allowance_equals_that_of_the_link(seed: int, max_events: int, ma
                 for _ in range(min(sender.credit, rng.randint(1, 50))):
                     sender.send(_MESSAGES[rng.choice([1, 50, 400])], settled=True)
             case "arrive":
-                for told in pair.client.receive(pair.server.data_to_send()):
-                    assert isinstance(told, Messages), told
-                    window.received(told.payloads)
-                    held.extend(map(len, told.payloads))
+                for events in pair.client.receive(pair.server.data_to_send()):
+                    assert isinstance(events, Messages), events
+                    window.received(events.payloads)
+                    held.extend(map(len, events.payloads))
             case "read":
                 for _ in range(min(len(held), rng.randint(1, 50))):
                     held.popleft()

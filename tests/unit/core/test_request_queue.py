@@ -52,7 +52,7 @@ def test_leave_of_a_waiting_request_gives_it_no_turn() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_queue_keeps_bounds_and_fairness_in_every_history(seed: int, limit: int, shares: list[int]) -> None:
-    """At any moment no bound is passed, no request waits that could run, and in the end everybody had a turn."""
+    """At any moment no bound is passed, no request waits that could run, and in the end all requests have run."""
     rng = random.Random(seed)
     queue = RequestQueue(limit, shares)
     priority: dict[int, int] = {}

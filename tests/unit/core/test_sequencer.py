@@ -45,7 +45,7 @@ def outcome(publication: Publication[str]) -> Outcome:
 
 
 def attached(last: int = 0) -> PartitionSequencer[str]:
-    """Make a sequencer with a link, told that `last` is published."""
+    """Make a sequencer with a link, which knows that `last` is published."""
     sequencer = PartitionSequencer[str]("0")
     sequencer.attached(PRODUCER_ID, 0, last)
     return sequencer
@@ -380,12 +380,12 @@ def test_offer_on_a_failed_partition_fails() -> None:
     sequencer = attached(5)
     sequencer.detached()
     again(sequencer, 9)
-    told = []
+    raised = []
     for _ in range(2):
         with pytest.raises(InvalidClientStateError) as caught:
             sequencer.offer("a", 1)
-        told.append(caught.value)
-    assert told[0] is not told[1]
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
 
 
 # ------------------------------------------------------------------------------------------------- claimed numbers

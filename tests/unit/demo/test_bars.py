@@ -59,7 +59,7 @@ def test_lost_bar_is_counted_beside_a_duplicate() -> None:
 
 
 def test_expected_bars_do_not_depend_on_the_order_of_trades() -> None:
-    """First and last trade of a window are told by their numbers."""
+    """First and last trade of a window are known by their numbers."""
     bodies = [trade.encode() for trade in itertools.islice(trades(7), 2000)]
     in_order, shuffled = ExpectedBars(50), ExpectedBars(50)
     in_order.add(bodies)

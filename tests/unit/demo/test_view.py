@@ -103,9 +103,9 @@ def test_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: int,
     lines = drawn(make(), [f"  {index}.0 s  something happened" for index in range(6)], width, height)
     assert len(lines) < height
     assert max(map(len, lines)) <= width
-    told = [line for line in lines if line.endswith("something happened")]
-    assert told == lines[-len(told) :]
-    assert len(told) >= (4 if height >= 20 else 3)
+    shown = [line for line in lines if line.endswith("something happened")]
+    assert shown == lines[-len(shown) :]
+    assert len(shown) >= (4 if height >= 20 else 3)
     # A cell that was cut has this mark at its end; the mark of rows that are left out stands alone.
     assert not any(re.search(r"\S…", line) for line in lines)
 

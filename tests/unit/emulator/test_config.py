@@ -1,4 +1,4 @@
-"""What the emulator can be told to serve, and how it says no."""
+"""What the emulator can be configured to serve, and how it says no."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_attach_with_an_epoch_only_gets_a_new_id() -> None:
 
 
 def test_attach_with_a_number_only_gets_a_new_id_at_it() -> None:
-    """A new id at the number given, which a later attach without one is told."""
+    """A new id at the number given, which a later attach without one gets."""
     ledger = PublishingLedger()
     admission = attach(ledger, Claim(None, None, 41))
     assert (admission.state.epoch, admission.number) == (0, 41)
@@ -186,7 +186,7 @@ def test_attach_with_a_lower_epoch_is_refused() -> None:
 
 
 def test_attach_with_an_unused_number_is_remembered() -> None:
-    """As long as nothing was published, the number the producer says it stands at is the one it is told."""
+    """As long as nothing was published, the number the producer says it stands at is the one it gets."""
     ledger = PublishingLedger()
     producer_id = attach(ledger).state.producer_id
     assert attach(ledger, Claim(producer_id, 0, 70)).number == 70
@@ -217,7 +217,7 @@ def test_publish_continues_after_the_last_number() -> None:
 
 
 def test_publish_wraps_numbers_to_zero() -> None:
-    """After 2147483647 comes 0, between batches and inside one; repeats and old numbers are told across it."""
+    """After 2147483647 comes 0, between batches and inside one; repeats and old numbers are recognized across it."""
     ledger, producer_id = started(LAST - 2)
     across = Run(producer_id, 3, LAST - 1, 4)
     assert across.last == 1
@@ -347,7 +347,7 @@ def test_take_back_restores_what_was_committed() -> None:
 
 
 def test_restore_brings_back_a_whole_state() -> None:
-    """Restored, a producer's repeats, numbers and epoch are told as before."""
+    """Restored, a producer's repeats, numbers and epoch are answered as before."""
     ledger, producer_id = started(10)
     publish(ledger, Run(producer_id, 3, 11, 5))
     again = PublishingLedger()

@@ -354,7 +354,7 @@ def test_enqueued_time_beyond_datetime_is_the_nearest() -> None:
 
 
 def test_last_enqueued_is_none_without_runtime_metrics() -> None:
-    """The newest event is told where the link has runtime metrics, and None where not."""
+    """The newest event is known where the link has runtime metrics, and None where not."""
     last = LastEnqueued(9, "900", NOW, NOW + timedelta(seconds=1))
     assert build(last_enqueued=last).last_enqueued == last
     assert build().last_enqueued is None

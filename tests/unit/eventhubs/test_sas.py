@@ -50,7 +50,7 @@ def test_verify_takes_parts_in_any_order_and_escaping() -> None:
 
 
 def test_verify_of_a_bad_signature_does_not_say_expired() -> None:
-    """Whether a token has expired is not told to who cannot sign."""
+    """Whether a token has expired is not revealed to a client that cannot sign."""
     token = sas.parse(sas.generate(URI, "Root", "other", 10))
     assert sas.verify(token, "key", 20) is TokenVerdict.BAD_SIGNATURE
 

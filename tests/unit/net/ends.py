@@ -19,7 +19,7 @@ from eventpump.amqp.performatives import Source, Target
 
 
 class Recorder:
-    """A handler that keeps what it is told."""
+    """A handler that keeps what it is called with."""
 
     def __init__(self, engine: Connection) -> None:
         self.engine = engine

@@ -213,7 +213,7 @@ def test_tls_stream_that_ends_gives_all_that_came_before(authority: Authority, l
 
 @pytest.mark.parametrize("is_websocket", [False, True], ids=["tcp", "websocket"])
 async def test_connection_cut_by_the_server_is_reported_once(is_websocket: bool) -> None:
-    """A stream cut by the server is told as a lost connection, once."""
+    """A stream cut by the server is reported as a lost connection, once."""
     service = Recorder(Connection(config(), Role.SERVER))
 
     class Cutting(ConnectionProtocol):
@@ -263,7 +263,7 @@ def test_connect_always_verifies_tls(authority: Authority) -> None:
 
 
 async def test_tls_alert_after_the_handshake_is_reported(authority: Authority) -> None:
-    """What TLS refuses after the handshake is told in its words, not as a stream that ended."""
+    """What TLS refuses after the handshake is reported in its words, not as a stream that ended."""
     tls = authority.server("127.0.0.1")
     tls.verify_mode = ssl.CERT_REQUIRED
     authority.ca.configure_trust(tls)
@@ -291,7 +291,7 @@ async def test_tls_alert_after_the_handshake_is_reported(authority: Authority) -
 
 
 async def test_connect_to_a_peer_that_ends_the_handshake(authority: Authority) -> None:
-    """A peer that hangs up where TLS begins is told as such, by a proxy or not."""
+    """A peer that hangs up where TLS begins is reported as such, by a proxy or not."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)

@@ -206,7 +206,7 @@ async def test_silent_peer_is_closed_at_the_idle_time_out(clock: VirtualClock, i
 
 
 async def test_silent_peer_is_kept_without_an_idle_time_out() -> None:
-    """Without an idle time-out, silence is fine for ever."""
+    """Without an idle time-out, silence is fine forever."""
     protocol, _, handler = serve()
     await asyncio.sleep(100_000)
     assert handler.closed == []
@@ -216,7 +216,7 @@ async def test_silent_peer_is_kept_without_an_idle_time_out() -> None:
 
 
 async def test_close_by_the_peer_is_answered_and_ends_the_stream() -> None:
-    """A close by the peer is answered, told, and ends the stream, once."""
+    """A close by the peer is answered, reported, and ends the stream, once."""
     protocol, transport, handler = serve(idle_timeout=30.0, peer_idle_ms=10_000)
     protocol.data_received(frame(0, Close()))
     await protocol.wait_closed()
@@ -342,7 +342,7 @@ async def test_client_does_not_linger() -> None:
 
 @pytest.mark.parametrize("end", ["finish", "close", "eof", "idle"])
 async def test_close_waits_a_bounded_time_for_a_peer_that_does_not_read(clock: VirtualClock, end: str) -> None:
-    """The last bytes wait for a peer that does not read, but not for ever, however the connection ended."""
+    """The last bytes wait for a peer that does not read, but not forever, however the connection ended."""
     protocol, transport, handler = serve(idle_timeout=60.0)
     transport.read(on=False)
     protocol.connection.output.append(b"x" * 100)
@@ -401,7 +401,7 @@ async def test_finish_gives_a_slow_peer_the_last_bytes() -> None:
 
 
 async def test_slow_peer_pauses_the_writers_until_it_reads() -> None:
-    """A slow peer pauses the writers; when it reads again they are told."""
+    """A slow peer pauses the writers; when it reads again they are notified."""
     protocol, transport, handler = serve()
     seen = [(protocol.is_paused, handler.writable)]
     transport.read(on=False)

@@ -93,14 +93,14 @@ def test_tunnel_refused_with_407_is_an_authentication_error(proxy: str, says: st
     ],
 )
 def test_tunnel_answer_of_garbage_may_be_retried(data: bytes, says: str) -> None:
-    """What is no answer of a proxy is told as such at once, and is worth another try."""
+    """What is no answer of a proxy is reported as such at once, and is worth another try."""
     with pytest.raises(ConnectionLostError, match=f"^the proxy proxy.test:3128 .*{says}") as caught:
         handshake().receive(data)
     assert caught.value.recovery is Recovery.RECONNECT
 
 
 def test_tunnel_without_an_answer_is_reported() -> None:
-    """A proxy that hangs up is told as such."""
+    """A proxy that hangs up is reported as such."""
     tunnel = handshake()
     assert not tunnel.receive(ANSWER[:-1])
     assert "closed the connection" in str(tunnel.receive_eof())

@@ -40,7 +40,7 @@ async def nothing_unclosed() -> AsyncIterator[None]:
 
 
 class End(asyncio.Protocol):
-    """One end of a byte stream, which keeps what it is told."""
+    """One end of a byte stream, which keeps what it is called with."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -152,7 +152,7 @@ async def test_websocket_write_to_a_peer_that_does_not_read_pauses() -> None:
         server.transport.pause_reading()
         written = 200_000
         client.transport.write(bytes(written))
-        assert client.paces == ["pause"], "told at once, not once some of it was sent"
+        assert client.paces == ["pause"], "notified at once, not once some of it was sent"
         while client.paces[-1:] != ["pause"] or written < 24 << 20:
             client.transport.write(bytes(1 << 20))
             written += 1 << 20

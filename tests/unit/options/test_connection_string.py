@@ -76,7 +76,7 @@ def test_connection_string_endpoint_may_be_name_or_address(endpoint: str, host: 
 
 
 def test_connection_string_with_a_signature_has_its_expiry() -> None:
-    """A ready-made signature stands in place of a key, and tells when it ends."""
+    """A ready-made signature stands in place of a key, and says when it ends."""
     parsed = ConnectionString.parse(f"Endpoint=sb://{NS}/;SharedAccessSignature={SIGNATURE};EntityPath=telemetry")
     assert parsed.credential == SharedSignature(SecretStr(SIGNATURE))
     assert isinstance(parsed.credential, SharedSignature)

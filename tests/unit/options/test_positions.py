@@ -69,8 +69,8 @@ async def test_relative_start_is_not_another_one_at_each_start() -> None:
             await fleet.start(name, initial_position=timedelta(hours=1))
             await fleet.until(lambda name=name: len(fleet.hosts[name].partitions) > 0, 60)  # type: ignore[misc]
         await fleet.start("c", initial_position="latest")
-        await fleet.until(lambda: bool(fleet.told("c", StartIgnored)), 60)
-        assert fleet.told("b", StartIgnored) == []
+        await fleet.until(lambda: bool(fleet.reported("c", StartIgnored)), 60)
+        assert fleet.reported("b", StartIgnored) == []
 
 
 async def test_by_default_checkpoints_are_written_every_few_seconds_and_at_the_end() -> None:

@@ -191,7 +191,7 @@ def test_due_batch_takes_events_until_it_is_taken() -> None:
 
 
 def test_due_batch_that_becomes_full_is_ready_once() -> None:
-    """It is told once, and it is there once."""
+    """It is reported once, and it is there once."""
     filling = accumulator(max_events=2)
     filling.put("0", "a", 1, 0)
     assert filling.expired(5) == ["0"]
@@ -455,7 +455,7 @@ def test_room_at_its_bound_takes_one_large_event_per_partition() -> None:
 
 
 def test_room_takes_an_event_larger_than_itself_alone() -> None:
-    """It would wait for ever otherwise; while it is there, others have their own parts."""
+    """It would wait forever otherwise; while it is there, others have their own parts."""
     room = BufferRoom("01", max_events=100, max_bytes=100)
     assert fill(room, "0", 1000) == 1
     assert fill(room, "1", 5) == 5
@@ -464,7 +464,7 @@ def test_room_takes_an_event_larger_than_itself_alone() -> None:
 
 
 def test_release_gives_all_room_back() -> None:
-    """All of it; and whether others profit is told."""
+    """All of it; and whether others profit is returned."""
     room = BufferRoom("01", max_events=8, max_bytes=800)
     assert fill(room, "0") == 6
     assert room.release("0", 1, 1)

@@ -140,8 +140,8 @@ class ScriptedProducer(HubProducer):
 
 
 @dataclass
-class Told:
-    """What the callbacks were told."""
+class Reported:
+    """What the callbacks were called with."""
 
     successes: list[tuple[list[EventData], str]] = field(default_factory=list)
     errors: list[tuple[list[EventData], str, Exception]] = field(default_factory=list)
@@ -168,10 +168,12 @@ def event(body: object = "x") -> EventData:
     return EventData(str(body))
 
 
-def buffered(service: HubProducer | None = None, told: Told | None = None, **options: Any) -> HubBufferedProducer:
+def buffered(
+    service: HubProducer | None = None, reported: Reported | None = None, **options: Any
+) -> HubBufferedProducer:
     settings = {name: options.pop(name) for name in BufferSettings.model_fields if name in options}
-    if told is not None:
-        options |= {"on_success": told.success, "on_error": told.error}
+    if reported is not None:
+        options |= {"on_success": reported.success, "on_error": reported.error}
     return HubBufferedProducer(service or ScriptedProducer(), BufferSettings(**settings), **options)
 
 
@@ -207,7 +209,7 @@ async def test_batch_full_by_bytes_is_sent_at_once() -> None:
 
 
 async def test_batch_is_sent_when_its_first_event_has_waited() -> None:
-    """Age counts from the first event of the batch; five milliseconds unless told otherwise."""
+    """Age counts from the first event of the batch; five milliseconds unless configured otherwise."""
     service = ScriptedProducer()
     async with buffered(service) as producer:
         start = now()
@@ -285,11 +287,11 @@ async def test_sends_keep_their_order_while_others_run() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no eager task factory")
 async def test_send_with_an_eager_task_factory_returns_a_receipt_that_ends() -> None:
     """What sends begins after the event was accepted, also where the loop begins each task at once."""
-    told = Told()
+    reported = Reported()
     asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009  # as of 3.12
-    async with asyncio.timeout(60), buffered(told=told, max_batch_events=1) as producer:
+    async with asyncio.timeout(60), buffered(reported=reported, max_batch_events=1) as producer:
         receipt = producer.send_nowait(event(), partition_id="0")
-        assert not told.successes
+        assert not reported.successes
         assert await receipt == SendResult("0", None)
         assert await producer.send_and_wait(event(), partition_id="0") == SendResult("0", None)
 
@@ -299,7 +301,7 @@ async def test_flush_returns_when_everything_accepted_has_its_outcome() -> None:
     service = ScriptedProducer()
     service.script["1"] = [3.0]
     service.script["2"] = [REFUSED]
-    async with buffered(service, on_error=Told().error, max_wait_time=60) as producer:
+    async with buffered(service, on_error=Reported().error, max_wait_time=60) as producer:
         receipts = [await producer.send(event(), partition_id=each) for each in "0123"]
         start = now()
         await producer.flush()
@@ -363,7 +365,7 @@ async def test_receipt_can_be_awaited_many_times() -> None:
     """Many tasks wait for one receipt, before and after its outcome, and all get it; its state can be read."""
     service = ScriptedProducer()
     service.script["0"] = [1.0, REFUSED]
-    async with buffered(service, on_error=Told().error) as producer:
+    async with buffered(service, on_error=Reported().error) as producer:
         receipt = await producer.send(event(), partition_id="0")
         assert not receipt.done()
         assert repr(receipt) == "DeliveryReceipt(partition 0, pending)"
@@ -379,16 +381,16 @@ async def test_failure_of_a_dropped_receipt_reaches_on_error_only() -> None:
     """Receipts that are dropped leave the loop's exception handler alone."""
     seen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
-    service, told = ScriptedProducer(), Told()
+    service, reported = ScriptedProducer(), Reported()
     service.script["0"] = [REFUSED]
-    async with buffered(service, told) as producer:
+    async with buffered(service, reported) as producer:
         sent = event()
         await producer.send(sent, partition_id="0")
         await producer.flush()
     gc.collect()
     await asyncio.sleep(0)
-    assert told.errors == [([sent], "0", REFUSED)]
-    assert not told.successes
+    assert reported.errors == [([sent], "0", REFUSED)]
+    assert not reported.successes
     assert not seen
 
 
@@ -409,12 +411,12 @@ async def test_failure_of_a_dropped_receipt_is_logged_without_on_error(caplog: p
 
 async def test_callbacks_get_the_events_of_each_message_in_order() -> None:
     """on_success is called with the very objects that were sent, and with their partition."""
-    told = Told()
+    reported = Reported()
     events = [event(number) for number in range(5)]
-    async with buffered(told=told, max_batch_events=3) as producer:
+    async with buffered(reported=reported, max_batch_events=3) as producer:
         for each in events:
             await producer.send(each, partition_id="2")
-    assert told.successes == [(events[:3], "2"), (events[3:], "2")]
+    assert reported.successes == [(events[:3], "2"), (events[3:], "2")]
 
 
 async def test_callback_that_raises_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -728,9 +730,9 @@ async def test_close_while_room_is_granted_takes_it_back() -> None:
 async def test_send_that_is_cancelled_was_not_accepted() -> None:
     """Cancelled while it waits, or just as its room is ready, it leaves nothing, and its room goes to the next."""
     service = ScriptedProducer(partitions=1)
-    told = Told()
+    reported = Reported()
     service.hold("0")
-    async with buffered(service, told, max_events=1) as producer:
+    async with buffered(service, reported, max_events=1) as producer:
         await producer.send(event("first"), partition_id="0")
         first = asyncio.ensure_future(producer.send(event("cancelled early"), partition_id="0"))
         second = asyncio.ensure_future(producer.send(event("cancelled late"), partition_id="0"))
@@ -876,30 +878,30 @@ async def test_buffer_without_room_for_each_partition_is_refused() -> None:
 @pytest.mark.parametrize("others", [1, 3])
 async def test_event_too_large_fails_alone_with_its_size(place: int, others: int) -> None:
     """Events around it in the batch are stored, in order, and its receipt and on_error name its size and the limit."""
-    service, told = ScriptedProducer(limit=2000), Told()
+    service, reported = ScriptedProducer(limit=2000), Reported()
     large = EventData(b"y" * 3000)
     events = [event(each) for each in range(others)]
     events.insert(place, large)
-    async with buffered(service, told, max_wait_time=1) as producer:
+    async with buffered(service, reported, max_wait_time=1) as producer:
         outcomes = await asyncio.gather(*[_outcome(await producer.send(each, partition_id="0")) for each in events])
     error = outcomes.pop(events.index(large))
     assert isinstance(error, EventTooLargeError)
     assert (error.size, error.limit) == (size_of(large.encode()), 2000)
     assert outcomes == [SendResult("0", None)] * others
     assert service.bodies("0") == [str(each) for each in range(others)]
-    assert [(events, partition) for events, partition, _ in told.errors] == [([large], "0")]
+    assert [(events, partition) for events, partition, _ in reported.errors] == [([large], "0")]
 
 
 async def test_batch_above_the_services_limit_is_sent_in_parts() -> None:
     """Where the service takes less than a batch holds, it is sent in as few messages as hold it, each event once."""
-    service, told = ScriptedProducer(limit=1000), Told()
-    async with buffered(service, told) as producer:
+    service, reported = ScriptedProducer(limit=1000), Reported()
+    async with buffered(service, reported) as producer:
         receipts = [await producer.send(EventData(f"{number:090}"), partition_id="0") for number in range(30)]
         assert await asyncio.gather(*receipts) == [SendResult("0", None)] * 30
         assert producer.buffered_bytes == producer.buffered_events == 0
     assert [len(batch) for batch in service.sent["0"]] == [10, 10, 10]
     assert service.bodies("0") == [f"{number:090}" for number in range(30)]
-    assert [len(events) for events, _ in told.successes] == [10, 10, 10]
+    assert [len(events) for events, _ in reported.successes] == [10, 10, 10]
 
 
 async def test_batch_refused_against_the_stated_limit_is_halved() -> None:
@@ -920,9 +922,9 @@ async def test_batch_refused_against_the_stated_limit_is_halved() -> None:
 
 async def test_batch_that_fails_does_not_hold_up_the_next() -> None:
     """The error is that batch's own; what comes after it is sent."""
-    service, told = ScriptedProducer(), Told()
+    service, reported = ScriptedProducer(), Reported()
     service.script["0"] = [REFUSED]
-    async with buffered(service, told, max_batch_events=2) as producer:
+    async with buffered(service, reported, max_batch_events=2) as producer:
         receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
         outcomes = [await _outcome(receipt) for receipt in receipts]
     assert outcomes == [REFUSED, REFUSED, SendResult("0", None), SendResult("0", None)]
@@ -931,7 +933,7 @@ async def test_batch_that_fails_does_not_hold_up_the_next() -> None:
 
 async def test_exception_of_any_kind_is_the_batchs_outcome() -> None:
     """An error of another kind than ours, or a cancellation from within, ends the batch and not the producer."""
-    service, told = ScriptedProducer(), Told()
+    service, reported = ScriptedProducer(), Reported()
     odd = OSError("odd")
 
     class Cancelling(ScriptedProducer):
@@ -942,7 +944,7 @@ async def test_exception_of_any_kind_is_the_batchs_outcome() -> None:
 
     service.script["0"] = [odd]
     for each, expected in ((service, OSError), (Cancelling(), PublishOutcomeUnknownError)):
-        async with buffered(each, told, max_batch_events=1) as producer:
+        async with buffered(each, reported, max_batch_events=1) as producer:
             receipts = [await producer.send(event(number), partition_id="0") for number in range(3)]
             outcomes = [await _outcome(receipt) for receipt in receipts]
         assert isinstance(outcomes[0], expected)
@@ -951,21 +953,21 @@ async def test_exception_of_any_kind_is_the_batchs_outcome() -> None:
 
 async def test_event_that_cannot_be_encoded_is_not_accepted() -> None:
     """The call raises, and neither callback hears of it."""
-    told = Told()
-    async with buffered(told=told) as producer:
+    reported = Reported()
+    async with buffered(reported=reported) as producer:
         with pytest.raises(EventError):
             await producer.send(EventData("x", properties={"a": object()}))
         assert producer.buffered_events == 0
-    assert told == Told()
+    assert reported == Reported()
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
 @pytest.mark.parametrize("wrong", ["text", b"bytes", None, 5])
 async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bool) -> None:
     """Given to the call or returned by the `encode` hook, it is not accepted, and fails no other event."""
-    service, told = ScriptedProducer(idempotent=idempotent), Told()
+    service, reported = ScriptedProducer(idempotent=idempotent), Reported()
     another = ScriptedProducer(idempotent=idempotent, encode=lambda _: wrong)
-    async with buffered(service, told) as producer, buffered(another, told) as hooked:
+    async with buffered(service, reported) as producer, buffered(another, reported) as hooked:
         good = await producer.send(event("good"), partition_id="0")
         for key in (None, "k"):
             with pytest.raises(EventError, match="EventData, not"):
@@ -977,7 +979,7 @@ async def test_send_of_what_is_no_event_is_refused(wrong: Any, *, idempotent: bo
         assert await good == SendResult("0", 0 if idempotent else None)
         assert hooked.buffered_events == 0
     assert service.everything() == ["good"]
-    assert not told.errors
+    assert not reported.errors
 
 
 @pytest.mark.parametrize("given", [list, tuple, iter])
@@ -1007,8 +1009,8 @@ async def test_list_is_accepted_in_its_order(given: Any) -> None:
 
 async def test_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
     """Whatever is wrong, and wherever it is; the producer goes on."""
-    service, told = ScriptedProducer(), Told()
-    async with buffered(service, told) as producer:
+    service, reported = ScriptedProducer(), Reported()
+    async with buffered(service, reported) as producer:
         good = event("good")
         lists: list[Any] = [
             [good, "text"],
@@ -1027,7 +1029,7 @@ async def test_list_with_something_wrong_in_it_is_refused_as_a_whole() -> None:
         assert producer.buffered_events == 0
         await producer.send_and_wait([good, good], partition_id="0")
     assert service.everything() == ["good", "good"]
-    assert not told.errors
+    assert not reported.errors
 
 
 async def test_list_that_is_cancelled_is_sent_as_far_as_it_was_accepted() -> None:
@@ -1065,8 +1067,8 @@ async def test_encode_hook_runs_before_the_size_is_measured() -> None:
     def squeeze(given: EventData) -> EventData:
         return EventData(b"z" * 10, properties={"was": len(given.body)})
 
-    service, told = ScriptedProducer(encode=squeeze), Told()
-    async with buffered(service, told, max_batch_bytes=200, max_wait_time=60) as producer:
+    service, reported = ScriptedProducer(encode=squeeze), Reported()
+    async with buffered(service, reported, max_batch_bytes=200, max_wait_time=60) as producer:
         sent = EventData(b"a" * 5000)
         receipt = await producer.send(sent, partition_id="0")
         assert producer.buffered_bytes == size_of(squeeze(sent).encode())
@@ -1074,7 +1076,7 @@ async def test_encode_hook_runs_before_the_size_is_measured() -> None:
         await receipt
     found = Message.decode(service.sent["0"][0][0])
     assert (found.body, found.application_properties) == (Data((b"z" * 10,)), {"was": 5000})
-    assert told.successes == [([sent], "0")]
+    assert reported.successes == [([sent], "0")]
 
 
 # -------------------------------------------------------------------------------------------- order and idempotence
@@ -1141,13 +1143,13 @@ async def test_room_counts_what_numbering_adds() -> None:
 
 
 async def test_batch_in_doubt_is_repeated_until_its_outcome_is_known() -> None:
-    """The very same sealed batch is asked for until its outcome is known; nothing is told before, or sent twice."""
-    service, told = ScriptedProducer(idempotent=True), Told()
+    """The very same sealed batch is asked for until its outcome is known; nothing is reported before, or sent twice."""
+    service, reported = ScriptedProducer(idempotent=True), Reported()
     service.script["0"] = [PublishOutcomeUnknownError("0", 0, 2), 1.0, PublishOutcomeUnknownError("0", 0, 2), 1.0]
-    async with buffered(service, told, max_batch_events=2) as producer:
+    async with buffered(service, reported, max_batch_events=2) as producer:
         receipts = [await producer.send(event(each), partition_id="0") for each in "abcd"]
         await asyncio.sleep(1.5)
-        assert told == Told()
+        assert reported == Reported()
         assert await asyncio.gather(*receipts) == [SendResult("0", number) for number in range(4)]
     assert service.calls[0][1] is service.calls[1][1] is service.calls[2][1] is not service.calls[3][1]
     assert service.bodies("0") == ["a", "b", "c", "d"]
@@ -1155,8 +1157,8 @@ async def test_batch_in_doubt_is_repeated_until_its_outcome_is_known() -> None:
 
 async def test_batch_in_doubt_at_close_fails_as_unknown() -> None:
     """Closing ends the wait for a settlement, and the error says that the outcome is not known."""
-    service, told = ScriptedProducer(idempotent=True), Told()
-    producer = buffered(service, told, max_batch_events=1)
+    service, reported = ScriptedProducer(idempotent=True), Reported()
+    producer = buffered(service, reported, max_batch_events=1)
     await producer.open()
     service.hold("0")
     service.script["0"] = [PublishOutcomeUnknownError("0", 0, 1)]
@@ -1170,9 +1172,9 @@ async def test_batch_in_doubt_at_close_fails_as_unknown() -> None:
 
 async def test_close_without_a_deadline_settles_a_bounded_time() -> None:
     """What is in doubt while the producer closes is reported when the retries have been used up."""
-    service, told = ScriptedProducer(idempotent=True), Told()
+    service, reported = ScriptedProducer(idempotent=True), Reported()
     service.script["0"] = [5.0, PublishOutcomeUnknownError("0", 0, 1), 1000.0]
-    producer = buffered(service, told)
+    producer = buffered(service, reported)
     receipt = await producer.send(event(), partition_id="0")
     start = now()
     await producer.aclose()
@@ -1182,9 +1184,9 @@ async def test_close_without_a_deadline_settles_a_bounded_time() -> None:
 
 async def test_batch_in_doubt_stays_so_when_the_sender_is_closed() -> None:
     """That the sender was closed meanwhile does not make a batch in doubt one that was never sent."""
-    service, told = ScriptedProducer(idempotent=True), Told()
+    service, reported = ScriptedProducer(idempotent=True), Reported()
     service.script["0"] = [PublishOutcomeUnknownError("0", 0, 1), ClosedError("producer")]
-    async with buffered(service, told) as producer:
+    async with buffered(service, reported) as producer:
         receipt = await producer.send(event(), partition_id="0")
         assert isinstance(await _outcome(receipt), PublishOutcomeUnknownError)
 
@@ -1279,9 +1281,9 @@ async def test_close_sends_what_was_accepted() -> None:
 
 async def test_close_without_flush_fails_what_is_not_sent() -> None:
     """What is on its way is waited for; the rest fails with ClosedError, as do sends that wait for room."""
-    service, told = ScriptedProducer(partitions=1), Told()
+    service, reported = ScriptedProducer(partitions=1), Reported()
     service.script["0"] = [5.0]
-    producer = buffered(service, told, max_batch_events=2, max_events=5)
+    producer = buffered(service, reported, max_batch_events=2, max_events=5)
     sends = [asyncio.ensure_future(producer.send(event(number), partition_id="0")) for number in range(7)]
     roaming = asyncio.ensure_future(producer.send(event("roaming")))
     await asyncio.sleep(1)
@@ -1293,17 +1295,17 @@ async def test_close_without_flush_fails_what_is_not_sent() -> None:
         with pytest.raises(ClosedError):
             await each
     assert service.bodies("0") == ["0", "1"]
-    assert sum(len(events) for events, _, _ in told.errors) == 3
+    assert sum(len(events) for events, _, _ in reported.errors) == 3
     assert producer.buffered_events == 0
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_close_ends_at_its_deadline(*, cancelled: bool) -> None:
     """At the deadline, or cancelled, what has not ended fails; no task and no open receipt is left."""
-    service, told = ScriptedProducer(), Told()
+    service, reported = ScriptedProducer(), Reported()
     service.hold("0")
     before = asyncio.all_tasks()
-    producer = buffered(service, told, max_batch_events=2)
+    producer = buffered(service, reported, max_batch_events=2)
     receipts = [await producer.send(event(number), partition_id="0") for number in range(6)]
     start = now()
     if cancelled:
@@ -1317,7 +1319,7 @@ async def test_close_ends_at_its_deadline(*, cancelled: bool) -> None:
     outcomes = [await _outcome(receipt) for receipt in receipts]
     assert all(isinstance(outcome, PublishOutcomeUnknownError) for outcome in outcomes[:2])
     assert all(isinstance(outcome, ClosedError) for outcome in outcomes[2:])
-    assert sum(len(events) for events, _, _ in told.errors) == 6
+    assert sum(len(events) for events, _, _ in reported.errors) == 6
     assert asyncio.all_tasks() == before
 
 
@@ -1331,7 +1333,7 @@ async def test_close_that_is_cancelled_stays_so_where_closing_fails(caplog: pyte
 
     service = Doubtful()
     service.hold("0")
-    producer = buffered(service, Told())
+    producer = buffered(service, Reported())
     await producer.send(event(), partition_id="0")
     closing = asyncio.ensure_future(producer.aclose())
     await asyncio.sleep(1)
@@ -1381,14 +1383,14 @@ async def test_close_cuts_off_a_send_that_ignores_it() -> None:
             return await super()._take(sealed, partition_id)
 
     for service, count in ((Deaf(), 1), (Small(limit=1), 3)):
-        told = Told()
-        producer = buffered(service, told)
+        reported = Reported()
+        producer = buffered(service, reported)
         receipts = [await producer.send(event(), partition_id="0") for _ in range(count)]
         await producer.aclose(deadline=1)
         outcomes = [await _outcome(receipt) for receipt in receipts]
         assert isinstance(outcomes[0], PublishOutcomeUnknownError)
         assert all(isinstance(outcome, ClosedError) for outcome in outcomes[1:])
-        assert len(told.errors) == count
+        assert len(reported.errors) == count
 
 
 # --------------------------------------------------------------------------------------------------- any history
@@ -1461,15 +1463,15 @@ def test_buffer_ends_every_event_once_in_order_in_random_histories(
 ) -> None:
     """Whatever is sent by whom, cancelled, refused, slow, too large, in doubt or closed upon:
 
-    every accepted event ends in exactly one of success or error, told alike by callback and receipt; what is told a
+    every accepted event ends in exactly one of success or error, reported alike by callback and receipt; a reported
     success is stored once; what has one key is stored in the order of the calls; no bound is exceeded; one batch per
     partition is on its way; nothing is left.
     """
 
     async def run() -> None:
         service = Weather(random.Random(seed), idempotent=idempotent, limit=limit)
-        told = Told()
-        producer = buffered(service, told, max_wait_time=0.005, **bounds)
+        reported = Reported()
+        producer = buffered(service, reported, max_wait_time=0.005, **bounds)
         await producer.open()
         accepted: dict[str, DeliveryReceipt] = {}
         keys: dict[str, str] = {}
@@ -1530,8 +1532,8 @@ def test_buffer_ends_every_event_once_in_order_in_random_histories(
             await asyncio.wait(tasks)
         check()
         outcomes = {name: await _outcome(receipt) for name, receipt in accepted.items()}
-        successes = Counter(_name(each) for events, _ in told.successes for each in events)
-        failures = Counter(_name(each) for events, _, _ in told.errors for each in events)
+        successes = Counter(_name(each) for events, _ in reported.successes for each in events)
+        failures = Counter(_name(each) for events, _, _ in reported.errors for each in events)
         assert successes + failures == Counter(list(accepted))
         assert {name for name, outcome in outcomes.items() if isinstance(outcome, SendResult)} == set(successes)
         stored = Counter(_strip(body) for body in service.everything())

@@ -380,7 +380,7 @@ async def test_start_cancelled_from_outside_goes_on_at_the_next_call(scene: Scen
 
 
 async def test_close_during_a_start_leaves_the_intent(scene: Scene) -> None:
-    """Whoever waits gets `ClosedError`; the next start takes one level more."""
+    """The waiters get `ClosedError`; the next start takes one level more."""
     first = scene.process()
     await send(first, "a")
     await scene.crash(first)
@@ -533,7 +533,7 @@ class ForgettingTransport(FakeTransport):
 async def test_doubt_that_the_service_has_forgotten_raises(
     scene: Scene, accept_unknown_producers: bool, fault: SendFault
 ) -> None:
-    """Nobody can settle it any more: those who wait get the error, and so does every later send."""
+    """No task can settle it any more: the waiters get the error, and so does every later send."""
     producer = scene.process(
         transport=ForgettingTransport(scene.hub, accept_unknown_producers=accept_unknown_producers)
     )

@@ -426,7 +426,7 @@ async def test_close_of_a_buffer_keeps_its_deadline_whatever_hangs(scene: Scene,
 @pytest.mark.parametrize("call", ["open", "read", "write", "close"])
 @pytest.mark.parametrize("is_deaf", [False, True], ids=["", "deaf to cancellation"])
 async def test_close_of_a_buffer_without_a_deadline_is_bounded(scene: Scene, call: str, is_deaf: bool) -> None:
-    """With a store that hangs for ever, `aclose` without a deadline ends after 20 s, and with it every event."""
+    """With a store that hangs forever, `aclose` without a deadline ends after 20 s, and with it every event."""
     ended: Counter[str] = Counter()
     scene.store.script[call] = [1e6]
     scene.store.is_deaf = is_deaf
@@ -489,10 +489,10 @@ async def test_callback_that_raises_anything_ends_no_sender_task(
     scene: Scene, which: str, bad: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever a callback raises is logged: `flush` and `aclose` end, and every event ends once, in order."""
-    told: list[str] = []
+    reported: list[str] = []
 
     def callback(events: Sequence[EventData], *_: object) -> None:
-        told.extend(map(text, events))
+        reported.extend(map(text, events))
         bad()
 
     if which == "on_error":
@@ -502,14 +502,14 @@ async def test_callback_that_raises_anything_ends_no_sender_task(
     receipts = [await producer.send(event(number), partition_id="0") for number in range(100)]
     async with asyncio.timeout(60):
         await producer.flush()
-    assert told == list(map(str, range(100)))
+    assert reported == list(map(str, range(100)))
     assert all(receipt.done() for receipt in receipts)
     assert producer.buffered_events == 0
     assert "callback" in caplog.text
     await producer.send(event("last"), partition_id="0")
     async with asyncio.timeout(60):
         await producer.aclose()
-    assert told[-1] == "last"
+    assert reported[-1] == "last"
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 50])

@@ -237,7 +237,7 @@ async def test_send_to_a_target_that_is_no_text_is_refused(
 
 @pytest.mark.parametrize("events", ["text", b"bytes", ["text"], [{"a": 1}]])
 async def test_send_of_what_is_no_event_data_is_refused(producer: HubProducer, events: Any) -> None:
-    """Whoever forgets to wrap a body is told so."""
+    """A caller that forgets to wrap a body gets an error that says so."""
     with pytest.raises(EventError, match="an event to send is an EventData, not "):
         await producer.send(events)
 

@@ -739,7 +739,7 @@ async def test_unexpected_exception_while_sending_leaves_the_batch_in_doubt(
 
 
 async def test_settled_looks_at_once(scene: Scene) -> None:
-    """Whoever settles does not wait for the end of a long delay between two looks."""
+    """A task that settles does not wait for the end of a long delay between two looks."""
     publisher = scene.publisher()
     scene.hub.lose(BEFORE)
     sending = asyncio.ensure_future(publisher.send(sealed("a")))
@@ -753,7 +753,7 @@ async def test_settled_looks_at_once(scene: Scene) -> None:
 
 
 async def test_settled_that_is_cancelled_affects_no_other(scene: Scene) -> None:
-    """Another who settles is told; with nothing in doubt it returns at once."""
+    """Another task that settles is notified; with nothing in doubt it returns at once."""
     publisher = scene.publisher()
     await publisher.settled()
     scene.hub.hang("transfer")

@@ -161,9 +161,9 @@ class History:
                     assert not isinstance(outcome, ClosedError | PublishOutcomeUnknownError)
                     assert not self.idempotent, f"not in doubt and not too large: {outcome!r}"
             # Plain, what arrives late though its retry was refused comes after others.
-            told = [body for body, _, outcome in ended if self.idempotent or isinstance(outcome, SendResult)]
-            assert [body for body in dict.fromkeys(bodies) if body in told] == [
-                body for body in told if counts[body]
+            reported = [body for body, _, outcome in ended if self.idempotent or isinstance(outcome, SendResult)]
+            assert [body for body in dict.fromkeys(bodies) if body in reported] == [
+                body for body in reported if counts[body]
             ], "not in order"
 
 

@@ -83,19 +83,19 @@ async def test_buffered_producer_counts_every_accepted_event_once(seed: int, *, 
     """Faults of every kind: receipts, callbacks and counters agree, and stored events of idempotent ones are sent."""
     rng = random.Random(seed)
     hub = FakeHub(partitions=2)
-    told = {"sent": 0, "failed": 0}
+    reported = {"sent": 0, "failed": 0}
     unknown = 0
 
     def on_error(events: Sequence[EventData], partition_id: str, error: Exception) -> None:
         nonlocal unknown
-        told["failed"] += len(events)
+        reported["failed"] += len(events)
         unknown += len(events) * isinstance(error, PublishOutcomeUnknownError)
 
     settings = BufferSettings(max_batch_events=5, max_wait_time=0.01)
     buffered = HubBufferedProducer(
         _producer(hub, idempotent=idempotent),
         settings,
-        on_success=lambda events, _: told.update(sent=told["sent"] + len(events)),
+        on_success=lambda events, _: reported.update(sent=reported["sent"] + len(events)),
         on_error=on_error,
     )
     accepted = 0
@@ -115,7 +115,7 @@ async def test_buffered_producer_counts_every_accepted_event_once(seed: int, *, 
             if rng.random() < 0.2:
                 await asyncio.sleep(rng.random() * 3)
     stats = buffered.stats
-    assert {"sent": stats.sent.events, "failed": stats.failed.events} == told
+    assert {"sent": stats.sent.events, "failed": stats.failed.events} == reported
     assert stats.sent.events + stats.failed.events == accepted
     assert stats.sent.batches <= stats.sent.events
     stored = sum(len(hub.events(each)) for each in "01")

@@ -84,7 +84,7 @@ def test_bodies_of_ones_own() -> None:
 
 @pytest.mark.parametrize("nonsense", [lambda *_: 5, lambda *_: None, lambda *_: 1 / 0])
 async def test_body_that_fails_is_an_error_of_the_reader(nonsense: Any) -> None:
-    """It is not repeated for ever: another attempt would fail in the same way."""
+    """It is not repeated forever: another attempt would fail in the same way."""
     source = GeneratorSource(body=nonsense)
     async with PartitionReader(source=source, partition_id="0") as reader:
         with pytest.raises(RequestRefusedError, match="the source failed"):

@@ -95,7 +95,7 @@ def test_attempt_of_an_unknown_producer_is_a_loss() -> None:
 
 @pytest.mark.parametrize("nothing", [-1, 0])
 def test_attempt_of_a_fresh_producer_checks_the_tail(nothing: int) -> None:
-    """A service that forgot the first rows says what one says that never had any: the tail tells them apart."""
+    """A service that forgot the first rows says what one says that never had any: the tail distinguishes them."""
     each = entry(next_number=nothing + 1, nothing=nothing, is_fresh=True)
     work = working(each, last=nothing)
     assert step(work) is WorkStep.SCAN

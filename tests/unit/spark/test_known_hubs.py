@@ -183,7 +183,7 @@ def test_nothing_is_known_of_a_hub_that_was_recreated() -> None:
 
 @pytest.mark.parametrize(("first", "last", "is_asked"), [(2, 9, False), (4, 7, False), (2, 5, True), (1, 9, True)])
 def test_hub_is_read_again_where_numbers_went_back(first: int, last: int, is_asked: bool) -> None:
-    """It was probably recreated, which the creation time tells of all partitions."""
+    """It was probably recreated, which the creation time shows for all partitions."""
     known = known_hubs(1)
     known.answered(0, partition("0", 7, 2), 1.0, 1.0)
     known.answered(0, partition("0", last, first), 2.0, 2.0)

@@ -80,7 +80,7 @@ def test_lag_of_a_recreated_hub_starts_over() -> None:
 
 @pytest.mark.parametrize("new", [40, 50, 60])
 def test_lag_and_rates_of_a_recreated_hub_start_over_at_any_size(new: int) -> None:
-    """With fewer events than before, as many or more: its creation time tells. What came and was read of the former
+    """With fewer events than before, as many or more: its creation time shows it. What came and was read of the former
     hub is no rate of the new one, and the lag is of its events."""
     ledger = LagLedger()
 
@@ -152,7 +152,7 @@ def test_rates_are_events_per_second_since_the_batch_before() -> None:
     assert rates(behind(ledger, 152.0, 65, 65)) == (0.5, 0.5)
 
 
-def test_rates_are_unknown_where_they_cannot_be_told() -> None:
+def test_rates_without_two_figures_are_unknown() -> None:
     """At first, after a restart, for a partition that is added, in a hub that was recreated, and in no time."""
     ledger = LagLedger()
     behind(ledger, 0.0, 5, 5)

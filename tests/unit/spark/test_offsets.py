@@ -199,7 +199,7 @@ def test_end_is_looked_up_behind_what_it_includes() -> None:
 
 
 def test_position_beyond_the_end_is_refused() -> None:
-    """A sequence number that the partition has not reached is an error, and no wait for ever."""
+    """A sequence number that the partition has not reached is an error, and no wait forever."""
     with pytest.raises(ConfigurationError, match="startingPosition: partition 0 ends at sequence number 9, before 12"):
         number_of(EventPosition.at_sequence_number(12, inclusive=True), FULL, option="startingPosition")
 
@@ -393,7 +393,7 @@ def losses_of(start: HubOffset, found: HubSnapshot) -> list[tuple[str, str]]:
 
 
 def test_data_loss_is_found_where_retention_passed_the_start() -> None:
-    """Events before the oldest kept are gone; a query told to go on reads from there."""
+    """Events before the oldest kept are gone; a query that may go on reads from there."""
     ((partition_id, problem),) = losses_of(offset(p0=2), snapshot(p0=(5, 9)))
     assert partition_id == "0"
     assert "has sequence number 2" in problem
@@ -418,7 +418,7 @@ def test_data_loss_is_reported_once(emptied: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("new", [0, 1, 6])
 def test_data_loss_is_found_where_numbers_run_backwards(new: int) -> None:
-    """A recreated hub shows by lower numbers, if an offset has no creation time; a query told to go on reads it from
+    """A recreated hub shows by lower numbers, if an offset has no creation time; a query that may go on reads it from
     its beginning."""
     start = offset(created_at=None, p0=7)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=new))
@@ -453,7 +453,7 @@ def test_partition_whose_numbers_run_backwards_in_the_same_hub_is_read_alone() -
 
 
 def test_data_loss_is_found_where_a_partition_is_missing() -> None:
-    """A partition that the hub no longer has shows; a query told to go on forgets it."""
+    """A partition that the hub no longer has shows; a query that may go on forgets it."""
     start = offset(created_at=None, p0=7, p1=3)
     ((partition_id, problem),) = losses_of(start, snapshot(p0=7))
     assert (partition_id, problem) == ("1", "the hub no longer has it: the hub was recreated")
@@ -518,7 +518,7 @@ def test_recreated_hub_is_read_from_the_first_event_that_there_is() -> None:
 
 
 def test_recreated_hub_is_read_without_a_wait_for_more_events() -> None:
-    """`min_events` holds nothing back that tells of a loss: Spark stores the new start only with a batch."""
+    """`min_events` holds nothing back that reports a loss: Spark stores the new start only with a batch."""
     planner = StreamPlanner(TriggerLimits(min_events=100))
     at = offset(p0=5)
     end_of(planner, at, snapshot(p0=5))

@@ -228,7 +228,7 @@ def test_option_for_entra_id_by_a_jvm_class_is_refused() -> None:
 
 
 def test_option_without_an_effect_is_taken_with_a_warning() -> None:
-    """Options of the connector that mean nothing here do not stop a query, and each is told with its reason."""
+    """Options of the connector that mean nothing here do not stop a query, and each is reported with its reason."""
     given = {f"eventhubs.{name}": "1" for name in WITHOUT_EFFECT}
     options(**given)
     assert len(without_effect(given)) == len(WITHOUT_EFFECT)

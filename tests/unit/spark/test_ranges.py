@@ -80,7 +80,7 @@ def test_range_with_numbers_that_run_backwards_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "told"),
+    ("properties", "reported"),
     [
         (_properties(0, 9), None),
         (_properties(4, 9), None),
@@ -92,10 +92,10 @@ def test_range_with_numbers_that_run_backwards_raises() -> None:
         (_properties(0, -1, is_empty=True), "events up to 9 were expected, but the partition ends at -1"),
     ],
 )
-def test_range_with_missing_events_is_slow_or_lost(properties: PartitionProperties, told: str | None) -> None:
+def test_range_with_missing_events_is_slow_or_lost(properties: PartitionProperties, reported: str | None) -> None:
     """Missing events are gone where the partition begins behind them or ends before them; else they are slow."""
     found = _progress(4, 10).missing(4, properties)
-    assert found == told or (told is not None and found is not None and told in found)
+    assert found == reported or (reported is not None and found is not None and reported in found)
 
 
 @pytest.mark.parametrize(

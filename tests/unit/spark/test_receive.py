@@ -1,4 +1,4 @@
-"""Receiving ranges: everything once and in order, over kept links and new ones; and what is gone, told from slow."""
+"""Receiving ranges: everything once and in order, over kept links and new ones; what is gone, and what is slow."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_record_of_damaged_or_foreign_bytes_is_refused(raw: bytes | Callable[[],
 
 
 def test_record_names_sort_by_batch() -> None:
-    """Names of records sort by batch and tell it; other files' tell nothing."""
+    """Names of records sort by batch and contain it; other files' contain none."""
     batches = [0, 9, 10, 41, 10**11]
     names = [name for each in batches for name in (done_name(each), plan_name(each), plan_name(each, 1))]
     assert sorted(names) == names

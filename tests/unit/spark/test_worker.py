@@ -40,7 +40,7 @@ class _Ending:
         self.was_cancelled = False
 
     async def wait(self) -> None:
-        """Wait for ever."""
+        """Wait forever."""
         self.began.set()
         try:
             await asyncio.Event().wait()

@@ -148,7 +148,7 @@ async def test_detach_by_the_service_reports_its_condition_once(service: Service
 
 
 async def test_attach_that_is_refused_raises_its_condition(service: Service, transport: NativeTransport) -> None:
-    """A refusal raises the error of its condition, and the sink is told nothing."""
+    """A refusal raises the error of its condition, and the sink is not called."""
     service.script.refuse_attach["0"] = AmqpError("amqp:not-found", "The messaging entity 'x' could not be found.")
     sink = RecordingSink()
     with pytest.raises(EntityNotFoundError, match="could not be found"):

@@ -41,12 +41,12 @@ def now() -> float:
 
 async def errors(transport: NativeTransport, count: int) -> list[ConnectionLostError]:
     """Open links one after the other, each of which fails for want of a connection."""
-    told = []
+    raised = []
     for _ in range(count):
         with pytest.raises(ConnectionLostError) as caught:
             await open_sender(transport)
-        told.append(caught.value)
-    return told
+        raised.append(caught.value)
+    return raised
 
 
 def drop_after(service: Service, turns: int) -> None:

@@ -41,7 +41,7 @@ class _Reading:
         self.transport = NativeTransport(settings(), rng=self.rng, dialer=service.dial)
         self.attached: dict[str, float] = {}
         self._changed = asyncio.Event()
-        self.told: list[float] = []
+        self.reported: list[float] = []
         self.feeds = [self._feed(str(number)) for number in range(partitions)]
 
     def _feed(self, partition_id: str) -> PartitionFeed[bytes]:
@@ -53,7 +53,7 @@ class _Reading:
             wrap=as_received,
             rng=self.rng,
             on_attached=lambda: self._attached(partition_id),
-            on_trouble=lambda error, delay: self.told.append(_now()),
+            on_trouble=lambda error, delay: self.reported.append(_now()),
         )
         feed.start()
         return feed
@@ -216,7 +216,7 @@ async def test_outage_is_reported_ever_more_rarely(service: Service) -> None:
     await asyncio.sleep(600)
     attempts = len(service.attempts)
     assert attempts > 150
-    assert 4 * 15 < len(reading.told) < 4 * 80
+    assert 4 * 15 < len(reading.reported) < 4 * 80
     await reading.aclose()
 
 

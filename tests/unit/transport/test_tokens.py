@@ -94,7 +94,7 @@ async def test_token_that_is_signed_is_renewed(service: Service) -> None:
 
 
 async def test_renewal_that_fails_is_repeated_and_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
-    """Refused or unanswered, a renewal is repeated with growing delays, and told in the log, without the token."""
+    """Refused or unanswered, a renewal is repeated with growing delays, and reported in the log, without the token."""
     transport = service.transport()
     link = await open_sender(transport)
     await asyncio.sleep(2600)
@@ -210,7 +210,7 @@ async def test_sas_lifetime_is_the_life_of_signed_tokens(service: Service) -> No
 
 
 async def test_signature_after_update_is_put_in_time(service: Service) -> None:
-    """A signature exchanged by `update` is put in time; one that is not ends, and the next who asks is told so."""
+    """A signature exchanged by `update` is put in time; one that is not ends, and the next task gets that error."""
     first, second = (sas.generate(AUDIENCE, "key", KEY, int(wall()) + life) for life in (1000, 3000))
     credential = AzureSasCredential(first)
     transport = service.transport(credential=credential)
@@ -323,7 +323,7 @@ async def test_credential_that_gives_no_token_raises(service: Service, given: An
 
 
 async def test_token_that_is_refused_is_put_again_by_the_next_caller(service: Service) -> None:
-    """A refusal is told to all who waited for that put, and the next to ask puts again."""
+    """A refusal is raised in all that waited for that put, and the next to ask puts again."""
     transport = service.transport()
     put = service.script.answer
     service.script.answer = lambda request: cbs.response(request, 401, "InvalidSignature", UNAUTHORIZED)

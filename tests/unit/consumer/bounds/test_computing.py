@@ -24,8 +24,8 @@ def _all_delivered_once(fleet: Fleet) -> None:
     for partition_id in fleet.hub.partition_ids:
         assert fleet.record.numbers(partition_id) == list(range(BATCHES))
         assert fleet.checkpoint(partition_id) == BATCHES - 1
-    assert fleet.told("a", LeaseLost) == []
-    assert fleet.told("a", StoreFailed) == []
+    assert fleet.reported("a", LeaseLost) == []
+    assert fleet.reported("a", StoreFailed) == []
 
 
 @pytest.mark.parametrize("turns", [1, 3, 12], ids="{} turns".format)
@@ -78,7 +78,7 @@ async def test_handlers_that_compute_in_steps_lose_no_lease(
         fleet.stores["a"].turns = turns
         running = asyncio.create_task(host.run())
         await asyncio.sleep(seconds * steps * partitions * 20 * 1.2)
-        assert fleet.told("a", LeaseLost) == []
+        assert fleet.reported("a", LeaseLost) == []
         for partition_id in fleet.hub.partition_ids:
             assert fleet.record.numbers(partition_id) == list(range(20))
         await host.aclose()
@@ -124,7 +124,7 @@ async def _delivered_within(seconds: float, store_takes: float, computes: float)
             for operation in ("renew", "write", "list"):
                 fleet.stores["a"].delay(store_takes, operation)
         await asyncio.sleep(seconds)
-        assert fleet.told("a", LeaseLost) == []
+        assert fleet.reported("a", LeaseLost) == []
         return len(fleet.record.deliveries)
 
 
@@ -164,8 +164,8 @@ async def test_blocking_handler_is_reported_before_a_lease_is_at_risk(clock: Vir
         processor = RecordingProcessor(fleet.record, on_events=compute)
         await fleet.start("a", processor, max_batch_size=1)
         await asyncio.sleep(100)
-        told = fleet.told("a", LoopBlocked)
-        assert told[0].partition_id == "0"
-        assert told[0].duration == pytest.approx(3.5)
-        assert 5 <= len(told) <= 11
-        assert fleet.told("a", LeaseLost) == []
+        reported = fleet.reported("a", LoopBlocked)
+        assert reported[0].partition_id == "0"
+        assert reported[0].duration == pytest.approx(3.5)
+        assert 5 <= len(reported) <= 11
+        assert fleet.reported("a", LeaseLost) == []

@@ -41,9 +41,9 @@ async def test_handler_that_never_returns_is_reported(clock: VirtualClock) -> No
         await asyncio.sleep(1000)
         began = fleet.record.deliveries[0].at
         assert [time - began for time in times] == pytest.approx([60, 120, 240, 480, 960])
-        told = fleet.told("a", HandlerSlow, "0")
-        assert [report.running_for for report in told] == pytest.approx([60, 120, 240, 480, 960])
-        assert {(report.operation, report.is_cancelled) for report in told} == {("process_events", False)}
+        reported = fleet.reported("a", HandlerSlow, "0")
+        assert [report.running_for for report in reported] == pytest.approx([60, 120, 240, 480, 960])
+        assert {(report.operation, report.is_cancelled) for report in reported} == {("process_events", False)}
         assert fleet.owned("a") == {"0"}
         assert len(fleet.record.deliveries) == 1
         await host.aclose()
@@ -75,7 +75,7 @@ async def test_handler_that_hangs_is_found_by_its_line_and_its_events(kind: str,
         assert earliest <= status.busy_since <= datetime.now(UTC) - timedelta(seconds=2)
         assert status.events_in_hand == EventRange(0, count - 1, count)
         await asyncio.sleep(4)
-        (report,) = fleet.told("a", HandlerSlow)
+        (report,) = fleet.reported("a", HandlerSlow)
         assert report.events == status.events_in_hand
         assert report.waits_at == f"{__file__}:{line} {handle.__qualname__}, for asyncio.locks.Event.wait"
         assert report.waits_at in report.describe()
@@ -103,7 +103,7 @@ async def test_handler_that_raises_is_found_by_its_events(kind: str, caplog: Any
         retry = RetryOptions(max_retries=1)
         await fleet.start("a", processor, handler_retry=retry, on_retries_exhausted="skip", max_batch_size=3)
         await asyncio.sleep(60)
-        ranges = [report.events for report in fleet.told("a", ProcessorFailed)]
+        ranges = [report.events for report in fleet.reported("a", ProcessorFailed)]
         alone = EventRange(2, 2, 1)
         assert ranges == (
             [alone, alone] if kind == "keyed" else [EventRange(0, 2, 3), EventRange(0, 2, 3), alone, alone]
@@ -134,7 +134,7 @@ async def test_handler_cancelled_at_its_time_out_is_tried_again() -> None:
             handler_retry=RetryOptions(base_delay=0.1),
         )
         await asyncio.sleep(10)
-        assert [report.is_cancelled for report in fleet.told("a", HandlerSlow)] == [True]
+        assert [report.is_cancelled for report in fleet.reported("a", HandlerSlow)] == [True]
         assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0, 1, 2)] * 2
         assert [type(error) for _, _, error in fleet.record.errors] == [TimeoutError]
         assert fleet.checkpoint("0") == 2
@@ -176,8 +176,8 @@ async def test_open_and_process_error_have_the_same_time_out(method: str) -> Non
         await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel")
         await asyncio.sleep(20)
         operation = {"on_open": "open", "on_error": "process_error"}[method]
-        assert [report.operation for report in fleet.told("a", HandlerSlow)] == [operation]
-        assert fleet.told("a", ProcessorFailed)[-1].operation == operation
+        assert [report.operation for report in fleet.reported("a", HandlerSlow)] == [operation]
+        assert fleet.reported("a", ProcessorFailed)[-1].operation == operation
         assert fleet.checkpoint("0") == 2
 
 
@@ -194,8 +194,8 @@ async def test_handler_that_swallows_its_cancellation_has_not_failed() -> None:
         policy = CheckpointPolicy(every_events=1)
         await fleet.start("a", processor, handler_timeout=5, on_handler_timeout="cancel", checkpoint_policy=policy)
         await asyncio.sleep(30)
-        assert [report.running_for for report in fleet.told("a", HandlerSlow)] == pytest.approx([5, 10])
-        assert fleet.told("a", ProcessorFailed) == []
+        assert [report.running_for for report in fleet.reported("a", HandlerSlow)] == pytest.approx([5, 10])
+        assert fleet.reported("a", ProcessorFailed) == []
         assert fleet.checkpoint("0") == 2
 
 
@@ -220,7 +220,7 @@ async def test_handler_calls_that_return_in_time_share_one_timer() -> None:
         finally:
             loop.call_at = real  # type: ignore[method-assign]  # as it was
         assert len(fleet.record.deliveries) == 1000
-        assert fleet.told("a", HandlerSlow) == []
+        assert fleet.reported("a", HandlerSlow) == []
         assert 1 <= timers[0] <= 12
 
 
@@ -245,7 +245,7 @@ async def test_handler_that_is_stuck_does_not_hide_another(clock: VirtualClock, 
         await fleet.start("a", processor, handler_timeout=10, on_handler_timeout=mode, handler_retry=retry)
         await asyncio.sleep(700)
         fleet.hub.publish("0", count=1)
-        before = len(fleet.told("a", HandlerSlow))
+        before = len(fleet.reported("a", HandlerSlow))
         await fleet.until(lambda: len(times) == 2, 300)
         assert times[1] - times[0] == pytest.approx(10 if mode == "cancel" else 200)
-        assert fleet.told("a", HandlerSlow)[before].running_for == pytest.approx(10)
+        assert fleet.reported("a", HandlerSlow)[before].running_for == pytest.approx(10)

@@ -190,7 +190,7 @@ async def test_processor_class_gives_each_ownership_an_instance() -> None:
 
 
 async def test_process_events_of_a_slow_partition_delays_no_other() -> None:
-    """While one partition's handler takes for ever, the others flow."""
+    """While one partition's handler takes forever, the others flow."""
 
     async def slow(context: PartitionContext, events: Events) -> None:
         if context.partition_id == "0":
@@ -341,7 +341,7 @@ async def test_setting_that_the_store_refuses_ends_a_host_without_a_link(operati
         async with asyncio.timeout(60):
             with pytest.raises(ConfigurationError, match="owner: must be printable"):
                 await host.run()
-        assert not fleet.told("a", StoreFailed)
+        assert not fleet.reported("a", StoreFailed)
         fleet.hub.answer("receive")
 
 
@@ -352,7 +352,7 @@ async def test_setting_that_the_store_refuses_later_is_reported() -> None:
         await asyncio.sleep(5)
         fleet.stores["a"].fail("renew", times=3, error=ConfigurationError("owner", "must be printable ASCII"))
         await asyncio.sleep(60)
-        assert len(fleet.told("a", StoreFailed)) == 3
+        assert len(fleet.reported("a", StoreFailed)) == 3
         assert fleet.owned("a") == {"0", "1"}
 
 
@@ -410,7 +410,7 @@ async def test_checkpoint_by_time_is_made_in_a_quiet_partition() -> None:
 
 
 async def test_checkpoint_write_that_fails_is_reported_and_repeated() -> None:
-    """A checkpoint the store fails to take is told and tried again until it is stored."""
+    """A checkpoint the store fails to take is reported and tried again until it is stored."""
     async with stocked() as fleet:
         fleet.hub.publish("0", "a", "b")
         await fleet.start(
@@ -419,11 +419,11 @@ async def test_checkpoint_write_that_fails_is_reported_and_repeated() -> None:
         fleet.stores["a"].fail("write", times=4)
         await asyncio.sleep(60)
         assert fleet.checkpoint("0") == 1
-        assert len(fleet.told("a", StoreFailed, "0")) == 4
+        assert len(fleet.reported("a", StoreFailed, "0")) == 4
 
 
 async def test_checkpoint_raises_where_the_store_keeps_failing() -> None:
-    """`checkpoint()` raises after several failures rather than wait for ever; the events come again, none is lost."""
+    """`checkpoint()` raises after several failures rather than wait forever; the events come again, none is lost."""
     async with stocked() as fleet:
         fleet.hub.publish("0", count=3)
         await fleet.start("a")
@@ -444,7 +444,7 @@ async def test_checkpoint_write_without_an_answer_is_repeated() -> None:
         )
         fleet.stores["a"].hang("write")
         await asyncio.sleep(19)
-        failed = fleet.told("a", StoreFailed, "0")
+        failed = fleet.reported("a", StoreFailed, "0")
         assert failed
         assert "no answer" in str(failed[0].error)
         fleet.stores["a"].heal()
@@ -520,7 +520,7 @@ async def test_checkpoint_that_cannot_be_stored_at_close_is_reported() -> None:
         began = clock.monotonic()
         await fleet.hosts["a"].aclose(deadline=8)
         assert clock.monotonic() - began < 10
-        assert [told.checkpoint.sequence_number for told in fleet.told("a", CheckpointDropped)] == [9]
+        assert [reported.checkpoint.sequence_number for reported in fleet.reported("a", CheckpointDropped)] == [9]
 
 
 # --------------------------------------------------------------------------------------------------------- failures
@@ -548,7 +548,7 @@ async def test_process_events_that_raises_gets_the_same_events_again() -> None:
         assert batches[0] == batches[1] == batches[2] == list(range(10))
         assert [number for batch in batches[3:] for number in batch] == list(range(10, 15))
         assert [str(error) for _, _, error in fleet.record.errors] == ["not yet"] * 2
-        assert [report.failures for report in fleet.told("a", ProcessorFailed)] == [1, 2]
+        assert [report.failures for report in fleet.reported("a", ProcessorFailed)] == [1, 2]
 
 
 async def test_process_events_cannot_change_the_batch_that_is_retried() -> None:
@@ -619,7 +619,7 @@ async def test_handler_retry_with_a_limit_stops_the_host() -> None:
         with pytest.raises(ProcessorFailedError, match="partition 0: process_events"):
             await host.run()
         assert len(fleet.record.deliveries) == 3
-        assert [report.delay is None for report in fleet.told("a", ProcessorFailed)] == [False, False, True]
+        assert [report.delay is None for report in fleet.reported("a", ProcessorFailed)] == [False, False, True]
 
 
 async def test_policy_stop_raises_the_handlers_failure_from_run() -> None:
@@ -677,7 +677,7 @@ async def test_process_error_that_raises_is_reported_only() -> None:
         fleet.hub.publish("0", "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=twice, on_error=worse))
         await asyncio.sleep(30)
-        assert [report.operation for report in fleet.told("a", ProcessorFailed)] == [
+        assert [report.operation for report in fleet.reported("a", ProcessorFailed)] == [
             "process_events",
             "process_error",
         ] * 2
@@ -754,7 +754,7 @@ async def test_close_of_a_processor_that_raises_is_reported() -> None:
         await fleet.start("a", RecordingProcessor(fleet.record, on_close=fail))
         await asyncio.sleep(5)
         await fleet.hosts["a"].aclose()
-        assert [report.operation for report in fleet.told("a", ProcessorFailed)] == ["close"]
+        assert [report.operation for report in fleet.reported("a", ProcessorFailed)] == ["close"]
         assert fleet.owner("0") is None
 
 
@@ -798,20 +798,20 @@ async def test_blocked_loop_is_reported_with_its_partition() -> None:
             fleet.hub.publish(partition_id, "a")
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=block))
         await asyncio.sleep(30)
-        blocked = fleet.told("a", LoopBlocked)
+        blocked = fleet.reported("a", LoopBlocked)
         assert [(report.partition_id, report.operation) for report in blocked] == [("1", "process_events")]
         assert blocked[0].duration == pytest.approx(12)
 
 
 async def test_blocked_loop_outside_a_processor_is_reported() -> None:
-    """Where no processor ran, the standstill is still told, without a name."""
+    """Where no processor ran, the standstill is still reported, without a name."""
     clock = VirtualClock()
     async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         clock.block(25)
         await asyncio.sleep(5)
-        assert [report.partition_id for report in fleet.told("a", LoopBlocked)] == [None]
+        assert [report.partition_id for report in fleet.reported("a", LoopBlocked)] == [None]
 
 
 # -------------------------------------------------------------------------------------------------------- beginning
@@ -866,20 +866,20 @@ async def test_start_that_keeps_failing_is_reported_ever_less_often(what: str) -
         run = asyncio.create_task(host.run())
         kind = ServiceFailed if what == "service" else StoreFailed
         await asyncio.sleep(40)
-        lines = [each.describe() for each in fleet.told("a", kind)]
+        lines = [each.describe() for each in fleet.reported("a", kind)]
         assert 4 <= len(lines) <= 7
         assert len(set(lines)) == len(lines)
         assert all("trying again for " in line for line in lines)
         if what == "service":
             fleet.hub.accept()
             fleet.hub.refuse(ConnectionLostError("no route"), operation="hub", times=1e9)
-            await fleet.until(lambda: "no route" in fleet.told("a", kind)[-1].describe(), within=15)
+            await fleet.until(lambda: "no route" in fleet.reported("a", kind)[-1].describe(), within=15)
         with pytest.raises(EventPumpError):
             await run
 
 
 async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
-    """A service or store that is away for a moment delays the start, is told, and does not end it."""
+    """A service or store that is away for a moment delays the start, is reported, and does not end it."""
     async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         fleet.hub.refuse(ConnectionLostError("not up yet"), operation="hub", times=3)
@@ -889,8 +889,8 @@ async def test_run_retries_a_start_that_fails_for_a_moment() -> None:
         running = asyncio.create_task(host.run())
         await asyncio.sleep(50)
         assert fleet.record.numbers("0") == [0]
-        assert len(fleet.told("a", ServiceFailed)) in {1, 2, 3}
-        assert len(fleet.told("a", StoreFailed)) in {2, 3, 4}
+        assert len(fleet.reported("a", ServiceFailed)) in {1, 2, 3}
+        assert len(fleet.reported("a", StoreFailed)) in {2, 3, 4}
         await host.aclose()
         await running
 
@@ -943,7 +943,7 @@ async def test_close_ends_a_start_at_once(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("interval", [30, 31])
 def test_renew_interval_not_below_the_lease_is_refused(interval: float) -> None:
-    """Leases that run out between renewals would wander for ever: such settings are refused, by name."""
+    """Leases that run out between renewals would wander forever: such settings are refused, by name."""
     with pytest.raises(ConfigurationError, match="renew_interval"):
         Fleet().host("a", renew_interval=interval)
 
@@ -1050,7 +1050,7 @@ async def test_close_is_bounded_whatever_hangs(where: str, is_stubborn: bool, cl
         await fleet.hosts["a"].aclose(deadline=12)
         await fleet.runs["a"]
         assert clock.monotonic() - began <= 16
-        overdue = fleet.told("a", PumpOverdue)
+        overdue = fleet.reported("a", PumpOverdue)
         assert [report.operation for report in overdue] == ([where] if is_stubborn else [])
         assert fleet.owner("0") is None
         freed.set()
@@ -1207,7 +1207,7 @@ async def test_close_is_bounded_where_transport_or_store_hang(
 
 
 async def test_partition_refused_by_the_service_does_not_end_the_others() -> None:
-    """A partition whose checkpoint the service refuses is told and left alone for a lease duration; the rest flows."""
+    """A partition with a refused checkpoint is reported and left alone for a lease duration; the rest flows."""
     async with stocked(partitions=3) as fleet:
         for partition_id in "012":
             fleet.hub.publish(partition_id, count=5)
@@ -1221,7 +1221,7 @@ async def test_partition_refused_by_the_service_does_not_end_the_others() -> Non
         for partition_id in "012":
             fleet.hub.publish(partition_id, "new")
         await asyncio.sleep(20)
-        failed = fleet.told("b", PartitionFailed)
+        failed = fleet.reported("b", PartitionFailed)
         assert {report.partition_id for report in failed} == {"1"}
         assert all(report.avoided_for == 30 for report in failed)
         assert fleet.record.numbers("0", "b") == fleet.record.numbers("2", "b") == [5]
@@ -1260,4 +1260,4 @@ async def test_log_of_a_plain_run_has_one_line_per_change_of_state(caplog: pytes
             assert len(caplog.records) >= lines + 2
         assert all(record.levelname == "INFO" for record in caplog.records)
         assert fleet.record.numbers("0") == list(range(500))
-        assert fleet.told("a", UnexpectedFailure) == []
+        assert fleet.reported("a", UnexpectedFailure) == []

@@ -45,4 +45,4 @@ async def test_host_that_joins_has_its_share_within_half_an_interval() -> None:
 
 
 def _taken(fleet: Fleet) -> int:
-    return sum(len(fleet.told(name, LeaseTaken)) for name in fleet.hosts)
+    return sum(len(fleet.reported(name, LeaseTaken)) for name in fleet.hosts)

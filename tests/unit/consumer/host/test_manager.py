@@ -106,8 +106,8 @@ async def test_host_that_joins_gets_its_share_and_nothing_is_lost() -> None:
         for partition_id in fleet.hub.partition_ids:
             assert sorted(set(fleet.record.numbers(partition_id))) == list(range(180))
         _check_one_deliverer(fleet)
-        assert len(fleet.told("b", LeaseTaken)) == 4
-        assert all(report.stolen_from == "a" for report in fleet.told("b", LeaseTaken))
+        assert len(fleet.reported("b", LeaseTaken)) == 4
+        assert all(report.stolen_from == "a" for report in fleet.reported("b", LeaseTaken))
         for moved in fleet.owned("b"):
             assert fleet.record.reasons("a", moved) == [CloseReason.OWNERSHIP_LOST]
 
@@ -157,7 +157,7 @@ async def test_partitions_added_to_the_hub_are_found() -> None:
         await asyncio.sleep(11)
         assert fleet.owned("a") == {"0", "1", "2"}
         assert fleet.record.numbers("2") == [0]
-        assert [report.partition_ids for report in fleet.told("a", PartitionsFound)] == [("0",), ("1", "2")]
+        assert [report.partition_ids for report in fleet.reported("a", PartitionsFound)] == [("0",), ("1", "2")]
 
 
 @seeds(4, of=12)
@@ -223,7 +223,7 @@ async def test_hosts_deliver_everything_in_random_histories(seed: int) -> None:
             await watching
         _check_one_deliverer(fleet)
         for name in fleet.hosts:
-            assert fleet.told(name, UnexpectedFailure) == []
+            assert fleet.reported(name, UnexpectedFailure) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- losing
@@ -235,7 +235,7 @@ async def test_lost_lease_ends_delivery_after_the_grace(clock: VirtualClock) -> 
 
     async def slow(context: PartitionContext, events: Events) -> None:
         await context.ownership_lost.wait()
-        seen["told"] = clock.monotonic()
+        seen["reported"] = clock.monotonic()
         try:
             await asyncio.sleep(1e6)
         finally:
@@ -250,11 +250,11 @@ async def test_lost_lease_ends_delivery_after_the_grace(clock: VirtualClock) -> 
         await _steal(fleet)
         stolen = clock.monotonic()
         await asyncio.sleep(25)
-        assert seen["told"] - stolen <= 10
-        assert seen["cancelled"] - seen["told"] == pytest.approx(4)
+        assert seen["reported"] - stolen <= 10
+        assert seen["cancelled"] - seen["reported"] == pytest.approx(4)
         assert len(fleet.record.deliveries) == 1
         assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
-        assert len(fleet.told("a", LeaseLost)) == 1
+        assert len(fleet.reported("a", LeaseLost)) == 1
 
 
 async def test_lost_lease_does_not_cancel_a_handler_within_its_grace() -> None:
@@ -334,7 +334,7 @@ async def test_lease_that_ran_out_ends_delivery(clock: VirtualClock) -> None:
         last = max(delivery.at for delivery in fleet.record.deliveries if delivery.owner_level == 1)
         assert 29 <= last - began <= 30
         assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
-        assert [report.why for report in fleet.told("a", LeaseLost)] == ["it was not renewed in time"]
+        assert [report.why for report in fleet.reported("a", LeaseLost)] == ["it was not renewed in time"]
 
 
 async def test_lease_is_checked_right_before_every_delivery() -> None:
@@ -350,7 +350,7 @@ async def test_lease_is_checked_right_before_every_delivery() -> None:
         await asyncio.sleep(40)
         first = [delivery for delivery in fleet.record.deliveries if delivery.owner_level == 1]
         assert len(first) == 1
-        assert len(fleet.told("a", LeaseLost)) >= 1
+        assert len(fleet.reported("a", LeaseLost)) >= 1
 
 
 async def test_lease_that_ran_out_in_a_suspension_ends_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ async def test_lease_that_ran_out_in_a_suspension_ends_delivery(monkeypatch: pyt
         await asyncio.sleep(40)
         first = [delivery for delivery in fleet.record.deliveries if delivery.owner_level == 1]
         assert len(first) == 1
-        assert len(fleet.told("a", LeaseLost)) >= 1
+        assert len(fleet.reported("a", LeaseLost)) >= 1
 
 
 async def test_lease_that_ran_out_ends_retries() -> None:
@@ -404,12 +404,12 @@ async def test_stolen_link_makes_the_manager_renew_at_once(clock: VirtualClock) 
         await asyncio.sleep(0.01)
         assert fleet.owned("a") == set()
         assert clock.monotonic() - began < 1
-        assert fleet.told("a", OutsideReader) == []
+        assert fleet.reported("a", OutsideReader) == []
         await transport.aclose()
 
 
 async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None:
-    """Stolen though the lease is ours: told, released, and left alone by this host for one lease duration."""
+    """Stolen though the lease is ours: reported, released, and left alone by this host for one lease duration."""
     async with stocked() as fleet:
         fleet.hub.publish("0", "a")
         await fleet.start("a")
@@ -417,8 +417,8 @@ async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None
         transport = await _read_from_outside(fleet, 1000)
         await asyncio.sleep(1)
         assert fleet.owner("0") is None
-        assert [report.avoided_for for report in fleet.told("a", OutsideReader)] == [30]
-        assert fleet.told("a", LeaseLost) == []
+        assert [report.avoided_for for report in fleet.reported("a", OutsideReader)] == [30]
+        assert fleet.reported("a", LeaseLost) == []
         assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
         await transport.aclose()
         fleet.hub.publish("0", "b")
@@ -432,8 +432,8 @@ async def test_attach_refused_for_a_higher_owner_level_is_not_repeated() -> None
         transport = await _read_from_outside(fleet, 1000)
         await fleet.start("a")
         await asyncio.sleep(95)
-        assert 2 <= len(fleet.told("a", OutsideReader)) <= 4
-        assert fleet.told("a", LinkFailed) == []
+        assert 2 <= len(fleet.reported("a", OutsideReader)) <= 4
+        assert fleet.reported("a", LinkFailed) == []
         assert fleet.hub.owner_levels("0") == [1000]
         await transport.aclose()
 
@@ -468,8 +468,8 @@ async def test_renewals_continue_while_a_listing_hangs() -> None:
         fleet.stores["a"].hang("list")
         await asyncio.sleep(300)
         assert fleet.owned("a") == {"0", "1", "2"}
-        assert fleet.told("a", LeaseLost) == []
-        assert fleet.told("a", StoreFailed)
+        assert fleet.reported("a", LeaseLost) == []
+        assert fleet.reported("a", StoreFailed)
 
 
 @pytest.mark.parametrize("trouble", ["hang", "fail"])
@@ -486,7 +486,7 @@ async def test_renewal_that_fails_for_one_partition_affects_no_other(trouble: st
         for partition_id in fleet.hub.partition_ids:
             fleet.hub.publish(partition_id, "x")
         await asyncio.sleep(1)
-        lost = {report.partition_id for report in fleet.told("a", LeaseLost)}
+        lost = {report.partition_id for report in fleet.reported("a", LeaseLost)}
         assert lost == {"2"}
         assert fleet.record.numbers("0") == fleet.record.numbers("1") == fleet.record.numbers("3") == [0]
 
@@ -508,15 +508,15 @@ async def test_acquisition_that_hangs_affects_no_other_partition() -> None:
 
 
 async def test_renewal_that_fails_for_a_moment_keeps_the_lease() -> None:
-    """Failed renewals are told and tried again soon, while the lease lives."""
+    """Failed renewals are reported and tried again soon, while the lease lives."""
     async with stocked() as fleet:
         await fleet.start("a")
         await asyncio.sleep(5)
         fleet.stores["a"].fail("renew", times=4)
         await asyncio.sleep(60)
         assert fleet.owned("a") == {"0"}
-        assert fleet.told("a", LeaseLost) == []
-        assert len(fleet.told("a", StoreFailed, "0")) == 4
+        assert fleet.reported("a", LeaseLost) == []
+        assert len(fleet.reported("a", StoreFailed, "0")) == 4
 
 
 @pytest.mark.parametrize(
@@ -574,7 +574,7 @@ async def test_acquisition_whose_answer_is_lost_is_repeated_at_expiry() -> None:
 
 
 async def test_checkpoint_that_cannot_be_read_delays_only_its_partition() -> None:
-    """Reading begins only when the checkpoint is known; the wait is told, and other partitions flow."""
+    """Reading begins only when the checkpoint is known; the wait is reported, and other partitions flow."""
     async with stocked(partitions=2) as fleet:
         for partition_id in "01":
             fleet.hub.publish(partition_id, "x")
@@ -586,7 +586,7 @@ async def test_checkpoint_that_cannot_be_read_delays_only_its_partition() -> Non
         assert fleet.record.numbers("0") == []
         await asyncio.sleep(20)
         assert fleet.record.numbers("0") == [0]
-        assert len(fleet.told("a", StoreFailed, "0")) == 3
+        assert len(fleet.reported("a", StoreFailed, "0")) == 3
 
 
 async def test_service_without_answers_costs_no_lease() -> None:
@@ -603,7 +603,7 @@ async def test_service_without_answers_costs_no_lease() -> None:
         fleet.hub.answer("hub")
         await asyncio.sleep(31)
         assert fleet.record.numbers("0") == [0]
-        assert fleet.told("a", LeaseLost) == []
+        assert fleet.reported("a", LeaseLost) == []
 
 
 async def test_discovery_that_fails_is_reported_and_repeated() -> None:
@@ -614,7 +614,7 @@ async def test_discovery_that_fails_is_reported_and_repeated() -> None:
         fleet.hub.refuse(ConnectionLostError("away"), operation="hub", times=2)
         fleet.hub.add_partitions(1)
         await asyncio.sleep(35)
-        assert len(fleet.told("a", ServiceFailed)) == 2
+        assert len(fleet.reported("a", ServiceFailed)) == 2
         assert fleet.owned("a") == {"0", "1"}
 
 
@@ -623,7 +623,7 @@ async def test_discovery_that_fails_is_reported_and_repeated() -> None:
 
 @pytest.mark.parametrize("where", ["process_events", "close"])
 async def test_partition_whose_old_pump_runs_is_not_started_again(where: str) -> None:
-    """At most one pump per partition: one that does not end is told, and only its end frees the partition here."""
+    """At most one pump per partition: one that does not end is reported, and only its end frees the partition here."""
     freed = asyncio.Event()
 
     async def defy(*_: object) -> None:
@@ -642,7 +642,7 @@ async def test_partition_whose_old_pump_runs_is_not_started_again(where: str) ->
         await asyncio.sleep(100)
         assert fleet.owner("0") == "thief"
         assert len(fleet.record.opened) == 1
-        (overdue,) = fleet.told("a", PumpOverdue)
+        (overdue,) = fleet.reported("a", PumpOverdue)
         assert overdue.operation == where
         assert overdue.waited == pytest.approx(10)
         freed.set()
@@ -677,7 +677,7 @@ async def test_partition_whose_old_pump_runs_may_start_on_another_host() -> None
 
 
 async def test_renewals_do_not_wait_for_user_code() -> None:
-    """Handlers that take for ever, in every partition and at every stage, cost no lease."""
+    """Handlers that take forever, in every partition and at every stage, cost no lease."""
 
     async def forever(*_: object) -> None:
         await asyncio.sleep(1e6)
@@ -692,7 +692,7 @@ async def test_renewals_do_not_wait_for_user_code() -> None:
         await fleet.start("a", RecordingProcessor(fleet.record, on_open=by_partition, on_events=forever))
         await asyncio.sleep(500)
         assert fleet.owned("a") == {"0", "1", "2"}
-        assert fleet.told("a", LeaseLost) == []
+        assert fleet.reported("a", LeaseLost) == []
 
 
 async def test_listings_are_jittered() -> None:
@@ -720,15 +720,15 @@ async def test_store_that_answers_again_is_reported_once_at_the_level_of_its_fai
     async with Fleet(FakeHub(partitions=4)) as fleet:
         await fleet.start("a")
         await asyncio.sleep(60)
-        assert fleet.told("a", StoreRestored) == []
+        assert fleet.reported("a", StoreRestored) == []
         fleet.stores["a"].fail("renew", times=float("inf"))
         fleet.stores["a"].fail("list", times=float("inf"))
         await asyncio.sleep(15)
-        assert fleet.told("a", StoreFailed)
-        assert fleet.told("a", StoreRestored) == []
+        assert fleet.reported("a", StoreFailed)
+        assert fleet.reported("a", StoreRestored) == []
         fleet.stores["a"].heal()
         await asyncio.sleep(60)
-        (restored,) = fleet.told("a", StoreRestored)
+        (restored,) = fleet.reported("a", StoreRestored)
         assert 0 < restored.failed_for < 40
         assert restored.level == StoreFailed.level
 
@@ -740,5 +740,5 @@ async def test_store_that_is_late_at_the_start_is_reported_too() -> None:
         fleet.stores["a"].fail("open", times=3)
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
         await asyncio.sleep(30)
-        assert len(fleet.told("a", StoreFailed)) == 1
-        assert len(fleet.told("a", StoreRestored)) == 1
+        assert len(fleet.reported("a", StoreFailed)) == 1
+        assert len(fleet.reported("a", StoreRestored)) == 1

@@ -23,7 +23,7 @@ PAUSED, SUSPENDED, ENDED = LinkState.PAUSED, LinkState.SUSPENDED, LinkState.ENDE
 
 
 def _changes(fleet: Fleet, name: str) -> list[tuple[LinkState, LinkState]]:
-    reports = [each for each in fleet.told("a", LinkStateChanged) if each.subscription == name]
+    reports = [each for each in fleet.reported("a", LinkStateChanged) if each.subscription == name]
     assert {each.partition_id for each in reports} <= {"0"}
     return [(each.before, each.state) for each in reports]
 
@@ -47,7 +47,7 @@ async def test_host_with_one_processor_reports_no_link_state() -> None:
         await asyncio.sleep(30)
         assert _states(host) == {"default": SHARED}
         await host.aclose()
-        assert fleet.told("a", LinkStateChanged) == []
+        assert fleet.reported("a", LinkStateChanged) == []
 
 
 async def test_each_change_of_a_link_is_reported_once() -> None:

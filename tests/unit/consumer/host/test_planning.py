@@ -90,14 +90,14 @@ async def _moves_of_a_deployment(maturity: float) -> int:
             await fleet.start(name, balancer=FairBalancer(maturity=maturity))
         await fleet.until(lambda: sorted(_counts(fleet).values()) == [4, 4, 4], 200)
         await asyncio.sleep(30)
-        before = sum(len(fleet.told(name, LeaseTaken)) for name in fleet.hosts)
+        before = sum(len(fleet.reported(name, LeaseTaken)) for name in fleet.hosts)
         for old, new in zip("abc", "xyz", strict=True):
             await fleet.hosts[old].aclose()
             await asyncio.sleep(12)
             await fleet.start(new, balancer=FairBalancer(maturity=maturity))
             await asyncio.sleep(25)
         await fleet.until(lambda: [_counts(fleet)[name] for name in "xyz"] == [4, 4, 4], 200)
-        return sum(len(fleet.told(name, LeaseTaken)) for name in fleet.hosts) - before
+        return sum(len(fleet.reported(name, LeaseTaken)) for name in fleet.hosts) - before
 
 
 async def test_rolling_deployment_with_maturity_moves_partitions_once() -> None:
@@ -136,8 +136,8 @@ async def test_static_hosts_release_what_is_not_theirs_with_a_checkpoint() -> No
         (delivery,) = [each for each in fleet.record.deliveries if each.host == "b"]
         assert finished[0][0] == "a"
         assert delivery.at >= finished[0][1]
-        assert len(fleet.told("a", LeaseReleased)) == 3
-        assert not [each for each in fleet.told("b", LeaseTaken) if each.stolen_from]
+        assert len(fleet.reported("a", LeaseReleased)) == 3
+        assert not [each for each in fleet.reported("b", LeaseTaken) if each.stolen_from]
         assert fleet.record.reasons("a", "1") == [CloseReason.SHUTDOWN]
 
 
@@ -189,7 +189,7 @@ async def test_static_rollout_from_5_to_6_reads_no_partition_twice_in_an_epoch(s
             readers.setdefault((delivery.partition_id, delivery.owner_level), set()).add(delivery.host)
         assert all(len(hosts) == 1 for hosts in readers.values())
         for name in fleet.hosts:
-            assert not [each for each in fleet.told(name, LeaseTaken) if each.stolen_from]
+            assert not [each for each in fleet.reported(name, LeaseTaken) if each.stolen_from]
 
 
 # ------------------------------------------------------------------------------------------------- nonsense
@@ -240,9 +240,11 @@ async def test_balancer_that_returns_nonsense_is_reported_and_breaks_nothing(nam
         epochs = {each: row.epoch for each, row in fleet.leases.leases(fleet.scope).items()}
         await fleet.start("a", balancer=balancer)
         await fleet.until(lambda: len(balancer.views) > 3, 120)
-        (report,) = fleet.told("a", BalancerFailed) if name != "the same twice" else fleet.told("a", BalancerFailed)[:1]
+        (report,) = (
+            fleet.reported("a", BalancerFailed) if name != "the same twice" else fleet.reported("a", BalancerFailed)[:1]
+        )
         assert problem in report.describe()
-        assert fleet.told("a", UnexpectedFailure) == []
+        assert fleet.reported("a", UnexpectedFailure) == []
         assert not fleet.runs["a"].done()
         if name != "the same twice":
             assert _counts(fleet) == {"b": 2, "a": 0}

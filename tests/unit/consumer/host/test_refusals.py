@@ -46,7 +46,7 @@ async def test_refused_idle_partition_does_not_end_the_host(condition: str) -> N
         fleet.hub.detach("3")
         await asyncio.sleep(100)
         assert not any(run.done() for run in fleet.runs.values())
-        failed = [report for name in "ab" for report in fleet.told(name, PartitionFailed)]
+        failed = [report for name in "ab" for report in fleet.reported(name, PartitionFailed)]
         assert {report.partition_id for report in failed} == {"3"}
         assert {report.avoided_for for report in failed} == {30.0}
         for partition_id in "012":
@@ -83,7 +83,7 @@ async def test_refusals_at_its_first_takeover_do_not_end_a_standby_host(error: E
         fleet.hub.refuse(error, times=inf)
         await asyncio.sleep(100)
         assert not fleet.runs["standby"].done()
-        assert fleet.told("standby", PartitionFailed)
+        assert fleet.reported("standby", PartitionFailed)
         fleet.hub.accept()
         fleet.hub.publish("0", "b")
         await fleet.until(lambda: fleet.record.numbers("0", "standby") == [1], 80)
@@ -98,8 +98,8 @@ async def test_refusal_of_one_partition_at_the_start_does_not_end_the_host() -> 
         await asyncio.sleep(200)
         assert not fleet.runs["a"].done()
         assert fleet.record.numbers("0") == [0, 1, 2]
-        assert {report.partition_id for report in fleet.told("a", PartitionFailed)} == {"2"}
-        assert len(fleet.told("a", PartitionFailed)) >= 4
+        assert {report.partition_id for report in fleet.reported("a", PartitionFailed)} == {"2"}
+        assert len(fleet.reported("a", PartitionFailed)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_refusal_of_all_partitions_at_the_start_ends_every_host(
         with pytest.raises(error):
             await fleet.host("a", **options).run()
         assert clock.monotonic() - began < 10
-        assert fleet.told("a", PartitionFailed) == []
+        assert fleet.reported("a", PartitionFailed) == []
 
 
 async def test_refusals_held_back_at_the_start_are_reported_at_stop() -> None:
@@ -135,7 +135,7 @@ async def test_refusals_held_back_at_the_start_are_reported_at_stop() -> None:
         await asyncio.sleep(5)
         assert not fleet.runs["a"].done()
         await fleet.hosts["a"].aclose()
-        assert [report.partition_id for report in fleet.told("a", PartitionFailed)] == ["0"]
+        assert [report.partition_id for report in fleet.reported("a", PartitionFailed)] == ["0"]
 
 
 async def test_refusal_of_a_position_is_reported_for_each_partition() -> None:
@@ -146,7 +146,7 @@ async def test_refusal_of_a_position_is_reported_for_each_partition() -> None:
         await asyncio.sleep(200)
         assert not fleet.runs["a"].done()
         assert fleet.record.numbers("0") == [0, 1, 2]
-        failed = fleet.told("a", PartitionFailed)
+        failed = fleet.reported("a", PartitionFailed)
         assert {report.partition_id for report in failed} == {"1"}
         assert "offset 4711, the host's initial_position" in str(failed[0].error)
         errors = [error for _, partition_id, error in fleet.record.errors if partition_id == "1"]

@@ -40,14 +40,14 @@ async def test_its_lag_on_each_partition_is_in_the_report() -> None:
         fleet.hub.publish("1", count=7)
         await fleet.start("b")
         await asyncio.sleep(300)
-        last = {each.subscription: each for each in fleet.told("b", SubscriptionWithoutProcessor)}
+        last = {each.subscription: each for each in fleet.reported("b", SubscriptionWithoutProcessor)}
         assert {name: each.lags for name, each in last.items()} == {
             "alerts": {"0": 5, "1": 7},
             "fresh": {"0": 5, "1": 7},
         }
         assert "on its 2 partitions, 12 events wait" in last["alerts"].describe()
         # At most one for each partition acquired.
-        assert len(fleet.told("b", SubscriptionWithoutProcessor)) <= 4
+        assert len(fleet.reported("b", SubscriptionWithoutProcessor)) <= 4
 
 
 async def test_host_that_owns_nothing_reports_it_without_lag() -> None:
@@ -60,11 +60,11 @@ async def test_host_that_owns_nothing_reports_it_without_lag() -> None:
         await fleet.start("b")
         await asyncio.sleep(60)
         assert fleet.owned("b") == set()
-        assert [each.lags for each in fleet.told("b", SubscriptionWithoutProcessor)] == [{}]
+        assert [each.lags for each in fleet.reported("b", SubscriptionWithoutProcessor)] == [{}]
         await host.aclose()
         fleet.hub.publish("0", count=3)
         await asyncio.sleep(60)
-        assert [each.lags for each in fleet.told("b", SubscriptionWithoutProcessor)] == [{}, {"0": 3}]
+        assert [each.lags for each in fleet.reported("b", SubscriptionWithoutProcessor)] == [{}, {"0": 3}]
         fleet.runs["b"].cancel()
 
 
@@ -88,10 +88,10 @@ async def test_lag_that_cannot_be_found_out_is_unknown(fails: str) -> None:
         if fails == "store":
             fleet.stores["b"].fail("read", times=math.inf)
         await asyncio.sleep(60)
-        assert fleet.told("b", SubscriptionWithoutProcessor)[-1].lags == {"0": None}
-        assert "unknown on 1" in fleet.told("b", SubscriptionWithoutProcessor)[-1].describe()
+        assert fleet.reported("b", SubscriptionWithoutProcessor)[-1].lags == {"0": None}
+        assert "unknown on 1" in fleet.reported("b", SubscriptionWithoutProcessor)[-1].describe()
         failed = {"service": ServiceFailed, "store": StoreFailed}.get(fails)
-        assert failed is None or any(each.subscription == "alerts" for each in fleet.told("b", failed))
+        assert failed is None or any(each.subscription == "alerts" for each in fleet.reported("b", failed))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def _refused(fleet: Fleet, name: str = "a") -> list[LinkFailed]:
-    return [each for each in fleet.told(name, LinkFailed) if isinstance(each.error, FeedFullError)]
+    return [each for each in fleet.reported(name, LinkFailed) if isinstance(each.error, FeedFullError)]
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.05])
@@ -97,7 +97,7 @@ async def test_sizes_that_jump_while_handlers_stand_still_stay_within_the_budget
         await asyncio.sleep(1)
         assert host.buffered_bytes == 0
         # It is no failure, so that no retries are used up.
-        assert fleet.told("a", PartitionFailed) == []
+        assert fleet.reported("a", PartitionFailed) == []
 
 
 async def test_event_larger_than_the_budget_comes(watch: Watch) -> None:

@@ -71,8 +71,8 @@ async def test_catch_up_group_at_a_start_in_the_past_leaves_the_others_their_pac
         assert {each.link_state for each in host.partitions} == {LinkState.SHARED}
         assert _delivered(fleet.record) == list(range(1000, 1110))
         assert _delivered(archive) == list(range(1110))
-        assert fleet.told("a", LinkRewound) == []
-        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
+        assert fleet.reported("a", LinkRewound) == []
+        assert [each.state for each in fleet.reported("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
 
 
 async def test_catch_up_group_of_one_that_becomes_slow_frees_the_others() -> None:
@@ -92,7 +92,7 @@ async def test_catch_up_group_of_one_that_becomes_slow_frees_the_others() -> Non
         assert len(_delivered(fleet.record)) < 200
         await asyncio.sleep(30)
         assert _delivered(fleet.record) == list(range(1000))
-        (report,) = fleet.told("a", SubscriptionSlow)
+        (report,) = fleet.reported("a", SubscriptionSlow)
         assert not report.is_suspended
         assert report.slow_for >= 30
         pause[0] = 0.01
@@ -143,7 +143,7 @@ async def test_catch_up_group_that_refuses_falls_back_to_the_shared_link(error: 
         await asyncio.sleep(30)
         assert _delivered(archive) == list(range(1100))
         assert _delivered(fleet.record) == list(range(1000, 1100))
-        assert any(GROUP in str(each.error) for each in fleet.told("a", LinkFailed))
+        assert any(GROUP in str(each.error) for each in fleet.reported("a", LinkFailed))
         assert [each.epoch for each in host.partitions] == [1, 1]
         assert _groups(fleet) == [("$Default", 1)]
 

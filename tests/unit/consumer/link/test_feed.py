@@ -54,7 +54,7 @@ async def _feed(
     **options: Any,
 ) -> AsyncIterator[_ReadFeed]:
     spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), owner_level=owner_level)
-    told: Trouble = [] if trouble is None else trouble
+    reported: Trouble = [] if trouble is None else trouble
     feed = _ReadFeed(
         FakeTransport(hub),
         spec,
@@ -62,7 +62,7 @@ async def _feed(
         wrap=as_received,
         rng=random.Random(seed),
         limit=limit,
-        on_trouble=lambda error, delay: told.append((error, delay)),
+        on_trouble=lambda error, delay: reported.append((error, delay)),
     )
     feed.start()
     try:
@@ -256,16 +256,16 @@ async def test_feed_with_a_link_retry_limit_ends() -> None:
 async def test_feed_does_not_add_its_delay_to_a_lost_connections(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While there is no connection the transport's waits count alone, and only ever fewer failures are told."""
+    """While there is no connection the transport's waits count alone, and only ever fewer failures are reported."""
     monkeypatch.setattr(random.Random, "uniform", lambda _, low, high: high)  # every delay is as long as it may be
     hub = FakeHub()
     hub.refuse(ConnectionLostError("no way"), times=300)
-    told_at: list[float] = []
+    reported_at: list[float] = []
 
     class Timed(Trouble):
-        def append(self, told: tuple[Exception, float | None], /) -> None:
-            told_at.append(clock.monotonic())
-            super().append(told)
+        def append(self, reported: tuple[Exception, float | None], /) -> None:
+            reported_at.append(clock.monotonic())
+            super().append(reported)
 
     trouble = Timed()
     hub.publish("0", "a", "b")
@@ -274,7 +274,7 @@ async def test_feed_does_not_add_its_delay_to_a_lost_connections(
         await _read(feed, 1)
         assert clock.monotonic() - began <= 300 * 0.5
         assert all(delay == 0.5 for _, delay in trouble)
-        silences = [later - sooner for sooner, later in pairwise(told_at)]
+        silences = [later - sooner for sooner, later in pairwise(reported_at)]
         assert silences[:4] == [0.5, 1.0, 2.0, 4.0]
         assert set(silences[4:]) == {8.0}
         assert len(silences) > 10

@@ -47,11 +47,11 @@ async def test_unanswered_probe_opens_the_link_again() -> None:
         fleet.hub.stall("0", until="reopened")
         fleet.hub.publish("0", "b")
         await _delivered(fleet, 1)
-        (stalled,) = fleet.told("a", LinkStalled)
+        (stalled,) = fleet.reported("a", LinkStalled)
         assert (stalled.partition_id, stalled.drops_connection) == ("0", False)
         assert "probe" in stalled.evidence
         assert stalled.silent_for > WAIT
-        assert len(fleet.told("a", LinkFailed)) == 1
+        assert len(fleet.reported("a", LinkFailed)) == 1
         assert fleet.record.numbers("0") == [0, 1]
         assert fleet.hub.owner_levels("0") == [1]
 
@@ -66,7 +66,7 @@ async def test_two_silent_links_drop_the_connection() -> None:
             fleet.hub.publish(partition_id, "x")
         for partition_id in "012":
             await _delivered(fleet, 0, partition_id, FOUND + 10)
-        assert [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) == 1
+        assert [each.drops_connection for each in fleet.reported("a", LinkStalled)].count(True) == 1
         assert all(fleet.record.numbers(partition_id) == [0] for partition_id in "012")
 
 
@@ -82,7 +82,7 @@ async def test_attach_without_an_answer_drops_the_connection() -> None:
         fleet.hub.publish("0", "x")
         await _delivered(fleet, 0)
         assert fleet.transports["a"].connection is not before
-        assert [each.drops_connection for each in fleet.told("a", LinkStalled)] == [False, True]
+        assert [each.drops_connection for each in fleet.reported("a", LinkStalled)] == [False, True]
 
 
 @pytest.mark.parametrize("answers_echo", [True, False])
@@ -96,7 +96,7 @@ async def test_link_behind_the_hub_is_opened_again(answers_echo: bool) -> None:
         fleet.hub.stall("0", answers_echo=answers_echo, until="reopened")
         fleet.hub.publish("0", count=10)
         await _delivered(fleet, 10)
-        (stalled,) = fleet.told("a", LinkStalled)
+        (stalled,) = fleet.reported("a", LinkStalled)
         assert stalled.evidence == "the hub holds events up to sequence number 10"
         assert fleet.record.numbers("0") == list(range(11))
 
@@ -107,10 +107,10 @@ async def test_link_silent_since_latest_is_opened_again() -> None:
         fleet.hub.publish("0", count=5)
         await fleet.start("a", initial_position=EventPosition.latest())
         await asyncio.sleep(WAIT + 5)
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
         fleet.hub.stall("0", answers_echo=True, until="reopened")
         fleet.hub.publish("0", "x")
-        await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
+        await fleet.until(lambda: bool(fleet.reported("a", LinkStalled)), FOUND)
 
 
 @pytest.mark.parametrize("answers_echo", [True, False])
@@ -127,7 +127,7 @@ async def test_connection_that_delivers_nothing_is_dropped(answers_echo: bool, i
                 fleet.hub.publish(partition_id, count=2)
             for partition_id in "012":
                 await _delivered(fleet, 2 * round_ + 1, partition_id, 4 * WAIT)
-        assert [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) == 3
+        assert [each.drops_connection for each in fleet.reported("a", LinkStalled)].count(True) == 3
         assert all(fleet.record.numbers(partition_id) == list(range(6)) for partition_id in "012")
 
 
@@ -150,7 +150,7 @@ async def test_silent_service_is_reconnected_to_ever_more_rarely() -> None:
         fleet.hub.stall()
         fleet.hub.publish("0", "x")
         await asyncio.sleep(3600)
-        assert 5 <= [each.drops_connection for each in fleet.told("a", LinkStalled)].count(True) <= 7
+        assert 5 <= [each.drops_connection for each in fleet.reported("a", LinkStalled)].count(True) <= 7
         assert len(fleet.hub.attached) < 60
         fleet.hub.resume()
         await _delivered(fleet, 0, within=1)
@@ -168,7 +168,7 @@ async def test_idle_service_is_not_reconnected_to(answers_echo: bool) -> None:
         await fleet.start("a")
         await asyncio.sleep(3600)
         assert len(fleet.hub.attached) == 2
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
         assert fleet.hub.probes.count("0") > 60
         fleet.hub.publish("1", "x")
         await _delivered(fleet, 0, "1", 1)
@@ -198,7 +198,7 @@ async def test_management_is_asked_while_a_link_waits_for_its_attach(answers_ech
         fleet.hub.stall("0", answers_echo=answers_echo)
         fleet.hub.publish("0", "x")
         fleet.hub.hang("receive")
-        await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), FOUND)
+        await fleet.until(lambda: bool(fleet.reported("a", LinkStalled)), FOUND)
         fleet.hub.looks.clear()
         await asyncio.sleep(30)
         assert [partition for partition, _ in fleet.hub.looks].count("1") >= 4
@@ -222,7 +222,7 @@ async def test_link_with_traffic_is_never_taken_for_silent(seed: int, answers_ec
             last = len(fleet.hub.events(partition_id)) - 1
             await _delivered(fleet, last, partition_id, 600)
             assert fleet.record.numbers(partition_id) == list(range(last + 1))
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
 
 
 async def test_link_held_back_by_a_slow_handler_is_not_checked() -> None:
@@ -253,7 +253,7 @@ async def test_hub_that_stays_ahead_is_asked_ever_more_rarely() -> None:
         fleet.hub.compact("0", [2])
         await fleet.start("a")
         await asyncio.sleep(3600)
-        moments = [each.silent_for for each in fleet.told("a", LinkStalled)]
+        moments = [each.silent_for for each in fleet.reported("a", LinkStalled)]
         assert 4 <= len(moments) <= 7
         assert all(later > 1.5 * earlier for earlier, later in pairwise(moments))
         fleet.hub.publish("0", "x")
@@ -271,7 +271,7 @@ async def test_compacted_partitions_drop_their_connection_rarely() -> None:
         drops: set[str] = set()
         for _ in range(360):
             await asyncio.sleep(10)
-            for each in fleet.told("a", LinkStalled):
+            for each in fleet.reported("a", LinkStalled):
                 assert each.partition_id is not None
                 if each.drops_connection and each.partition_id not in drops:
                     drops.add(each.partition_id)
@@ -288,7 +288,7 @@ async def test_partition_emptied_by_retention_is_not_ahead() -> None:
         fleet.hub.publish("0", count=3)
         fleet.hub.truncate("0", 3)
         await asyncio.sleep(300)
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
 
 
 @pytest.mark.parametrize("is_answered", [True, False], ids=["refuses", "hangs"])
@@ -306,7 +306,7 @@ async def test_management_that_fails_is_no_evidence_of_silence(is_answered: bool
         fleet.hub.publish("0", "x")
         await asyncio.sleep(200)
         assert fleet.hub.looks
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
         if is_answered:
             fleet.hub.accept()
         else:
@@ -334,7 +334,7 @@ async def test_close_of_a_host_during_a_silence_check_leaves_no_task(step: str) 
             hub.stall()
             await fleet.until(lambda: len(hub.probes) > before, FOUND)
             if step == "link":
-                await fleet.until(lambda: bool(fleet.told("a", LinkStalled)), 11)
+                await fleet.until(lambda: bool(fleet.reported("a", LinkStalled)), 11)
         checks = [task for task in asyncio.all_tasks() if task.get_name().startswith("eventpump check of partition ")]
         assert checks
         await asyncio.wait_for(fleet.hosts["a"].aclose(), 25)
@@ -345,7 +345,7 @@ async def test_close_of_a_host_during_a_silence_check_leaves_no_task(step: str) 
 
 
 async def test_lag_of_a_stalled_link_is_unknown_until_confirmed() -> None:
-    """On a stalled link lag is what was told last, then unknown, then what management says."""
+    """On a stalled link lag is what was reported last, then unknown, then what management says."""
     async with _fleet() as fleet:
         fleet.hub.publish("0", "a")
         host = await fleet.start("a", track_last_enqueued=True)

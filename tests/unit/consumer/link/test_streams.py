@@ -180,12 +180,12 @@ async def test_what_does_not_match_is_not_held_back_and_does_not_stop_the_others
         assert fast.numbers("0") == sorted(_tens(0, 800, 1) + _tens(0, 800, 2))
         held = {each.subscription: each.held_events for each in host.partitions}
         assert held == {"slow": 79, "fast": 0}
-        assert fleet.told("a", SubscriptionSlow) == []
+        assert fleet.reported("a", SubscriptionSlow) == []
         fleet.hub.publish("0", count=2000)
         await asyncio.sleep(100)
         # Now its matches fill the cache.
         assert max(fast.numbers("0")) < 2100
-        assert {each.subscription for each in fleet.told("a", SubscriptionSlow)} == {"slow"}
+        assert {each.subscription for each in fleet.reported("a", SubscriptionSlow)} == {"slow"}
         going.set()
         await asyncio.sleep(30)
         assert slow.numbers("0") == _tens(0, 2800)
@@ -213,7 +213,7 @@ async def test_stream_that_comes_and_goes_neither_misses_nor_repeats() -> None:
         assert records["early"].numbers("0") == _tens(0, 800, 3)
         assert records["late"].numbers("0") == sorted(_tens(200, 600, 3) + _tens(200, 600, 4))
         assert records["past"].numbers("0") == _tens(100, 800, 4)
-        assert [each.subscription for each in fleet.told("a", LinkRewound)][-1] == "past"
+        assert [each.subscription for each in fleet.reported("a", LinkRewound)][-1] == "past"
 
 
 async def test_links_that_fail_lose_nothing_and_repeat_nothing() -> None:
@@ -228,7 +228,7 @@ async def test_links_that_fail_lose_nothing_and_repeat_nothing() -> None:
             fleet.hub.detach("0")
         await asyncio.sleep(60)
         assert got.numbers("0") == _tens(0, 500, 5)
-        assert fleet.told("a", LinkStalled) == []
+        assert fleet.reported("a", LinkStalled) == []
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
@@ -342,7 +342,7 @@ async def test_what_the_service_has_lost_is_found_out_although_nothing_matched()
             fleet.hub.truncate("0", 40)
             fleet.runs["a"] = asyncio.create_task(host.run())
             await asyncio.sleep(10)
-            (loss, *_) = fleet.told("a", DataLost)
+            (loss, *_) = fleet.reported("a", DataLost)
             assert (loss.loss.first_missing, loss.loss.last_missing) == (0, 39)
             if on_loss == "earliest":
                 assert got.numbers("0") == _tens(40, 100, 5)
@@ -350,7 +350,7 @@ async def test_what_the_service_has_lost_is_found_out_although_nothing_matched()
             else:
                 assert got.numbers("0") == []
                 assert _stored(fleet, "part") is None
-                assert isinstance(fleet.told("a", PartitionFailed)[0].error, DataLossError)
+                assert isinstance(fleet.reported("a", PartitionFailed)[0].error, DataLossError)
 
 
 async def test_loss_in_the_stream_is_found_out_and_normal_gaps_are_not_losses() -> None:
@@ -364,13 +364,13 @@ async def test_loss_in_the_stream_is_found_out_and_normal_gaps_are_not_losses() 
         fleet.hub.compact("0", [57, 58])
         fleet.hub.publish("0", count=50)
         await asyncio.sleep(5)
-        assert fleet.told("a", DataLost) == []
+        assert fleet.reported("a", DataLost) == []
         fleet.hub.refuse(LinkDetachedError("away"), times=3)
         fleet.hub.detach("0")
         fleet.hub.publish("0", count=50)
         fleet.hub.truncate("0", 120)
         await asyncio.sleep(120)
-        (loss,) = fleet.told("a", DataLost)
+        (loss,) = fleet.reported("a", DataLost)
         assert (loss.loss.first_missing, loss.loss.last_missing) == (100, 119)
         assert got.numbers("0") == _tens(0, 100, 5) + _tens(120, 150, 5)
         assert _stored(fleet, "part") == 149
@@ -531,7 +531,7 @@ async def test_stream_that_is_behind_catches_up_over_a_link_of_its_own() -> None
         await asyncio.sleep(20)
         assert got.numbers("0") == _tens(0, 5660, 5)
         assert fleet.record.numbers("0") == list(range(5660))
-        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
+        assert [each.state for each in fleet.reported("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
 
 
 async def test_idle_stream_that_is_behind_comes_back_to_the_shared_link() -> None:
@@ -547,7 +547,7 @@ async def test_idle_stream_that_is_behind_comes_back_to_the_shared_link() -> Non
         )  # fmt: skip
         fleet.hub.publish("0", count=50)
         await asyncio.sleep(20)
-        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
+        assert [each.state for each in fleet.reported("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
         fleet.hub.publish("0", count=100)
         await asyncio.sleep(5)
         assert got.numbers("0") == list(range(5100, 5150))
@@ -561,7 +561,7 @@ class _Flaky:
 
     Args:
         number: The event.
-        times: How often it fails; None for ever.
+        times: How often it fails; None forever.
         failure: What it does then.
     """
 
@@ -611,7 +611,7 @@ async def test_function_that_fails_is_called_again_until_it_succeeds(failure: Ca
         assert flaky.calls == 4
         assert _stored(fleet, "part") == 29
         assert fleet.record.numbers("0") == list(range(30))
-        assert {(each.operation, each.subscription) for each in fleet.told("a", ProcessorFailed)} == {
+        assert {(each.operation, each.subscription) for each in fleet.reported("a", ProcessorFailed)} == {
             ("filter", "part")
         }
 
@@ -663,10 +663,10 @@ async def test_failed_event_is_skipped_or_parked(failure: Callable[[], Any]) -> 
         await asyncio.sleep(60)
         if failure is not FAILURES[2]:  # a filter may return a list
             assert records["skip"].numbers("0") == [number for number in range(30) if number % 10 and number != 15]
-            assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [15]
+            assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [15]
         assert records["park"].numbers("0") == [5, 25]
         assert [number for number, _ in parked] == [15]
-        assert len(fleet.told("a", EventParked)) == 1
+        assert len(fleet.reported("a", EventParked)) == 1
         assert len(records["park"].errors) == 3
         assert _stored(fleet, "park") == 29
 
@@ -704,7 +704,7 @@ async def test_events_of_a_failing_batch_are_narrowed_as_others_are() -> None:
         fleet.hub.publish("0", count=58)
         await asyncio.sleep(10)
         assert set(got.numbers("0")) == set(_tens(0, 58, 5))
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [25]
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [25]
         assert _stored(fleet, "part") == 57
 
 
@@ -742,7 +742,7 @@ async def test_many_streams_write_no_more_checkpoints_than_their_policy_says() -
             fleet.hub.publish("0", count=10)
             await asyncio.sleep(1)
         await asyncio.sleep(11)
-        written = fleet.told("a", CheckpointWritten)
+        written = fleet.reported("a", CheckpointWritten)
         assert all(_stored(fleet, f"part-{number}") == 249 for number in range(100))
         assert len(written) <= 400
 
@@ -808,6 +808,6 @@ async def test_loss_that_a_paused_stream_has_before_it_is_reported() -> None:
         await asyncio.sleep(5)
         host.resume("part")
         await asyncio.sleep(5)
-        (loss,) = fleet.told("a", DataLost)
+        (loss,) = fleet.reported("a", DataLost)
         assert loss.loss.last_missing == 19
         assert got.numbers("0") == _tens(0, 10, 5) + _tens(20, 40, 5)

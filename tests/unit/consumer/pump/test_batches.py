@@ -32,7 +32,7 @@ def _numbers(batch: ReceivedBatch) -> list[int]:
 
 
 async def _take(batches: BatchIterator, count: int) -> list[list[int]]:
-    async with asyncio.timeout(300):  # a batch that never comes is a failure, and no wait for ever
+    async with asyncio.timeout(300):  # a batch that never comes is a failure, and no wait forever
         return [_numbers(await anext(batches)) for _ in range(count)]
 
 
@@ -54,7 +54,7 @@ async def test_loop_gets_every_batch_in_order_and_starts_the_host() -> None:
         assert seen == list(range(35))
         assert fleet.checkpoint("0") == 34
         assert host.is_closed
-        assert not fleet.told("a", ProcessorFailed)
+        assert not fleet.reported("a", ProcessorFailed)
 
 
 async def test_partition_waits_until_the_loop_asks_for_its_next_batch() -> None:
@@ -92,12 +92,12 @@ async def test_slow_loop_is_reported_from_when_it_has_the_batch() -> None:
         batches = _host(fleet, handler_timeout=60).batches()
         batch = await anext(batches)
         await asyncio.sleep(59)
-        assert not fleet.told("a", HandlerSlow)
+        assert not fleet.reported("a", HandlerSlow)
         await asyncio.sleep(2)
-        assert [each.partition_id for each in fleet.told("a", HandlerSlow)] == [batch.context.partition_id]
+        assert [each.partition_id for each in fleet.reported("a", HandlerSlow)] == [batch.context.partition_id]
         await anext(batches)  # the other one, which has waited for a minute
         await asyncio.sleep(59)
-        assert len(fleet.told("a", HandlerSlow)) == 1
+        assert len(fleet.reported("a", HandlerSlow)) == 1
         await batches.aclose()
 
 
@@ -137,7 +137,7 @@ async def test_exception_in_the_body_ends_the_loop_only(raised: BaseException) -
             await loop()
         again = host.batches()
         assert await _take(again, 1) == [list(range(10))]
-        assert not fleet.told("a", ProcessorFailed)
+        assert not fleet.reported("a", ProcessorFailed)
         await again.aclose()
 
 
@@ -263,7 +263,7 @@ async def test_closing_does_not_wait_for_loops_that_there_are_not() -> None:
         began = asyncio.get_running_loop().time()
         await host.aclose()
         assert asyncio.get_running_loop().time() - began < 1
-        assert not fleet.told("a", ProcessorFailed)
+        assert not fleet.reported("a", ProcessorFailed)
 
 
 @pytest.mark.parametrize("waits", ["wait_for", "task", "timeout", "default"])
@@ -380,7 +380,7 @@ async def test_closing_waits_for_the_batch_in_hand() -> None:
             await asyncio.sleep(3)
         assert seen == 1
         assert sorted([fleet.checkpoint("0") or -1, fleet.checkpoint("1") or -1]) == [-1, 9]
-        assert not fleet.told("a", ProcessorFailed)
+        assert not fleet.reported("a", ProcessorFailed)
 
 
 async def test_closing_from_the_body_gives_the_batch_back() -> None:
@@ -448,7 +448,7 @@ async def test_batch_that_no_loop_takes_is_reported() -> None:
         async for _ in host.batches():
             break
         await asyncio.sleep(22)
-        waits = fleet.told("a", BatchNotTaken)
+        waits = fleet.reported("a", BatchNotTaken)
         assert [round(each.waited) for each in waits] == [5, 10, 20]
         assert waits[0].describe() == "no loop over batches() has taken events 0 to 9 (10) for 5.0 s"
         batches = host.batches()
@@ -456,7 +456,7 @@ async def test_batch_that_no_loop_takes_is_reported() -> None:
         await asyncio.sleep(4)
         await anext(batches)
         await asyncio.sleep(100)
-        assert fleet.told("a", BatchNotTaken) == waits
+        assert fleet.reported("a", BatchNotTaken) == waits
         await host.aclose()
 
 
@@ -722,7 +722,7 @@ async def test_random_histories(seed: int) -> None:
         )
         world.check()
         for name, host in fleet.hosts.items():
-            assert not fleet.told(name, UnexpectedFailure)
+            assert not fleet.reported(name, UnexpectedFailure)
             host.stop()
         if world.tasks:
             await asyncio.wait(world.tasks)

@@ -47,10 +47,10 @@ async def test_pump_that_leaves_after_data_loss_checkpoints_what_was_processed(b
         fleet.hub.truncate("0", 35)
         fleet.hub.resume("0")
         await asyncio.sleep(5)
-        assert len(fleet.told("a", DataLost)) == 1
+        assert len(fleet.reported("a", DataLost)) == 1
         assert fleet.record.reasons("a", "0") == [CloseReason.FAILED]
         assert fleet.checkpoint("0") == 19
-        assert not fleet.told("a", CheckpointDropped)
+        assert not fleet.reported("a", CheckpointDropped)
 
 
 @pytest.mark.parametrize("policy", [None, "earliest", "latest"])
@@ -72,15 +72,15 @@ async def test_checkpoint_of_a_recreated_hub_does_not_hang(policy: Any) -> None:
         fleet.hub.publish("0", count=20)
         await asyncio.sleep(5)
         fleet.hub.recreate()
-        await fleet.until(lambda: fleet.told("a", DataLost) != [], 10, step=0.001)
-        assert fleet.told("a", DataLost)[0].loss.first_missing == 40
+        await fleet.until(lambda: fleet.reported("a", DataLost) != [], 10, step=0.001)
+        assert fleet.reported("a", DataLost)[0].loss.first_missing == 40
         async with asyncio.timeout(3):
             with suppress(OwnershipLostError):  # where the partition was left
                 await contexts[0].checkpoint()
         await asyncio.sleep(20)
         assert fleet.checkpoint("0") == (39 if policy is None else -1)
-        assert not fleet.told("a", CheckpointDropped)
-        assert not fleet.told("a", PumpOverdue)
+        assert not fleet.reported("a", CheckpointDropped)
+        assert not fleet.reported("a", PumpOverdue)
 
 
 async def test_lag_of_a_recreated_hub_is_unknown_until_its_first_event() -> None:
@@ -113,5 +113,5 @@ async def test_silence_check_that_ends_with_its_feed_is_not_reported() -> None:
         fleet.leases.leases(fleet.scope)["0"].token = "another"
         await asyncio.sleep(20)
         assert fleet.record.reasons("a", "0")[0] == CloseReason.OWNERSHIP_LOST
-        assert not fleet.told("a", UnexpectedFailure)
+        assert not fleet.reported("a", UnexpectedFailure)
         fleet.hub.answer("partition")

@@ -118,10 +118,10 @@ async def test_undecodable_events_are_skipped_without_a_retry(seed: int) -> None
         await fleet.start("a", processor, decode=Counting().codec, **options)
         await asyncio.sleep(5)
         broken = [number for number, kind in enumerate(kinds) if kind == BROKEN]
-        skipped = fleet.told("a", EventSkipped)
+        skipped = fleet.reported("a", EventSkipped)
         assert [each.sequence_number for each in skipped] == broken
         assert all(type(each.error) is DecodeError for each in skipped)
-        assert all(each.delay is None for each in fleet.told("a", ProcessorFailed))
+        assert all(each.delay is None for each in fleet.reported("a", ProcessorFailed))
         assert sorted(set(map(int, read))) == [number for number in range(40) if number not in broken]
         assert fleet.checkpoint("0") == 39
 
@@ -134,7 +134,7 @@ async def test_undecodable_event_is_parked_as_it_was_received() -> None:
         options: dict[str, Any] = {"on_retries_exhausted": Park(sender), "decode": Counting().codec}
         await fleet.start("a", RecordingProcessor(Record(), on_events=_reading([])), **options)
         await asyncio.sleep(5)
-        assert [each.sequence_number for each in fleet.told("a", EventParked)] == [1]
+        assert [each.sequence_number for each in fleet.reported("a", EventParked)] == [1]
     (parked,) = elsewhere.events("0")
     assert (parked.body, parked.system_properties["content-encoding"]) == (b"1", "deflate")
     facts = parked_facts(parked)
@@ -174,7 +174,7 @@ async def test_what_cannot_be_decoded_elsewhere_is_retried(partition_id: str | N
         processor = RecordingProcessor(Record(), on_events=handle)
         await fleet.start("a", processor, on_retries_exhausted="skip", checkpoint_policy=EACH)
         await asyncio.sleep(60)
-        assert fleet.told("a", EventSkipped) == []
-        assert all(each.delay is not None for each in fleet.told("a", ProcessorFailed))
+        assert fleet.reported("a", EventSkipped) == []
+        assert all(each.delay is not None for each in fleet.reported("a", ProcessorFailed))
         assert read == ["0"]
         assert fleet.checkpoint("0") == 0

@@ -137,7 +137,9 @@ async def test_base_exception_from_process_events_follows_the_failure_policy(
         await fleet.start("a", RecordingProcessor(fleet.record, on_events=_once(escape)))
         await asyncio.sleep(60)
         assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0, 1, 2)] * 2
-        assert [(told.operation, told.failures) for told in fleet.told("a", ProcessorFailed)] == [("process_events", 1)]
+        assert [(reported.operation, reported.failures) for reported in fleet.reported("a", ProcessorFailed)] == [
+            ("process_events", 1)
+        ]
         assert len(fleet.record.errors) == 1
         fleet.hub.publish("0", "later")
         await asyncio.sleep(10)
@@ -166,7 +168,7 @@ async def test_base_exception_from_open_is_tried_again(escape: Callable[[], Awai
         await asyncio.sleep(60)
         assert len(fleet.record.opened) == 2
         assert fleet.checkpoint("0") == 2
-        assert [told.operation for told in fleet.told("a", ProcessorFailed)] == ["open"]
+        assert [reported.operation for reported in fleet.reported("a", ProcessorFailed)] == ["open"]
         _nothing_is_kept_without_a_pump(fleet)
 
 
@@ -181,7 +183,10 @@ async def test_base_exception_from_process_error_is_reported_only(escape: Callab
         processor = RecordingProcessor(fleet.record, on_events=_once(poison), on_error=_once(escape))
         await fleet.start("a", processor)
         await asyncio.sleep(60)
-        assert [told.operation for told in fleet.told("a", ProcessorFailed)] == ["process_events", "process_error"]
+        assert [reported.operation for reported in fleet.reported("a", ProcessorFailed)] == [
+            "process_events",
+            "process_error",
+        ]
         assert [delivery.numbers for delivery in fleet.record.deliveries] == [(0, 1, 2)] * 2
         _nothing_is_kept_without_a_pump(fleet)
 
@@ -194,8 +199,8 @@ async def test_base_exception_from_close_keeps_no_lease(escape: Callable[[], Awa
         await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy())
         await asyncio.sleep(5)
         await fleet.hosts["a"].aclose()
-        assert [told.operation for told in fleet.told("a", ProcessorFailed)] == ["close"]
-        assert len(fleet.told("a", PumpClosed)) == 1
+        assert [reported.operation for reported in fleet.reported("a", ProcessorFailed)] == ["close"]
+        assert len(fleet.reported("a", PumpClosed)) == 1
         assert fleet.checkpoint("0") == 2
         assert fleet.owner("0") is None
 
@@ -212,8 +217,8 @@ async def test_handler_that_cancels_itself_and_returns_has_processed_its_batch()
         await asyncio.sleep(60)
         assert fleet.record.numbers("0") == [0, 1, 2]
         assert fleet.checkpoint("0") == 2
-        assert fleet.told("a", ProcessorFailed) == []
-        assert fleet.told("a", PartitionFailed) == []
+        assert fleet.reported("a", ProcessorFailed) == []
+        assert fleet.reported("a", PartitionFailed) == []
         _nothing_is_kept_without_a_pump(fleet)
 
 
@@ -231,7 +236,7 @@ async def test_base_exception_from_the_factory_is_tried_again() -> None:
 
         await fleet.start("a", make)
         await asyncio.sleep(60)
-        assert [told.operation for told in fleet.told("a", ProcessorFailed)] == ["open"]
+        assert [reported.operation for reported in fleet.reported("a", ProcessorFailed)] == ["open"]
         assert fleet.checkpoint("0") == 2
 
 
@@ -242,10 +247,10 @@ async def test_idle_pump_cancelled_from_outside_is_reported_and_released() -> No
         await asyncio.sleep(5)
         _pump_task().cancel()
         await asyncio.sleep(5)
-        (failed,) = fleet.told("a", PartitionFailed, "0")
+        (failed,) = fleet.reported("a", PartitionFailed, "0")
         assert failed.avoided_for == 30
         assert fleet.record.reasons("a", "0") == [CloseReason.FAILED]
-        assert len(fleet.told("a", LeaseReleased)) == len(fleet.told("a", PumpClosed)) == 1
+        assert len(fleet.reported("a", LeaseReleased)) == len(fleet.reported("a", PumpClosed)) == 1
         assert fleet.owner("0") is None
         await asyncio.sleep(60)
         fleet.hub.publish("0", "later")
@@ -265,7 +270,7 @@ async def test_closing_pump_cancelled_from_outside_releases_its_lease() -> None:
         await asyncio.sleep(1)
         _pump_task().cancel()
         await asyncio.sleep(12)
-        (failed,) = fleet.told("a", UnexpectedFailure, "0")
+        (failed,) = fleet.reported("a", UnexpectedFailure, "0")
         assert isinstance(failed.error, asyncio.CancelledError)
         assert fleet.owner("0") is None
 
@@ -299,12 +304,12 @@ async def test_base_exception_from_the_store_is_tried_again(
         await asyncio.sleep(60)
         assert not running.done()
         assert fleet.checkpoint("0") == 2
-        assert fleet.told("a", LeaseLost) == []
+        assert fleet.reported("a", LeaseLost) == []
         _nothing_is_kept_without_a_pump(fleet)
         await host.aclose()
         await running
         if operation != "close":
-            assert len(fleet.told("a", StoreFailed)) == 1
+            assert len(fleet.reported("a", StoreFailed)) == 1
         assert (fleet.owner("0") is None) == (operation != "release")
 
 
@@ -332,7 +337,9 @@ async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
         writer.cancel()
         await asyncio.sleep(5)
         assert fleet.checkpoint("0") == 2
-        assert [told.operation for told in fleet.told("a", UnexpectedFailure)] == ["eventpump checkpoint writer"]
+        assert [reported.operation for reported in fleet.reported("a", UnexpectedFailure)] == [
+            "eventpump checkpoint writer"
+        ]
 
 
 async def test_base_exception_from_the_service_is_reported() -> None:
@@ -351,11 +358,11 @@ async def test_base_exception_from_the_service_is_reported() -> None:
 
         transport.get_hub_properties = odd  # type: ignore[method-assign]  # the fault
         await asyncio.sleep(20)
-        assert [told.operation for told in fleet.told("a", UnexpectedFailure)] == ["eventpump discovery"]
+        assert [reported.operation for reported in fleet.reported("a", UnexpectedFailure)] == ["eventpump discovery"]
 
 
 async def test_base_exception_from_a_link_ends_its_feed() -> None:
-    """A transport whose call ends in a cancellation of its own makes the partition fail, not wait for ever."""
+    """A transport whose call ends in a cancellation of its own makes the partition fail, not wait forever."""
     async with stocked(3) as fleet:
         host = fleet.host("a")
         transport = fleet.transports["a"]
@@ -370,7 +377,7 @@ async def test_base_exception_from_a_link_ends_its_feed() -> None:
         transport.open_receive_link = odd  # type: ignore[method-assign, assignment]  # the fault
         running = asyncio.create_task(host.run())
         await asyncio.sleep(60)
-        assert len(fleet.told("a", PartitionFailed)) == len(fleet.told("a", PumpStarted)) == 1
+        assert len(fleet.reported("a", PartitionFailed)) == len(fleet.reported("a", PumpStarted)) == 1
         assert fleet.checkpoint("0") == 2
         await host.aclose()
         await running
@@ -436,7 +443,7 @@ def test_loop_run_on_after_system_exit_keeps_no_lease_without_a_pump() -> None:
 
     async def end(fleet: Fleet) -> None:
         await asyncio.sleep(90)
-        assert len(fleet.told("a", LeaseLost)) == 1
+        assert len(fleet.reported("a", LeaseLost)) == 1
         assert fleet.record.numbers("0") == [0, 1, 2, 0, 1, 2]
         await fleet.hosts["a"].aclose()
         await fleet.runs["a"]
@@ -469,7 +476,7 @@ async def test_task_cancelled_before_its_first_step_keeps_no_lease(kind: str, mo
         await fleet.start("a")
         await asyncio.sleep(120)
         assert not cancelled
-        assert len(fleet.told("a", UnexpectedFailure)) == 1
+        assert len(fleet.reported("a", UnexpectedFailure)) == 1
         fleet.hub.publish("0", "new")
         await asyncio.sleep(60)
         assert fleet.record.numbers("0")[-1] == 3

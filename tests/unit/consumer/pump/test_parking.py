@@ -61,7 +61,7 @@ def _batches(fleet: Fleet) -> list[tuple[int, ...]]:
 
 
 def _failures(fleet: Fleet, operation: str = "process_events") -> list[ProcessorFailed]:
-    return [each for each in fleet.told("a", ProcessorFailed) if each.operation == operation]
+    return [each for each in fleet.reported("a", ProcessorFailed) if each.operation == operation]
 
 
 class _Other:
@@ -96,8 +96,8 @@ async def test_only_events_that_fail_by_themselves_are_skipped() -> None:
         await _start(fleet, _fails_on(3, 7), failure_policy="skip")
         await asyncio.sleep(5)
         assert _batches(fleet) == [tuple(range(10)), *((number,) for number in range(10)), tuple(range(10, 20))]
-        assert [(each.sequence_number, each.attempts) for each in fleet.told("a", EventSkipped)] == [(3, 2), (7, 2)]
-        assert {type(each.error) for each in fleet.told("a", EventSkipped)} == {ValueError}
+        assert [(each.sequence_number, each.attempts) for each in fleet.reported("a", EventSkipped)] == [(3, 2), (7, 2)]
+        assert {type(each.error) for each in fleet.reported("a", EventSkipped)} == {ValueError}
         assert len(fleet.record.errors) == len(_failures(fleet)) == 3
         assert fleet.checkpoint("0") == 19
 
@@ -117,7 +117,7 @@ async def test_with_retries_before_it_each_event_has_its_own() -> None:
         retry = RetryOptions(max_retries=3, base_delay=0.1, max_delay=0.1)
         await _start(fleet, handle, on_retries_exhausted="skip", handler_retry=retry)
         await asyncio.sleep(10)
-        assert [(each.sequence_number, each.attempts) for each in fleet.told("a", EventSkipped)] == [(5, 8)]
+        assert [(each.sequence_number, each.attempts) for each in fleet.reported("a", EventSkipped)] == [(5, 8)]
         assert _batches(fleet)[:4] == [tuple(range(10))] * 4
         singles = [(0,)] * 4 + [(number,) for number in range(1, 5)] + [(5,)] * 4 + [(6,), (7,), (8,), (9,)]
         assert _batches(fleet)[4:] == singles
@@ -130,7 +130,7 @@ async def test_process_events_raising_a_base_exception_is_a_failure(raises: Base
     async with stocked(5) as fleet:
         await _start(fleet, _fails_on(2, raises=raises), failure_policy="skip")
         await asyncio.sleep(5)
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [2]
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [2]
         assert fleet.checkpoint("0") == 4
 
 
@@ -144,7 +144,7 @@ async def test_event_that_hangs_is_skipped_after_its_time() -> None:
     async with stocked(5) as fleet:
         await _start(fleet, handle, failure_policy="skip", handler_timeout=5, on_handler_timeout="cancel")
         await asyncio.sleep(30)
-        (skipped,) = fleet.told("a", EventSkipped)
+        (skipped,) = fleet.reported("a", EventSkipped)
         assert (skipped.sequence_number, type(skipped.error)) == (2, TimeoutError)
         assert fleet.checkpoint("0") == 4
 
@@ -173,7 +173,7 @@ async def test_what_is_in_the_hands_of_a_narrowed_handler_is_one_event() -> None
         await _start(fleet, keep, failure_policy="skip", checkpoint_policy=CheckpointPolicy.manual())
         await asyncio.sleep(5)
         assert stored == [0, 1, 3, 3, 3, 4]
-        assert fleet.told("a", EventSkipped) == []
+        assert fleet.reported("a", EventSkipped) == []
 
 
 async def test_message_that_cannot_be_decoded_is_skipped() -> None:
@@ -189,7 +189,7 @@ async def test_message_that_cannot_be_decoded_is_skipped() -> None:
         processor.process_events = read  # type: ignore[method-assign]  # the recording one reads numbers
         await fleet.start("a", processor, failure_policy="skip", checkpoint_policy=EACH)
         await asyncio.sleep(5)
-        assert [each.sequence_number for each in fleet.told("a", EventSkipped)] == [None]
+        assert [each.sequence_number for each in fleet.reported("a", EventSkipped)] == [None]
         assert fleet.checkpoint("0") == 2
 
 
@@ -204,7 +204,7 @@ async def test_call_without_events_that_fails_is_not_repeated_at_once() -> None:
         await asyncio.sleep(9)
         assert _batches(fleet) == [()] * 4
         assert len(fleet.record.errors) == 4
-        assert [*fleet.told("a", EventParked), *fleet.told("a", EventSkipped)] == []
+        assert [*fleet.reported("a", EventParked), *fleet.reported("a", EventSkipped)] == []
 
 
 async def test_open_that_fails_passes_over_nothing() -> None:
@@ -221,7 +221,7 @@ async def test_open_that_fails_passes_over_nothing() -> None:
         await fleet.start("a", processor, failure_policy="skip", handler_retry=RetryOptions(max_retries=2))
         await asyncio.sleep(30)
         assert fleet.record.numbers("0") == [0, 1, 2]
-        assert fleet.told("a", EventSkipped) == []
+        assert fleet.reported("a", EventSkipped) == []
 
 
 async def test_nothing_is_skipped_once_the_lease_is_lost() -> None:
@@ -237,7 +237,7 @@ async def test_nothing_is_skipped_once_the_lease_is_lost() -> None:
         await _steal(fleet)
         await asyncio.sleep(15)
         assert len(_failures(fleet)) == 1
-        assert fleet.told("a", EventSkipped) == []
+        assert fleet.reported("a", EventSkipped) == []
         assert fleet.checkpoint("0") is None
 
 
@@ -271,7 +271,7 @@ async def test_event_is_parked_in_another_hub() -> None:
         assert (facts.error, facts.message) == ("ValueError", "poison")
         assert facts.offset == next(each.offset for each in fleet.hub.events("0") if each.sequence_number == number)
         assert began <= facts.first_failed
-        assert [(each.sequence_number, each.hub, each.attempts) for each in fleet.told("a", EventParked)] == [
+        assert [(each.sequence_number, each.hub, each.attempts) for each in fleet.reported("a", EventParked)] == [
             (number, "parked", 2)
         ]
         assert fleet.checkpoint("0") == 5
@@ -311,7 +311,7 @@ async def test_event_is_parked_where_the_program_says(kind: str) -> None:
         await asyncio.sleep(5)
         assert seen == [("0", 1, "poison"), ("0", 2, "poison")]
         hub = None if kind == "function" else "elsewhere"
-        assert [(each.sequence_number, each.hub) for each in fleet.told("a", EventParked)] == [(1, hub), (2, hub)]
+        assert [(each.sequence_number, each.hub) for each in fleet.reported("a", EventParked)] == [(1, hub), (2, hub)]
         assert fleet.checkpoint("0") == 4
 
 
@@ -338,7 +338,7 @@ async def test_nothing_passes_an_event_that_cannot_be_parked() -> None:
         other.hub.accept()
         await fleet.until(lambda: fleet.checkpoint("0") == 4, 200)
         assert [facts.sequence_number for facts in other.facts] == [2]
-        assert len(fleet.told("a", EventParked)) == 1
+        assert len(fleet.reported("a", EventParked)) == 1
 
 
 @pytest.mark.parametrize("misbehaves", ["raises", "odd", "cancels", "hangs", "not async"])
@@ -379,8 +379,10 @@ async def test_function_that_misbehaves_is_called_again(misbehaves: str) -> None
         await asyncio.sleep(30)
         assert set(calls) == {2}
         assert len(_failures(fleet, "park")) == 2
-        assert [report.operation for report in fleet.told("a", HandlerSlow)] == ["park"] * 2 * (misbehaves == "hangs")
-        assert len(fleet.told("a", EventParked)) == 1
+        assert [report.operation for report in fleet.reported("a", HandlerSlow)] == ["park"] * 2 * (
+            misbehaves == "hangs"
+        )
+        assert len(fleet.reported("a", EventParked)) == 1
         assert fleet.checkpoint("0") == 4
 
 
@@ -425,7 +427,7 @@ async def test_lease_that_is_lost_while_parking_moves_no_checkpoint() -> None:
         await _steal(fleet)
         await fleet.until(lambda: "cancelled" in calls, 20)
         assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
-        assert fleet.told("a", EventParked) == []
+        assert fleet.reported("a", EventParked) == []
         assert fleet.checkpoint("0") == 1
         await fleet.hosts["a"].aclose()
         await _start(fleet, _fails_on(2), "b", failure_policy=Park(park))
@@ -446,8 +448,8 @@ async def test_event_parked_right_before_a_crash_is_parked_again() -> None:
             fleet.stores["a"].hang(operation)
         fleet.runs["a"] = asyncio.create_task(host.run())
         await asyncio.sleep(5)
-        assert len(fleet.told("a", EventParked)) == 1
-        assert fleet.told("a", CheckpointWritten) == []
+        assert len(fleet.reported("a", EventParked)) == 1
+        assert fleet.reported("a", CheckpointWritten) == []
         for operation in ("renew", "acquire", "steal"):
             fleet.stores["a"].hang(operation)
         await asyncio.sleep(40)
@@ -502,8 +504,8 @@ async def test_each_subscription_has_its_own_policy() -> None:
         fleet.hub.publish("0", count=5)
         fleet.runs["a"] = asyncio.create_task(host.run())
         await asyncio.sleep(10)
-        assert [each.subscription for each in fleet.told("a", EventParked)] == ["parks"]
-        assert [each.subscription for each in fleet.told("a", EventSkipped)] == ["skips"]
+        assert [each.subscription for each in fleet.reported("a", EventParked)] == ["parks"]
+        assert [each.subscription for each in fleet.reported("a", EventSkipped)] == ["skips"]
         assert _batches(fleet) == [(0, 1, 2, 3, 4)]
         for record in records.values():
             assert record.deliveries[-1].numbers == (4,)
@@ -529,8 +531,8 @@ async def test_each_subscription_has_its_own_time_for_a_handler() -> None:
         fleet.hub.publish("0", count=1)
         fleet.runs["a"] = asyncio.create_task(host.run())
         await asyncio.sleep(30)
-        assert [(each.subscription, each.is_cancelled) for each in fleet.told("a", HandlerSlow)] == [("slow", True)]
-        assert [each.subscription for each in fleet.told("a", EventSkipped)] == ["slow"]
+        assert [(each.subscription, each.is_cancelled) for each in fleet.reported("a", HandlerSlow)] == [("slow", True)]
+        assert [each.subscription for each in fleet.reported("a", EventSkipped)] == ["slow"]
         assert fleet.checkpoint("0") == 0
 
 
@@ -553,11 +555,11 @@ async def test_stop_partition_leaves_the_partition_and_no_other(retries: int) ->
         await _start(fleet, handle, **options)
         await asyncio.sleep(10)
         assert fleet.owned("a") == {"0"}
-        (failed,) = fleet.told("a", PartitionFailed)
+        (failed,) = fleet.reported("a", PartitionFailed)
         assert isinstance(failed.error, ProcessorFailedError)
         assert (failed.partition_id, failed.avoided_for) == ("1", 30)
         assert isinstance(failed.error.__cause__, KeyError)
-        assert [each.partition_id for each in fleet.told("a", LeaseReleased)] == ["1"]
+        assert [each.partition_id for each in fleet.reported("a", LeaseReleased)] == ["1"]
         assert fleet.record.reasons("a", "1") == [CloseReason.FAILED]
         assert len(fleet.record.errors) == retries + 1
         assert fleet.checkpoint("0") == 4
@@ -581,8 +583,8 @@ async def test_stop_partition_of_one_subscription_leaves_the_others_theirs() -> 
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == list(range(6))
         assert failing.numbers("0") == [0, 1]
-        assert [each.subscription for each in fleet.told("a", PartitionFailed)] == ["fails"]
-        assert fleet.told("a", LeaseReleased) == []
+        assert [each.subscription for each in fleet.reported("a", PartitionFailed)] == ["fails"]
+        assert fleet.reported("a", LeaseReleased) == []
         await asyncio.sleep(60)
         assert len(failing.numbers("0")) > 2
 
@@ -597,7 +599,7 @@ async def test_open_that_fails_for_good_leaves_the_partition() -> None:
         processor = RecordingProcessor(fleet.record, on_open=fail)
         await fleet.start("a", processor, on_retries_exhausted="skip", handler_retry=TWICE)
         await asyncio.sleep(10)
-        assert len(fleet.told("a", PartitionFailed)) == 1
+        assert len(fleet.reported("a", PartitionFailed)) == 1
         assert not fleet.runs["a"].done()
 
 

@@ -66,8 +66,8 @@ async def test_seek_back_delivers_everything_from_there_again(name: str) -> None
         assert records[name].numbers("1") == [*range(100), *range(10, 100)]
         assert records[other].numbers("0") == list(range(110))
         assert records[other].numbers("1") == list(range(100))
-        assert [each.checkpoint.sequence_number for each in fleet.told("a", PositionSought)] == [9, 9]
-        assert {each.subscription for each in fleet.told("a", PositionSought)} == {name}
+        assert [each.checkpoint.sequence_number for each in fleet.reported("a", PositionSought)] == [9, 9]
+        assert {each.subscription for each in fleet.reported("a", PositionSought)} == {name}
 
 
 async def test_seek_is_stored_before_anything_after_it_is_delivered() -> None:
@@ -167,7 +167,7 @@ async def test_positions_of_every_kind() -> None:
             await host.seek("default", position)
             await asyncio.sleep(5)
             assert (fleet.checkpoint("0"), fleet.record.numbers("0")) == (199, []), position
-        assert fleet.told("a", DataLost) == []
+        assert fleet.reported("a", DataLost) == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ async def test_positions_of_every_kind() -> None:
     ids=str,
 )
 async def test_bad_input_changes_nothing(position: Any, partition_ids: Any, what: str) -> None:
-    """A position that one partition does not have moves none of them; everybody reads on where they were."""
+    """A position that one partition does not have moves none of them; all read on from where they were."""
     other = Record()
     async with stocked(partitions=2) as fleet:
         host = await fleet.start("a")
@@ -199,7 +199,7 @@ async def test_bad_input_changes_nothing(position: Any, partition_ids: Any, what
         for each in "01":
             fleet.hub.publish(each, count=10)
         await asyncio.sleep(5)
-        assert fleet.told("a", PositionSought) == []
+        assert fleet.reported("a", PositionSought) == []
         for record in (fleet.record, other):
             assert record.numbers("0") == list(range(len(fleet.hub.events("0"))))
             assert record.numbers("1") == list(range(110))
@@ -317,7 +317,7 @@ async def test_seek_away_from_a_failing_batch_leaves_its_failures_there(by: str)
         await asyncio.sleep(60)
         assert failed == [0, 0, 0, 50]
         assert fleet.record.numbers("0") == [0, 0, 0, 50, *range(50, 100)]
-        assert fleet.told("a", EventSkipped) == []
+        assert fleet.reported("a", EventSkipped) == []
 
 
 _WAITING: dict[str, Callable[[HubHost], Awaitable[object]]] = {
@@ -603,7 +603,7 @@ async def test_move_in_the_middle_of_a_replay() -> None:
         fleet.hub.publish("0", count=10)
         await asyncio.sleep(60)
         assert fleet.record.numbers("0", "b") == list(range(100, 110))
-        assert fleet.told("a", RangeReplayed) == []
+        assert fleet.reported("a", RangeReplayed) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- replay
@@ -635,7 +635,7 @@ async def test_replay_delivers_exactly_the_range(name: str) -> None:
         await asyncio.sleep(5)
         assert records[name].numbers("0") == [*range(100), *range(10, 30), *range(100), *range(100, 110)]
         assert records["alerts" if name == "default" else "default"].numbers("0") == list(range(110))
-        assert [(each.first, each.last) for each in fleet.told("a", RangeReplayed)] == [(10, 29), (0, 99)]
+        assert [(each.first, each.last) for each in fleet.reported("a", RangeReplayed)] == [(10, 29), (0, 99)]
         checkpoint = _stored(fleet, "0", name)
         assert checkpoint is not None
         assert checkpoint.sequence_number == 109
@@ -757,7 +757,7 @@ async def test_range_that_is_dropped_while_it_is_replayed() -> None:
         assert await host.replay("default", from_=0, to=50) == ("0",)
         replayed = fleet.record.numbers("0")[100:]
         assert replayed == [*range(len(replayed) - 11), *range(40, 51)]
-        (lost,) = fleet.told("a", DataLost)
+        (lost,) = fleet.reported("a", DataLost)
         assert (lost.loss.last_missing, lost.action) == (39, "earliest")
         fleet.hub.truncate("0", 100)
         assert await host.replay("default", from_=60, to="latest") == ()
@@ -839,7 +839,7 @@ async def test_paused_subscription_keeps_its_place_and_holds_no_one_back() -> No
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == other.numbers("0") == list(range(530))
         changes: dict[str | None, list[LinkState]] = {"alerts": [], "default": []}
-        for each in fleet.told("a", LinkStateChanged):
+        for each in fleet.reported("a", LinkStateChanged):
             changes[each.subscription].append(each.state)
         paused, shared = LinkState.PAUSED, LinkState.SHARED
         # The link begins at what the other one has not had yet.
@@ -953,7 +953,7 @@ class _Call:
     partition_id: str
     epoch: int
     numbers: list[int]
-    told: int
+    reported: int
     stored: Checkpoint | None
     replay: int | None
     """Identifies the replay that it belongs to."""
@@ -1003,7 +1003,7 @@ class _History:
         """Within an ownership: each generation from its place on, every number once, replays exactly as reported."""
         owners = {(each.host, each.partition_id, each.epoch) for each in self.calls}
         for host, partition_id, epoch in owners:
-            told = [
+            reported = [
                 (index, each)
                 for index, each in enumerate(self.fleet.reports[host])
                 if isinstance(each, PositionSought | RangeReplayed)
@@ -1012,21 +1012,21 @@ class _History:
             calls = [
                 each for each in self.calls if (each.host, each.partition_id, each.epoch) == (host, partition_id, epoch)
             ]
-            self._check_owner(calls, told)
+            self._check_owner(calls, reported)
 
-    def _check_owner(self, calls: list[_Call], told: list[tuple[int, Any]]) -> None:
+    def _check_owner(self, calls: list[_Call], reported: list[tuple[int, Any]]) -> None:
         where = f"{self.name} {calls[0].host} {calls[0].partition_id}"
         position = 0
-        while position < len(told) and told[position][0] < calls[0].told:
+        while position < len(reported) and reported[position][0] < calls[0].reported:
             position += 1
         expected = 0 if calls[0].stored is None else calls[0].stored.sequence_number + 1
         replay: list[int] = []
         running: int | None = None
         for call in calls:
-            while position < len(told) and told[position][0] < call.told:
-                report = told[position][1]
+            while position < len(reported) and reported[position][0] < call.reported:
+                report = reported[position][1]
                 position += 1
-                is_last = position == len(told) or told[position][0] >= call.told
+                is_last = position == len(reported) or reported[position][0] >= call.reported
                 if isinstance(report, PositionSought):
                     expected, replay = report.checkpoint.sequence_number + 1, []
                     assert not is_last or call.stored == report.checkpoint, f"{where}: {call} before it was stored"
@@ -1189,4 +1189,4 @@ async def test_drain_after_a_loss_that_goes_on_at_the_end_returns() -> None:
         gate.set()
         async with asyncio.timeout(60):
             assert await draining == ("0",)
-        assert fleet.told("a", DataLost) != []
+        assert fleet.reported("a", DataLost) != []

@@ -182,7 +182,7 @@ async def test_read_continues_over_lost_links() -> None:
 
 
 async def test_reader_with_an_owner_level_excludes_others() -> None:
-    """A reader with an owner level takes the partition from a shared one, which is told."""
+    """A reader with an owner level takes the partition from a shared one, which is notified."""
     hub = FakeHub()
     async with _reader(hub) as shared:
         await asyncio.sleep(1)
@@ -204,7 +204,7 @@ async def test_reader_with_an_owner_level_excludes_others() -> None:
 async def test_read_of_a_wrong_hub_group_partition_or_position_raises(
     options: dict[str, Any], error: type[Exception]
 ) -> None:
-    """A wrong partition, group, hub or position is told at the first read."""
+    """A wrong partition, group, hub or position is an error of the first read."""
     async with _reader(FakeHub(), **options) as reader:
         with pytest.raises(error):
             await reader.read()

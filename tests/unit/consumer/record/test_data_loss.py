@@ -47,7 +47,7 @@ async def _read_all(fleet: Fleet, count: int = 20) -> None:
 def _losses(fleet: Fleet, name: str = "a") -> list[tuple[str | None, LossKind, int, int | None, str]]:
     return [
         (each.partition_id, each.loss.kind, each.loss.first_missing, each.loss.last_missing, each.action)
-        for each in fleet.told(name, DataLost)
+        for each in fleet.reported(name, DataLost)
     ]
 
 
@@ -78,11 +78,11 @@ async def test_data_loss_past_the_checkpoint_is_reported(policy: Any, numbers: l
             assert isinstance(error, DataLossError)
             assert (error.first_missing, error.last_missing) == (20, 49)
             assert "on_data_loss" in str(error)
-            assert isinstance(fleet.told("a", PartitionFailed)[0].error, DataLossError)
+            assert isinstance(fleet.reported("a", PartitionFailed)[0].error, DataLossError)
         else:
             assert len(losses) == 1
             assert fleet.checkpoint("0") == 52
-            assert not fleet.told("a", PartitionFailed)
+            assert not fleet.reported("a", PartitionFailed)
 
 
 async def test_data_loss_of_a_whole_partition_is_reported() -> None:
@@ -152,7 +152,7 @@ async def test_data_loss_while_reading_is_reported(policy: Any) -> None:
         else:
             assert delivered == ([40] if policy == "latest" else [*range(35, 40), 40])
             assert fleet.checkpoint("0") == 40
-            assert not fleet.told("a", PartitionFailed)
+            assert not fleet.reported("a", PartitionFailed)
 
 
 async def test_data_loss_while_a_link_is_gone_is_reported() -> None:
@@ -202,7 +202,7 @@ async def test_gap_is_judged_when_management_answers() -> None:
         await _overtake(fleet)
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == [*range(20), *range(35, 40)]
-        assert len(fleet.told("a", ServiceFailed)) == 1
+        assert len(fleet.reported("a", ServiceFailed)) == 1
         fleet.hub.publish("0", "new")
         await asyncio.sleep(5)
         assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
@@ -224,7 +224,7 @@ async def test_gap_not_judged_yet_is_judged_at_close(answers: bool) -> None:
         if answers:
             assert _losses(fleet) == [("0", LossKind.RETENTION, 20, 34, "earliest")]
         else:
-            assert "missing numbers 20 to 34" in fleet.told("a", ServiceFailed)[-1].describe()
+            assert "missing numbers 20 to 34" in fleet.reported("a", ServiceFailed)[-1].describe()
         assert fleet.checkpoint("0") == 39
 
 
@@ -255,7 +255,7 @@ async def test_recreated_hub_is_not_read_at_an_old_position(policy: Any, count: 
         record = _record(fleet)
         if action == "fail":
             assert record.hub_created_at == old
-            errors = [each.error for each in fleet.told("a", PartitionFailed, "1")]
+            errors = [each.error for each in fleet.reported("a", PartitionFailed, "1")]
             assert len(errors) > 1
             assert all("on_data_loss" in str(error) for error in errors)
         else:
@@ -278,7 +278,7 @@ async def test_recreated_hub_is_noticed_while_it_is_read(policy: Any) -> None:
         first = {"earliest": 0, "latest": 30, "fail": 31}[policy]
         assert fleet.record.numbers("0") == [*range(20), *range(first, 31)]
         assert _losses(fleet) == [("0", LossKind.RECREATED, 20, None, policy)]
-        assert bool(fleet.told("a", PartitionFailed)) == (policy == "fail")
+        assert bool(fleet.reported("a", PartitionFailed)) == (policy == "fail")
         assert fleet.checkpoint("0") == (19 if policy == "fail" else 30)
 
 
@@ -501,7 +501,7 @@ async def test_checkpoint_beyond_an_outdated_answer_is_asked_about_again(monkeyp
         await asyncio.sleep(5)
         assert not stale
         assert not _losses(fleet)
-        assert fleet.told("a", PumpStarted)[0].position == "offset fake:19"
+        assert fleet.reported("a", PumpStarted)[0].position == "offset fake:19"
 
 
 async def test_reset_that_the_store_refuses_writes_nothing() -> None:

@@ -63,15 +63,15 @@ async def test_restored_link_is_reported_once_at_the_level_of_its_failure() -> N
     """Who sees in the log that a link failed sees there too that it is back; the first attach is not such a case."""
     async with Fleet() as fleet:
         await fleet.start("a")
-        await fleet.until(lambda: bool(fleet.told("a", PumpStarted, "0")), 60)
-        assert fleet.told("a", LinkRestored) == []
+        await fleet.until(lambda: bool(fleet.reported("a", PumpStarted, "0")), 60)
+        assert fleet.reported("a", LinkRestored) == []
         fleet.hub.refuse(ConnectionLostError("cannot connect"), times=math.inf)
         fleet.hub.lose_connections()
-        await fleet.until(lambda: len(fleet.told("a", LinkFailed, "0")) > 1, 60)
-        assert fleet.told("a", LinkRestored) == []
+        await fleet.until(lambda: len(fleet.reported("a", LinkFailed, "0")) > 1, 60)
+        assert fleet.reported("a", LinkRestored) == []
         fleet.hub.accept()
-        await fleet.until(lambda: bool(fleet.told("a", LinkRestored, "0")), 60)
+        await fleet.until(lambda: bool(fleet.reported("a", LinkRestored, "0")), 60)
         fleet.hub.publish("0", count=5)
         await asyncio.sleep(60)
-        assert len(fleet.told("a", LinkRestored, "0")) == 1
+        assert len(fleet.reported("a", LinkRestored, "0")) == 1
         assert LinkRestored.level == LinkFailed.level

@@ -54,7 +54,7 @@ async def test_link_cut_before_the_first_event_loses_nothing() -> None:
     async with stocked() as fleet:
         fleet.hub.publish("0", count=10)
         await fleet.start("a", initial_position="@latest")
-        await fleet.until(lambda: bool(fleet.told("a", PumpStarted)), 5)
+        await fleet.until(lambda: bool(fleet.reported("a", PumpStarted)), 5)
         for _ in range(3):
             fleet.hub.lose_connections()
             fleet.hub.publish("0", count=10)
@@ -110,7 +110,7 @@ async def test_partition_that_moves_before_its_first_event_loses_nothing() -> No
     """A later owner goes on where the first one began, although nothing was processed."""
     async with stocked() as fleet:
         await fleet.start("a", initial_position="@latest")
-        await fleet.until(lambda: bool(fleet.told("a", PumpStarted)), 5)
+        await fleet.until(lambda: bool(fleet.reported("a", PumpStarted)), 5)
         await fleet.hosts["a"].aclose()
         fleet.hub.publish("0", count=10)
         await fleet.start("b", initial_position="@latest")
@@ -170,7 +170,7 @@ async def test_attach_waits_until_the_first_checkpoint_is_stored(is_after: bool)
         fleet.host("a", initial_position="@latest")
         fleet.stores["a"].fail("write", times=3, is_after=is_after)
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
-        await fleet.until(lambda: bool(fleet.told("a", StoreFailed)), 10, step=0.001)
+        await fleet.until(lambda: bool(fleet.reported("a", StoreFailed)), 10, step=0.001)
         assert fleet.hub.attached == []
         fleet.hub.publish("0", count=3)
         await asyncio.sleep(20)
@@ -187,7 +187,7 @@ async def test_end_of_a_partition_without_an_answer_is_asked_for_again() -> None
         fleet.hub.publish("0", count=3)
         await asyncio.sleep(1)
         assert fleet.record.numbers("0") == [3, 4, 5]
-        assert len(fleet.told("a", ServiceFailed)) == 3
+        assert len(fleet.reported("a", ServiceFailed)) == 3
 
 
 async def test_lease_lost_before_the_first_checkpoint_ends_the_pump() -> None:
@@ -273,9 +273,9 @@ async def test_start_of_two_hosts_at_once_is_decided_by_one_record() -> None:
         assert _record(fleet).starts == {"": "offset>-1"}
         for partition_id in fleet.hub.partition_ids:
             assert set(fleet.record.numbers(partition_id)) == set(range(5))
-        (report,) = fleet.told("a", StartIgnored)
+        (report,) = fleet.reported("a", StartIgnored)
         assert (report.recorded, report.configured) == ({"": "offset>-1"}, {"": "offset>@latest"})
-        assert not fleet.told("b", StartIgnored)
+        assert not fleet.reported("b", StartIgnored)
 
 
 @pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
@@ -291,7 +291,7 @@ async def test_start_waits_while_the_store_fails_over_the_record(is_after: bool)
         assert fleet.record.numbers("0") == [0]
         operations = [operation for operation, _ in fleet.stores["a"].calls]
         assert operations.index("record") < operations.index("ensure")
-        assert len({str(report.error) for report in fleet.told("a", StoreFailed)}) == 2
+        assert len({str(report.error) for report in fleet.reported("a", StoreFailed)}) == 2
 
 
 async def test_start_of_a_group_without_a_record_goes_on_and_writes_one() -> None:
@@ -329,7 +329,7 @@ async def test_recorded_start_that_is_refused_is_replaced() -> None:
         fleet.hub.publish("1", count=9)
         await fleet.start("a", initial_position="fake:7")
         await asyncio.sleep(5)
-        assert isinstance(fleet.told("a", PartitionFailed, "0")[0].error, RequestRefusedError)
+        assert isinstance(fleet.reported("a", PartitionFailed, "0")[0].error, RequestRefusedError)
         await fleet.hosts["a"].aclose()
         await fleet.start("b", initial_position="fake:2")
         await asyncio.sleep(70)
@@ -349,7 +349,7 @@ async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
             fleet.host(name)
             fleet.runs[name] = asyncio.create_task(fleet.hosts[name].run())
         await asyncio.sleep(60)
-        (report,) = [each for name in "abc" for each in fleet.told(name, LeaseStoreEmpty)]
+        (report,) = [each for name in "abc" for each in fleet.reported(name, LeaseStoreEmpty)]
         assert report.level == logging.WARNING
         assert report.describe() == (
             "no checkpoint anywhere: reading from the beginning (hub telemetry, consumer group $Default); "
@@ -359,7 +359,7 @@ async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
             await fleet.hosts[name].aclose()
         await fleet.start("d")
         await asyncio.sleep(60)
-        assert fleet.told("d", LeaseStoreEmpty) == []
+        assert fleet.reported("d", LeaseStoreEmpty) == []
 
 
 @pytest.mark.parametrize("case", ["no events", "explicit start", "leases of another library", "record"])
@@ -381,7 +381,7 @@ async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None
         fleet.hub.publish("0", count=3)
         await asyncio.sleep(30)
         assert fleet.record.numbers("0") == list(range(3 if case == "no events" else 6))
-        assert fleet.told("a", LeaseStoreEmpty) == []
+        assert fleet.reported("a", LeaseStoreEmpty) == []
 
 
 @pytest.mark.parametrize("operation", ["record", "scope", "list", "ensure"])
@@ -394,4 +394,4 @@ async def test_start_with_an_empty_store_is_reported_although_the_store_fails(op
         fleet.hub.refuse(ServiceTimeoutError("away"), operation="partition", times=2)
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())
         await asyncio.sleep(60)
-        assert len(fleet.told("a", LeaseStoreEmpty)) == 1
+        assert len(fleet.reported("a", LeaseStoreEmpty)) == 1

@@ -82,8 +82,12 @@ async def test_each_subscription_gets_every_event_over_one_link() -> None:
         assert [(each.partition_id, each.subscription) for each in host.partitions] == [
             (partition_id, name) for partition_id in "01" for name in ("default", "alerts", "archive")
         ]
-        assert {each.subscription for each in fleet.told("a", PumpStarted)} == {"default", "alerts", "archive"}
-        assert {each.subscription for each in fleet.told("a", CheckpointWritten)} == {"default", "alerts", "archive"}
+        assert {each.subscription for each in fleet.reported("a", PumpStarted)} == {"default", "alerts", "archive"}
+        assert {each.subscription for each in fleet.reported("a", CheckpointWritten)} == {
+            "default",
+            "alerts",
+            "archive",
+        }
 
 
 async def test_what_was_published_after_subscribe_survives_kills_before_any_checkpoint() -> None:
@@ -147,7 +151,7 @@ async def test_one_that_needs_the_past_has_the_link_opened_again() -> None:
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == archive.numbers("0") == list(range(5100))
         assert len(fleet.hub.attached) == 2
-        (rewound,) = fleet.told("a", LinkRewound)
+        (rewound,) = fleet.reported("a", LinkRewound)
         assert (rewound.subscription, rewound.sequence_number) == ("archive", 0)
 
 
@@ -313,15 +317,15 @@ async def test_subscribe_is_adopted_by_other_hosts() -> None:
         await a.subscribe("alerts", _recording(first))
         b = await fleet.start("b", _recording(Record()))
         await asyncio.sleep(40)
-        assert [each.subscription for each in fleet.told("b", SubscriptionWithoutProcessor)] == ["alerts"]
+        assert [each.subscription for each in fleet.reported("b", SubscriptionWithoutProcessor)] == ["alerts"]
         await b.subscribe("alerts", _recording(second), start="earliest", catch_up="shared")
-        assert [each.subscription for each in fleet.told("b", StartIgnored)] == ["alerts"]
+        assert [each.subscription for each in fleet.reported("b", StartIgnored)] == ["alerts"]
         for partition_id in "01":
             fleet.hub.publish(partition_id, count=10)
         await asyncio.sleep(10)
         for partition_id in "01":
             assert sorted(first.numbers(partition_id) + second.numbers(partition_id)) == list(range(10, 20))
-        assert fleet.told("a", SubscriptionWithoutProcessor) == []
+        assert fleet.reported("a", SubscriptionWithoutProcessor) == []
 
 
 async def test_host_without_processors_takes_no_lease() -> None:
@@ -417,7 +421,7 @@ async def test_slow_one_holds_the_others_back_only_by_the_cache() -> None:
             await asyncio.sleep(1)
         assert max(held) <= 200
         assert fleet.record.numbers("0") == slow.numbers("0") == list(range(1000))
-        reports = fleet.told("a", SubscriptionSlow)
+        reports = fleet.reported("a", SubscriptionSlow)
         assert {each.subscription for each in reports} == {"archive"}
         assert reports[0].slow_for >= 30
         assert not any(each.is_suspended for each in reports)
@@ -443,8 +447,8 @@ async def test_catch_up_group_keeps_other_subscriptions_from_waiting(clock: Any)
         )
         await asyncio.sleep(5)
         assert archive.numbers("0") == fleet.record.numbers("0") == list(range(5000))
-        assert [each.state for each in fleet.told("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
-        assert fleet.told("a", LinkRewound) == []
+        assert [each.state for each in fleet.reported("a", LinkStateChanged)] == [LinkState.OWN, LinkState.SHARED]
+        assert fleet.reported("a", LinkRewound) == []
         pause[0] = 5
         fleet.hub.publish("0", count=2000)
         await asyncio.sleep(30)
@@ -474,7 +478,7 @@ async def test_slow_one_is_suspended_and_resumed() -> None:
         fleet.hub.publish("0", count=1000)
         await asyncio.sleep(60)
         assert fleet.record.numbers("0") == list(range(1000))
-        (report,) = fleet.told("a", SubscriptionSlow)
+        (report,) = fleet.reported("a", SubscriptionSlow)
         assert report.is_suspended
         assert _link_states(host) == {"default": LinkState.SHARED, "archive": LinkState.SUSPENDED}
         sleep[0] = 0
@@ -500,7 +504,7 @@ async def test_resume_soon_after_a_suspension_delivers_at_once(after: float) -> 
         await host.subscribe("archive", _recording(slow, slowly), slow_after=30, on_slow="suspend")
         await asyncio.sleep(1)
         fleet.hub.publish("0", count=1000)
-        await fleet.until(lambda: bool(fleet.told("a", SubscriptionSlow)), within=60)
+        await fleet.until(lambda: bool(fleet.reported("a", SubscriptionSlow)), within=60)
         await asyncio.sleep(after)
         sleep[0] = 0
         slow.deliveries.clear()
@@ -528,11 +532,11 @@ async def test_subscription_that_fails_ends_alone(clock: Any) -> None:
         fleet.hub.publish("0", count=100)
         await asyncio.sleep(5)
         assert fleet.record.numbers("0") == list(range(50, 200))
-        (failed,) = fleet.told("a", PartitionFailed)
+        (failed,) = fleet.reported("a", PartitionFailed)
         assert (failed.partition_id, failed.subscription, failed.avoided_for) == ("0", "alerts", 30)
         assert fleet.owned("a") == {"0"}
         await asyncio.sleep(40)
-        assert len(fleet.told("a", PartitionFailed)) == 2
+        assert len(fleet.reported("a", PartitionFailed)) == 2
         assert [each.epoch for each in host.partitions] == [1]
         assert got.numbers("0") == []
 
@@ -549,7 +553,7 @@ async def test_options_are_of_the_subscription() -> None:
         await asyncio.sleep(1)
         assert {len(each.numbers) for each in got.deliveries} == {5}
         assert max(len(each.numbers) for each in fleet.record.deliveries) > 5
-        assert {each.subscription for each in fleet.told("a", CheckpointWritten)} == {"alerts"}
+        assert {each.subscription for each in fleet.reported("a", CheckpointWritten)} == {"alerts"}
         assert fleet.checkpoint("0") is None
 
 
@@ -581,7 +585,7 @@ async def test_hub_that_is_recreated(action: Any) -> None:
             assert fleet.record.numbers(partition_id) == list(range(10))
             numbers = got.numbers(partition_id)
             assert numbers == ([] if action is None else list(range(0 if action == "earliest" else 5, 10)))
-        assert any(each.subscription == "alerts" for each in fleet.told("a", DataLost))
+        assert any(each.subscription == "alerts" for each in fleet.reported("a", DataLost))
 
 
 # --------------------------------------------------------------------------------------------------- random histories

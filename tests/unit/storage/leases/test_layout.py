@@ -191,7 +191,7 @@ def test_metadata_names_the_owner() -> None:
 
 
 def test_repr_of_a_lease_shows_no_token() -> None:
-    """Whoever knows the token may steal the lease, so no repr shows it."""
+    """A program that knows the token may steal the lease, so no repr shows it."""
     assert "1d2e7c1a" not in repr(LeaseBody.parse(DOTNET, "3"))
 
 

@@ -91,7 +91,7 @@ def test_socket_that_is_readable_ends_a_wait(watch: Watch, ends: tuple[socket.so
 
 
 def test_socket_that_is_ambiguous_is_not_watched(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
-    """Where it cannot be told which socket is uamqp's, neither is waited for."""
+    """Where it cannot be decided which socket is uamqp's, neither is waited for."""
     client, accepted = ends
     twin = client.dup()
     with twin:
