@@ -211,9 +211,10 @@ class KeyedReaderHistory(OnePartition):
         if not await world.until(lambda: not any(map(self._unprocessed, self.followers)), CATCHING_UP):
             late = next(each for each in self.followers if self._unprocessed(each))
             world.violate(f"{late.name} has not processed {sorted(self._unprocessed(late))}")
-        self.store()
+        # A reader that began again processes what its former process had, and its position stands before it until then.
+        await world.until(lambda: all(map(self._is_stored, self.followers)), CATCHING_UP)
         for follower in self.followers:
-            if follower.stored != self.partition.next and world.violation is None:
+            if not self._is_stored(follower) and world.violation is None:
                 world.violate(f"{follower.name} is at {follower.stored}, and all is processed")
         if world.violation is not None:
             raise Violation(world.violation)
@@ -297,6 +298,10 @@ class KeyedReaderHistory(OnePartition):
             if number < follower.stored:
                 self.world.violate(f"{follower.name}: the position went back from {follower.stored} to {number}")
             follower.stored = number
+
+    def _is_stored(self, follower: _Follower) -> bool:
+        self.store()
+        return follower.stored == self.partition.next
 
     def kill(self) -> None:
         follower = self.world.rng.choice(self.followers)
