@@ -43,7 +43,7 @@ def test_histories_at_random_keep_every_promise(kind: str, request: pytest.Fixtu
         verdict.require()
 
 
-@pytest.mark.parametrize("kind", ["consumer:store", "producer:exclusive", "subscribers:all"])
+@pytest.mark.parametrize("kind", ["consumer:store", "keyed:rewinds-fleet", "producer:exclusive", "subscribers:all"])
 def test_history_of_a_seed_is_the_same_in_every_process(kind: str) -> None:
     """A seed that failed somewhere can be lived through again: nothing depends on hashes or addresses."""
     command = [sys.executable, "-m", "tests.faults.histories", kind, "3"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,12 @@ def keyed_policies(rng: random.Random, park: Any) -> dict[str, Any]:
     }
 
 
+def named_policies(options: Mapping[str, Any]) -> list[str]:
+    """Return what follows a failure, for the trace: without the address of a function."""
+    policies = options["failure_policy"], options["on_retries_exhausted"]
+    return [each if isinstance(each, str) else type(each).__name__ for each in policies]
+
+
 class KeyedHistory(ConsumerHistory):
     """One history with a keyed processor."""
 
@@ -232,7 +238,7 @@ class KeyedHistory(ConsumerHistory):
         self.ledger = KeyedLedger(world, self.hub, self.start, **limits)
         self._parking = world.stream("parking")
         self.options |= keyed_policies(world.rng, self._park)
-        world.note("keyed", self.bounds, self.options["failure_policy"], self.options["on_retries_exhausted"])
+        world.note("keyed", self.bounds, *named_policies(self.options))
 
     async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
         if self._parking.random() < 0.3 and not self.manners.is_good.is_set():
@@ -280,7 +286,7 @@ class KeyedStreamsHistory(SubscribersHistory):
         self.bounds = {name: keyed_bounds(rng) for name in NAMES}
         for name, options in self.options_of.items():
             options |= keyed_policies(rng, self._park)
-            world.note("keyed", name, self.bounds[name], options["failure_policy"], options["on_retries_exhausted"])
+            world.note("keyed", name, self.bounds[name], *named_policies(options))
 
     async def _park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
         if self._parking.random() < 0.3 and not self.is_ending:

@@ -39,6 +39,7 @@ from tests.faults.histories.keyed import (
     UnrulySubscriber,
     keyed_bounds,
     keyed_policies,
+    named_policies,
 )
 from tests.faults.histories.ledger import Call, Place
 from tests.faults.histories.rewinds import PROFILES as REWINDS_PROFILES
@@ -207,7 +208,7 @@ class KeyedRewindHistory(RewindHistory):
         for name, options in ((DEFAULT_SUBSCRIPTION, self.options), *self.options_of.items()):
             options |= keyed_policies(rng, functools.partial(self._park, name))
             options.setdefault("on_retries_exhausted", "stop_partition")
-            world.note("keyed", name, self.bounds[name], options["failure_policy"], options["on_retries_exhausted"])
+            world.note("keyed", name, self.bounds[name], *named_policies(options))
 
     def limits_of(self, name: str) -> dict[str, int]:
         """Return what the calls of a subscription are limited to."""
