@@ -90,7 +90,9 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
 HOMES: Final = tuple(f"eventpump.{name}" for name in ("errors", "reports", "interfaces", "options", "credentials"))
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
-WITHOUT_MEMBERS: Final = frozenset({"LeaseStoreContract", "PublisherStateStoreContract", "TransportContract"})
+WITHOUT_MEMBERS: Final = frozenset(
+    {"LeaseStoreContract", "PublisherStateStoreContract", "RecordStoreContract", "TransportContract"}
+)
 """Their members are tests."""
 
 
