@@ -107,7 +107,7 @@ def test_plugin_imports_nothing_but_pytest_until_a_fixture_is_used(tmp_path: Pat
     """A project that has eventpump installed, and uses none of its fixtures, does not pay for them."""
     (tmp_path / "test_it.py").write_text(
         "import sys\n\ndef test_it():\n    ours = {name for name in sys.modules if name.startswith('eventpump')}\n"
-        "    assert ours <= {'eventpump', 'eventpump.testing', 'eventpump.testing.pytest_plugin', "
+        "    assert ours <= {'eventpump', 'eventpump.homes', 'eventpump.testing', 'eventpump.testing.pytest_plugin', "
         "'eventpump.testing.fixtures'}\n    assert not {'pydantic', 'sqlite3', 'aiohttp'} & sys.modules.keys()\n"
     )
     for plugins in ([], ["-p", "asyncio", "-o", "asyncio_default_fixture_loop_scope=function"]):
