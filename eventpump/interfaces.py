@@ -519,7 +519,7 @@ class SubscriptionRecord:
 
     @property
     def key(self) -> str:
-        """The name of its checkpoints in a `CheckpointStore`."""
+        """The name of its checkpoints."""
         return f"{self.name}.{self.incarnation}"
 
 
@@ -540,254 +540,6 @@ class CheckpointClaim:
     """A subscription's checkpoint, claimed by a new owner of the partition; None where there is none yet."""
 
     checkpoint: Checkpoint | None
-
-
-class CheckpointStore(Protocol):
-    """Stores, per partition and subscription, the position up to which events are processed."""
-
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
-        """Return a checkpoint; None if there is none.
-
-        Args:
-            partition_id: The partition.
-            subscription: The subscription. Default: "default".
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
-        """Read a checkpoint under the lease, before the first event is delivered. None where the lease is lost.
-
-        From then on no earlier owner of the partition can store one. Failed or cancelled, it may be called again.
-
-        Args:
-            lease: The lease of the partition.
-            subscription: The subscription. Default: "default".
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        """Store a checkpoint, if the lease is still held.
-
-        A checkpoint with a lower sequence number than the stored one is not stored, and True is returned. A write that
-        failed or was cancelled may have been stored; it is never stored later, over a newer one. If the checkpoint was
-        not claimed before, the first call claims it. Of another subscription than "default", a store may notice the
-        loss of the lease only once the next owner has claimed the checkpoint; what is stored until then is what that
-        owner reads.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            subscription: The subscription. Default: "default".
-
-        Returns:
-            False if the lease is lost; then nothing is stored.
-
-        Raises:
-            StoreError: The store failed; the checkpoint may be stored.
-        """
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        """Store a checkpoint, if the lease is still held, also over one with a higher sequence number.
-
-        A call that failed or was cancelled is like one of `write_checkpoint`.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            subscription: The subscription. Default: "default".
-
-        Returns:
-            False if the lease is lost; then nothing is stored.
-
-        Raises:
-            StoreError: The store failed; the checkpoint may be stored.
-        """
-
-
-class LeaseStore(CheckpointStore, Protocol):
-    """Stores one lease per partition of a consumer group, and the checkpoints with them.
-
-    A lost race is a return value (None or False). A failure of the store is a `StoreError`, and so is a lease that was
-    never created. A lease's `expires_at` is a time of the clock's `monotonic`, counted from before the request was
-    sent. Every host may acquire an expired lease; until one has, its owner may still renew it, write checkpoints under
-    it and release it. Calls for different partitions do not wait for each other. A store belongs to one host and one
-    event loop.
-    """
-
-    @property
-    def lease_duration(self) -> float:
-        """Seconds for which a lease is valid without renewal."""
-
-    async def open(self, scope: ConsumerScope) -> None:
-        """Bind the store to a consumer group of a hub, and create its tables. Called once.
-
-        A store never shares what it has with those of another hub, nor with those of the hub of that name in another
-        namespace: it keeps them apart, or refuses the later one.
-
-        Args:
-            scope: The consumer group.
-
-        Raises:
-            StoreError: The store failed; it may be called again, or closed.
-            ConfigurationError: The store is open already, or cannot be opened, as what it is kept in does not exist or
-                belongs to another hub; nothing of it is left open. The caller does not close it then. From
-                `ensure_leases` and the calls for records, if that has changed since.
-        """
-
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        """Create the leases that do not exist yet, without an owner. Several hosts may do so at the same time.
-
-        Existing leases keep their owner, epoch and checkpoint.
-
-        Args:
-            partition_ids: The partitions.
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def list_leases(self) -> list[LeaseSnapshot]:
-        """Return all leases as they are now, ordered by partition number.
-
-        A lease that is held and has no owner is being acquired.
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that is not held, with the next epoch, which is stored before the lease is returned.
-
-        If the call is cancelled, an acquired lease is released, or expires.
-
-        Args:
-            partition_id: The partition.
-            owner: The name of the host that acquires it.
-
-        Returns:
-            The lease; None if a host holds it, including this one.
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease from the owner that the snapshot names, expired or not, with the next epoch.
-
-        Checkpoints that the former owner wrote until then are kept. If the call is cancelled, a stolen lease is
-        released, or expires.
-
-        Args:
-            snapshot: The lease as `list_leases` returned it.
-            owner: The name of the host that takes it.
-
-        Returns:
-            The lease; None if its owner changed since the snapshot.
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        """Renew a lease.
-
-        Args:
-            lease: The lease.
-
-        Returns:
-            The same lease with a later `expires_at`; None if it is lost.
-
-        Raises:
-            StoreError: The store failed; the lease may be renewed.
-        """
-
-    async def release_lease(self, lease: PartitionLease) -> bool:
-        """Release a lease, so that another host can acquire it at once. May be called again after it failed.
-
-        Args:
-            lease: The lease.
-
-        Returns:
-            False if it was lost before.
-
-        Raises:
-            StoreError: The store failed; the lease may be released.
-        """
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Return the consumer group's record; None if there is none.
-
-        Raises:
-            StoreError: The store failed.
-        """
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap.
-
-        After a call that failed or was cancelled, read the record: it may be stored.
-
-        Args:
-            record: The record.
-            replaces: The record to replace, as it was read or written; None to store the first one.
-
-        Returns:
-            The stored record; None if another one is stored than `replaces`.
-
-        Raises:
-            StoreError: The store failed; the record may be stored.
-        """
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """List the records of the consumer group's subscriptions, active or not, by name.
-
-        Raises:
-            StoreError: The store failed, or holds a record that this version does not know.
-        """
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """Read the record of a subscription; None where there is none.
-
-        Raises:
-            StoreError: The store failed, or its content is not such a record.
-        """
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
-
-        Cancelled or failed, it is stored or not; read it again.
-
-        Args:
-            record: The record; its name says which subscription.
-            replaces: The record to replace; None to store the first one.
-
-        Raises:
-            StoreError: The store failed; whether it stored is not known.
-        """
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """Delete a subscription's record as it was read or written. False, and nothing deleted, where another is there.
-
-        Its checkpoints are deleted after it; of a call that failed or was cancelled in between some may stay, which
-        no later subscription of that name finds.
-
-        Raises:
-            StoreError: The store failed; whether the record is deleted is not known.
-        """
-
-    async def aclose(self) -> None:
-        """Release the store's resources. Leases do not change. May be called more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -820,8 +572,9 @@ class RecordStore(Protocol):
     """Stores records: small documents under names, each replaced as a whole by compare-and-swap.
 
     A name is printable text of at most 1,024 characters in parts separated by "/": no part is empty, ends with ".", or
-    has a "\\", "?" or "#", and no name is the directory of another. A body has 1 byte to 4 MiB. Calls for different
-    records do not wait for each other. A store belongs to one event loop; several stores may have the same records.
+    has a "\\", "?" or "#", and no name is the directory of another. A body has 1 byte to 4 MiB. Others are refused with
+    `ValueError`. Calls for different records do not wait for each other. A store belongs to one event loop; several
+    stores may have the same records.
     """
 
     async def open(self) -> None:
@@ -889,6 +642,145 @@ class RecordStore(Protocol):
 
     async def aclose(self) -> None:
         """Release the store's resources. Records do not change. May be called more than once."""
+
+
+class LeaseStore(Protocol):
+    """Stores one lease per partition of a consumer group, with the position up to which its events are processed.
+
+    A lost race is a return value (None or False). A failure of the store is a `StoreError`, and so is a lease that was
+    never created. A lease's `expires_at` is a time of the clock's `monotonic`, counted from before the request was
+    sent. Every host may acquire an expired lease; until one has, its owner may still renew it, write checkpoints under
+    it and release it. Calls for different partitions do not wait for each other. A store belongs to one host and one
+    event loop.
+    """
+
+    @property
+    def lease_duration(self) -> float:
+        """Seconds for which a lease is valid without renewal."""
+
+    @property
+    def records(self) -> RecordStore:
+        """The records of the consumer group, once the store is open; opened and closed with it.
+
+        They are no leases, and belong to the consumer group alone. Hosts keep what they agree on in them, and the
+        checkpoints of subscriptions.
+        """
+
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
+        """Bind the store to a consumer group of a hub, and create its tables. Called once.
+
+        A store never shares what it has with those of another hub, nor with those of the hub of that name in another
+        namespace: it keeps them apart, or refuses the later one.
+
+        Args:
+            scope: The consumer group.
+            read_only: Whether it is opened to read: nothing is created, and only `list`, `read_checkpoint`, and `read`
+                and `list` of its records are called. Default: False.
+
+        Raises:
+            StoreError: The store failed; it may be called again, or closed.
+            ConfigurationError: The store is open already, or cannot be opened, as what it is kept in does not exist or
+                belongs to another hub; nothing of it is left open. The caller does not close it then. From `ensure`, if
+                that has changed since.
+        """
+
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
+        """Create the leases that do not exist yet, without an owner. Several hosts may do so at the same time.
+
+        Existing leases keep their owner, epoch and checkpoint.
+
+        Args:
+            partition_ids: The partitions.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def list(self) -> list[LeaseSnapshot]:
+        """Return the leases as they are now, ordered by partition number: of every partition given to `ensure`.
+
+        A lease that is held and has no owner is being acquired.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
+        """Acquire a lease with the next epoch, which is stored before the lease is returned.
+
+        Checkpoints that a former owner wrote until then are kept. If the call is cancelled, an acquired lease is
+        released, or expires.
+
+        Args:
+            snapshot: The lease as `list` returned it.
+            owner: The name of the host that acquires it.
+            held: Whether to take it from the owner that the snapshot names, expired or not; without, it is acquired
+                only if no host holds it. Default: False.
+
+        Returns:
+            The lease; None if a host holds it, including this one, and with `held` if its owner has changed since the
+            snapshot.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
+        """Renew a lease. Calls for one lease may overlap.
+
+        Args:
+            lease: The lease, as it was acquired or renewed.
+
+        Returns:
+            The same lease with a later `expires_at`; None if it is lost.
+
+        Raises:
+            StoreError: The store failed; the lease may be renewed.
+        """
+
+    async def release(self, lease: PartitionLease) -> bool:
+        """Release a lease, so that another host can acquire it at once. May be called again after it failed.
+
+        Args:
+            lease: The lease.
+
+        Returns:
+            False if it was lost before.
+
+        Raises:
+            StoreError: The store failed; the lease may be released.
+        """
+
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
+        """Return the partition's checkpoint; None if there is none.
+
+        Args:
+            partition_id: The partition.
+
+        Raises:
+            StoreError: The store failed.
+        """
+
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
+        """Store a checkpoint, if the lease is still held.
+
+        A write that failed or was cancelled may have been stored; it is never stored later, over a newer one.
+
+        Args:
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            backwards: Whether it replaces one with a higher sequence number; otherwise it is not stored then, and True
+                is returned. Default: False.
+
+        Returns:
+            False if the lease is lost; then nothing is stored.
+
+        Raises:
+            StoreError: The store failed; the checkpoint may be stored.
+        """
+
+    async def aclose(self) -> None:
+        """Release the store's resources. Leases do not change. May be called more than once."""
 
 
 class PublisherStateStore(Protocol):

@@ -44,13 +44,9 @@ from eventpump import (
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
-    CheckpointClaim,
     ConsumerScope,
     LeaseStore,
-    ScopeRecord,
-    StoredScopeRecord,
-    StoredSubscription,
-    SubscriptionRecord,
+    RecordStore,
 )
 from eventpump.reports import HostReport, PumpStarted
 
@@ -558,81 +554,42 @@ class MeteredStore:
         """See the port."""
         return self._store.lease_duration
 
-    async def open(self, scope: ConsumerScope) -> None:
-        """See the port."""
-        await _Metered(self._store.open(scope), self._spent)
+    @property
+    def records(self) -> RecordStore:
+        """See the port. Their calls are not counted."""
+        return self._store.records
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """See the port."""
-        await _Metered(self._store.ensure_leases(partition_ids), self._spent)
+        await _Metered(self._store.open(scope, read_only=read_only), self._spent)
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
         """See the port."""
-        return await _Metered(self._store.list_leases(), self._spent)
+        await _Metered(self._store.ensure(partition_ids), self._spent)
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+    async def list(self) -> list[LeaseSnapshot]:
         """See the port."""
-        return await _Metered(self._store.acquire_lease(partition_id, owner), self._spent)
+        return await _Metered(self._store.list(), self._spent)
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
         """See the port."""
-        return await _Metered(self._store.steal_lease(snapshot, owner), self._spent)
+        return await _Metered(self._store.acquire(snapshot, owner, held=held), self._spent)
 
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See the port."""
-        return await _Metered(self._store.renew_lease(lease), self._spent)
+        return await _Metered(self._store.renew(lease), self._spent)
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         """See the port."""
-        return await _Metered(self._store.release_lease(lease), self._spent)
+        return await _Metered(self._store.release(lease), self._spent)
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """See the port."""
-        return await _Metered(self._store.read_checkpoint(partition_id, subscription), self._spent)
+        return await _Metered(self._store.read_checkpoint(partition_id), self._spent)
 
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """See the port."""
-        return await _Metered(self._store.write_checkpoint(lease, checkpoint, subscription), self._spent)
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        """See the port."""
-        return await _Metered(self._store.reset_checkpoint(lease, checkpoint, subscription), self._spent)
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """See the port."""
-        return await _Metered(self._store.read_scope_record(), self._spent)
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """See the port."""
-        return await _Metered(self._store.write_scope_record(record, replaces), self._spent)
-
-    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
-        """See the port."""
-        return await _Metered(self._store.claim_checkpoint(lease, subscription), self._spent)
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """See the port."""
-        return await _Metered(self._store.list_subscriptions(), self._spent)
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """See the port."""
-        return await _Metered(self._store.read_subscription(name), self._spent)
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """See the port."""
-        return await _Metered(self._store.write_subscription(record, replaces), self._spent)
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """See the port."""
-        return await _Metered(self._store.delete_subscription(stored), self._spent)
+        return await _Metered(self._store.write_checkpoint(lease, checkpoint, backwards=backwards), self._spent)
 
     async def aclose(self) -> None:
         """See the port."""

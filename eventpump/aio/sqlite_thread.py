@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal, TypeVar, TypeVarTuple, Unpack
 
 from eventpump.aio.home import HomeLoop
@@ -135,6 +136,34 @@ def connect(
         prepare(connection)
     except BaseException:
         connection.close()
+        raise
+    return connection
+
+
+def connect_to_read(
+    path: str | os.PathLike[str], *, busy_timeout: float, check: Callable[[sqlite3.Connection], None]
+) -> sqlite3.Connection:
+    """Open a database that exists, to read it.
+
+    Args:
+        path: The file.
+        busy_timeout: How long to wait for another process's lock, in seconds.
+        check: Called with the connection: checks the tables.
+
+    Raises:
+        ForeignFileError: There is no such file, or it is not a database.
+        Error: The file cannot be opened now; see `sqlite3`.
+    """
+    if not os.path.isfile(path):
+        raise ForeignFileError("there is no such file")
+    address = f"{Path(path).absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, timeout=busy_timeout, isolation_level=None, uri=True)
+    try:
+        check(connection)
+    except BaseException as error:
+        connection.close()
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            raise ForeignFileError(str(error)) from error
         raise
     return connection
 

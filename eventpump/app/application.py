@@ -546,7 +546,7 @@ class EventHubsApp:
                 "is required: a lease store, or a function that returns one, such as lambda: SqliteLeaseStore(path)"
             )
             raise ConfigurationError("lease_store", problem)
-        is_store = callable(getattr(given, "acquire_lease", None)) and not isinstance(given, type)
+        is_store = callable(getattr(given, "write_checkpoint", None)) and not isinstance(given, type)
         store = cast(LeaseStore, given) if is_store else cast(Callable[[], LeaseStore], given)()
         if any(store is each for each in used):
             problem = f"is needed once for each host: for hub {hub}, too; give a function that returns one"
@@ -705,5 +705,5 @@ def _checked_middleware(given: Any) -> Middleware | None:
 
 
 def _check_store(given: object) -> None:
-    if given is not None and not callable(given) and not callable(getattr(given, "acquire_lease", None)):
+    if given is not None and not callable(given) and not callable(getattr(given, "write_checkpoint", None)):
         raise ConfigurationError("lease_store", "must be a lease store, or a function that returns one")

@@ -6,11 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import json
-import sqlite3
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from eventpump.aio.tasks import gather
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
@@ -22,9 +23,19 @@ from eventpump.cli.streams import (
 )
 from eventpump.clients.connection import make_transport
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.errors import ConfigurationError, Recovery, ServiceError
-from eventpump.interfaces import CLOSE_TIMEOUT, HubProperties, PartitionProperties, Transport
+from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
+from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
+    ConsumerScope,
+    HubProperties,
+    LeaseStore,
+    PartitionProperties,
+    Transport,
+)
 from eventpump.options.connection import connection_settings
+from eventpump.storage.groups import GroupRecords
+from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from eventpump.storage.scope_form import HubNames
 from eventpump.texts import excerpt
 
 if TYPE_CHECKING:
@@ -32,14 +43,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 8
 """Partitions that are asked for at a time."""
-_CHECKPOINTS: Final = """
-SELECT consumer_group, subscription, partition_id, sequence_number
-FROM checkpoint JOIN scope ON scope.id = checkpoint.scope
-WHERE namespace = ? AND hub = ? AND (subscription = ? OR EXISTS (
-    SELECT 1 FROM subscription AS made WHERE made.scope = checkpoint.scope
-    AND checkpoint.subscription = made.name || '.' || json_extract(made.record, '$.incarnation')
-))
-"""
+_READS_AT_ONCE: Final = 32
 
 
 class Progress(NamedTuple):
@@ -78,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
     settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
     found: list[Progress] | None = None
     if args.leases is not None:
-        found = progress(Path(args.leases), settings.fully_qualified_namespace, settings.hub)
+        if not os.path.isfile(args.leases):
+            raise ConfigurationError("--leases", f"{args.leases}: there is no such file")
+        found = asyncio.run(progress(Path(args.leases), settings.fully_qualified_namespace, settings.hub))
     keep_quiet()
     try:
         hub, partitions = asyncio.run(_read(make_transport(settings), settings.hub))
@@ -95,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def progress(path: Path, namespace: str, hub: str) -> list[Progress]:
+async def progress(path: Path, namespace: str, hub: str) -> list[Progress]:
     """Read the checkpoints of a hub from the file of a `SqliteLeaseStore`. Nothing is written.
 
     Args:
@@ -106,15 +112,34 @@ def progress(path: Path, namespace: str, hub: str) -> list[Progress]:
     Raises:
         ConfigurationError: The file cannot be read, or is another one.
     """
-    if not path.is_file():
-        raise ConfigurationError("--leases", f"{path}: there is no such file")
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            rows = connection.execute(_CHECKPOINTS, (namespace, hub, DEFAULT_SUBSCRIPTION)).fetchall()
-    except sqlite3.Error as error:
-        raise ConfigurationError("--leases", f"{path} is not the file of a lease store: {error}") from None
-    # Another subscription's checkpoints are named after it and a random text; see `SubscriptionRecord.key`.
-    return [Progress(group, name.partition(".")[0], each, int(number)) for group, name, each, number in rows]
+        scopes = await SqliteLeaseStore(path).scopes()
+        names = HubNames(namespace, hub)
+        found = [await _progress(SqliteLeaseStore(path), each) for each in scopes if HubNames.of(each).is_same(names)]
+    except (ConfigurationError, StoreError) as error:
+        problem = error.problem if isinstance(error, ConfigurationError) else str(error)
+        raise ConfigurationError("--leases", f"not the file of a lease store: {problem}") from None
+    return [each for group in found for each in group]
+
+
+async def _progress(store: LeaseStore, scope: ConsumerScope) -> list[Progress]:
+    """Read the checkpoints of one consumer group from any store."""
+    await store.open(scope, read_only=True)
+    try:
+        records = GroupRecords(store, scope)
+        partitions = [lease.partition_id for lease in await store.list()]
+        made = [stored.record for stored in await records.list_subscriptions()]
+        names = {DEFAULT_SUBSCRIPTION: DEFAULT_SUBSCRIPTION} | {record.key: record.name for record in made}
+        places = [(key, partition_id) for key in names for partition_id in partitions]
+        reads = (records.read_checkpoint(partition_id, key) for key, partition_id in places)
+        checkpoints = await gather(reads, at_once=_READS_AT_ONCE)
+        return [
+            Progress(scope.consumer_group, names[key], partition_id, checkpoint.sequence_number)
+            for (key, partition_id), checkpoint in zip(places, checkpoints, strict=True)
+            if checkpoint is not None
+        ]
+    finally:
+        await store.aclose()
 
 
 async def _read(transport: Transport, hub: str) -> tuple[HubProperties, list[PartitionProperties]]:

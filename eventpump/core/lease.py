@@ -29,13 +29,15 @@ class PartitionLease:
     """A lease that this host holds.
 
     Args:
-        epoch: Increases by one with every acquisition; the owner level of the receive link.
-        token: Proves the ownership to the store; opaque.
+        epoch: Increases by one with every acquisition.
+        owner_level: The owner level of the receive link. Of two readers, the one with the higher level is served.
+        token: Proves the ownership to the store, and identifies the acquisition: the same after renewals; opaque.
         expires_at: On the monotonic clock; from then on nothing may be delivered or written under it.
     """
 
     partition_id: str
     owner: str
     epoch: int
+    owner_level: int
     token: str = field(repr=False)
     expires_at: float

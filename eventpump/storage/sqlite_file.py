@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from eventpump.aio.sqlite_thread import SqliteThread, connect, transaction
+from eventpump.aio.sqlite_thread import SqliteThread, connect, connect_to_read, transaction
 from eventpump.aio.tasks import reject, resolve
 from eventpump.errors import ClosedError, StoreError
 
@@ -68,6 +68,7 @@ class SqliteFile:
         owner: The class that it is a part of, and
         kind: what that is, for errors.
         thread_name: What the thread's name begins with.
+        read_only: Whether to open a file that exists, and to write nothing. Default: False.
     """
 
     def __init__(
@@ -80,11 +81,14 @@ class SqliteFile:
         owner: str,
         kind: str,
         thread_name: str = "eventpump sqlite",
+        read_only: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self._kind = kind
 
         def open_file() -> sqlite3.Connection:
+            if read_only:
+                return connect_to_read(self.path, busy_timeout=busy_timeout, check=prepare)
             return connect(self.path, synchronous=synchronous, busy_timeout=busy_timeout, prepare=prepare)
 
         self.thread = SqliteThread(thread_name, open_file, owner=owner)

@@ -17,6 +17,7 @@ from eventpump.interfaces import Clock, LeaseStore  # noqa: E402
 from eventpump.storage.leases.blob import BlobLeaseStore  # noqa: E402
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
 from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
+from tests.contract.own_store import OwnLeaseStore, Table  # noqa: E402
 from tests.support.azurite import Azurite  # noqa: E402
 
 
@@ -69,7 +70,7 @@ class Harness:
             return
         # Nothing reports when a lease of Azurite's expires: its listing has to be polled.
         deadline = time.monotonic() + store.lease_duration + 10
-        while any(snapshot.is_held for snapshot in await store.list_leases()):
+        while any(snapshot.is_held for snapshot in await store.list()):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.25)
 
@@ -96,6 +97,15 @@ async def memory_harness() -> AsyncIterator[Harness]:
     """Hosts in one process."""
     shared, clock = MemoryLeases(), ManualClock()
     harness = Harness(lambda: MemoryLeaseStore(shared, clock=clock), clock)
+    yield harness
+    await harness.aclose()
+
+
+@pytest.fixture
+async def own_harness() -> AsyncIterator[Harness]:
+    """Hosts on a store of one's own."""
+    table, clock = Table(), ManualClock()
+    harness = Harness(lambda: OwnLeaseStore(table, clock), clock)
     yield harness
     await harness.aclose()
 

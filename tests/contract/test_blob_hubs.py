@@ -22,11 +22,12 @@ from eventpump.interfaces import ConsumerScope, ScopeRecord, SubscriptionRecord
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport, LeaseStoreEmpty
 from eventpump.storage.leases.blob import BlobLeaseStore
-from eventpump.storage.leases.scope_form import encode_scope_record
 from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
+from eventpump.storage.scope_form import encode_scope_record
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
+from tests.support.leases import group, unheld
 from tests.support.seeds import seeds
 
 HERE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
@@ -54,6 +55,7 @@ class Container:
     async def opened(self, scope: ConsumerScope, **options: Any) -> BlobLeaseStore:
         store = self.store(**options)
         await store.open(scope)
+        group(store, scope)
         return store
 
     async def names(self) -> list[str]:
@@ -79,7 +81,7 @@ async def container(azurite: Azurite, container_name: str) -> AsyncIterator[Cont
 async def test_open_for_another_hub_is_refused_with_both_names(container: Container, other: ConsumerScope) -> None:
     """Its leases and checkpoints would be taken for the other hub's; a prefix separates them, as the error says."""
     store = await container.opened(HERE)
-    await store.ensure_leases(["0"])
+    await store.ensure(["0"])
     before = await container.names()
     with pytest.raises(ConfigurationError) as caught:
         await container.opened(other)
@@ -90,24 +92,24 @@ async def test_open_for_another_hub_is_refused_with_both_names(container: Contai
     assert f'consumerGroup: "{other.hub}/$Default"' in text
     assert await container.names() == before
     beside = await container.opened(other, prefix=f"{other.hub}/")
-    await beside.ensure_leases(["0"])
+    await beside.ensure(["0"])
     assert f"{other.hub}/$Default/0" in await container.names()
     same = replace(HERE, fully_qualified_namespace="EXAMPLE.servicebus.windows.net", hub="Telemetry")
-    await (await container.opened(same)).ensure_leases(["0", "1"])
+    await (await container.opened(same)).ensure(["0", "1"])
 
 
 async def test_hub_is_named_before_anything_of_the_group_is_written(container: Container) -> None:
     """An open writes nothing, as the hub may not exist; the first leases do, and the record of the starts is kept."""
     store = await container.opened(HERE)
     assert await container.names() == []
-    await store.ensure_leases(["0"])
+    await store.ensure(["0"])
     assert await container.record() == {
         "version": 2, "namespace": HERE.fully_qualified_namespace, "hub": HERE.hub
     }  # fmt: skip
-    assert await store.read_scope_record() is None
-    written = await store.write_scope_record(RECORD, None)
-    assert await store.read_scope_record() == written
-    assert await store.write_scope_record(RECORD, None) is None
+    assert await group(store).read_scope_record() is None
+    written = await group(store).write_scope_record(RECORD, None)
+    assert await group(store).read_scope_record() == written
+    assert await group(store).write_scope_record(RECORD, None) is None
 
 
 async def test_record_of_an_earlier_version_is_adopted(container: Container) -> None:
@@ -115,18 +117,22 @@ async def test_record_of_an_earlier_version_is_adopted(container: Container) -> 
     await container.raw.upload_blob(RECORD_BLOB, encode_scope_record(RECORD))
     late = await container.opened(OTHER_HUB)
     store = await container.opened(HERE)
-    stored = await store.read_scope_record()
+    stored = await group(store).read_scope_record()
     assert stored is not None
     assert stored.record == RECORD
-    await store.ensure_leases(["0"])
-    again = await store.read_scope_record()
+    await store.ensure(["0"])
+    again = await group(store).read_scope_record()
     assert again is not None
     assert again.record == RECORD
     named = {"version": 2, "namespace": HERE.fully_qualified_namespace, "hub": HERE.hub}
     assert await container.record() == {**json.loads(encode_scope_record(RECORD)), **named}
     with pytest.raises(ConfigurationError, match="telemetry"):
-        await late.ensure_leases(["0"])
-    for refused in (late.read_scope_record(), late.write_scope_record(RECORD, None), container.opened(OTHER_HUB)):
+        await late.ensure(["0"])
+    for refused in (
+        group(late).read_scope_record(),
+        group(late).write_scope_record(RECORD, None),
+        container.opened(OTHER_HUB),
+    ):
         with pytest.raises(ConfigurationError, match="telemetry"):
             await refused
 
@@ -135,9 +141,9 @@ async def test_subscription_names_the_hub_first(container: Container) -> None:
     """A host without a processor of its own writes a subscription before there are leases."""
     store, late = await container.opened(HERE), await container.opened(OTHER_HUB)
     subscription = SubscriptionRecord("archive", "0f3a", RECORD.hub_created_at, 2)
-    assert await store.write_subscription(subscription, None) is not None
+    assert await group(store).write_subscription(subscription, None) is not None
     with pytest.raises(ConfigurationError, match="telemetry"):
-        await late.write_subscription(replace(subscription, name="other"), None)
+        await group(late).write_subscription(replace(subscription, name="other"), None)
 
 
 @seeds(6, of=200)
@@ -164,15 +170,15 @@ async def test_hubs_that_race_for_a_group_in_random_histories(container: Contain
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
             own = replace(RECORD, partition_count=1 + scopes.index(scope))
-            if rng.random() < 0.6 and await store.read_scope_record() is None:
-                await store.write_scope_record(own, None)
-            await store.ensure_leases(["0"])
+            if rng.random() < 0.6 and await group(store, scope).read_scope_record() is None:
+                await group(store, scope).write_scope_record(own, None)
+            await store.ensure(["0"])
             held[scope] = held.get(scope, 0) + 1
-            lease = await store.acquire_lease("0", f"{scope.hub}@{scope.fully_qualified_namespace}")
+            lease = await store.acquire(unheld("0"), f"{scope.hub}@{scope.fully_qualified_namespace}")
             if lease is not None:
                 number = 1 + scopes.index(scope)
-                assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number + 5))
-                await store.release_lease(lease)
+                assert await group(store, scope).write_checkpoint(lease, Checkpoint("0", str(number), number + 5))
+                await store.release(lease)
         except ConfigurationError:
             refused[scope] = refused.get(scope, 0) + 1
 
@@ -189,7 +195,7 @@ async def test_hubs_that_race_for_a_group_in_random_histories(container: Contain
     record = await container.record()
     assert (record["namespace"], record["hub"]) == (winner.fully_qualified_namespace, winner.hub)
     store = await container.opened(winner)
-    stored, checkpoint = await store.read_scope_record(), await store.read_checkpoint("0")
+    stored, checkpoint = await group(store).read_scope_record(), await group(store).read_checkpoint("0")
     assert stored is None or stored.record in (RECORD, replace(RECORD, partition_count=1 + scopes.index(winner)))
     assert checkpoint is None or checkpoint.sequence_number in (5, 6 + scopes.index(winner))
 
@@ -236,7 +242,7 @@ async def test_hosts_of_two_hubs_on_one_container_lose_nothing(container: Contai
 
 async def test_open_of_a_group_in_another_case_is_refused_with_both_spellings(container: Container) -> None:
     """Event Hubs takes both for one group, and each half of its hosts would have leases of its own."""
-    await (await container.opened(HERE, prefix="app/")).ensure_leases(["0"])
+    await (await container.opened(HERE, prefix="app/")).ensure(["0"])
     with pytest.raises(ConfigurationError, match=r"consumer_group: .*\$Default.*spelled \$default") as caught:
         await container.opened(replace(HERE, consumer_group="$default"), prefix="app/")
     assert "app/$Default/" in str(caught.value)
@@ -252,8 +258,8 @@ async def test_blobs_of_a_v5_store_are_no_leases_of_another_spelling(container: 
     for name in ("$default/checkpoint/0", "$default/ownership/0", "$default~scope.json", "$DEFAULT~checkpoints/a/0"):
         await container.raw.upload_blob(prefix + name, b"")
     store = await container.opened(HERE, prefix=prefix)
-    await store.ensure_leases(["0"])
-    assert [each.partition_id for each in await store.list_leases()] == ["0"]
+    await store.ensure(["0"])
+    assert [each.partition_id for each in await store.list()] == ["0"]
     with pytest.raises(ConfigurationError, match="spelled"):
         await container.opened(replace(HERE, consumer_group="$DEFAULT"), prefix=prefix)
 

@@ -26,6 +26,7 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.leases.blob import BlobLeaseStore
 from tests.support.azurite import Azurite
+from tests.support.leases import group, unheld
 
 SCOPE = ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default")
 OWNER = "worker-a-6f0c"
@@ -106,7 +107,7 @@ class Hosts:
         store = BlobLeaseStore(client, call_timeout=call_timeout, clock=clock, prefix=prefix, create=True)
         self._stack.push_async_callback(store.aclose)
         await store.open(scope)
-        await store.ensure_leases(partition_ids)
+        await store.ensure(partition_ids)
         return store
 
     def blob(self, partition_id: str) -> BlobClient:
@@ -127,7 +128,7 @@ async def hosts(azurite: Azurite, container_name: str) -> AsyncIterator[Hosts]:
 
 
 async def acquire(store: BlobLeaseStore, partition_id: str, owner: str = OWNER) -> PartitionLease:
-    lease = await store.acquire_lease(partition_id, owner)
+    lease = await store.acquire(unheld(partition_id), owner)
     assert lease is not None
     return lease
 
@@ -147,7 +148,7 @@ async def test_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
     assert await hosts.look("3") == (owned, {"OWNINGHOST": OWNER}, "leased")
     await BlobLeaseClient(hosts.blob("3"), lease_id=lease.token).renew()
 
-    assert await store.write_checkpoint(lease, Checkpoint("3", "4294968112", 1201))
+    assert await group(store).write_checkpoint(lease, Checkpoint("3", "4294968112", 1201))
     written = {**owned, "Offset": "4294968112", "SequenceNumber": 1201}
     assert await hosts.look("3") == (written, {"OWNINGHOST": OWNER}, "leased")
     raw = await (await hosts.blob("3").download_blob()).readall()
@@ -159,7 +160,7 @@ async def test_stored_form_is_that_of_a_dotnet_host(hosts: Hosts) -> None:
         ).encode()
     )
 
-    assert await store.release_lease(lease)
+    assert await store.release(lease)
     assert await hosts.look("3") == ({**written, "Owner": "", "Token": ""}, {}, "available")
 
 
@@ -168,12 +169,12 @@ async def test_checkpoint_keeps_owninghost(hosts: Hosts) -> None:
     store, thief = await hosts.store("0"), await hosts.store()
     lease = await acquire(store, "0")
     for number in range(3):
-        assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", str(number), number))
         assert (await hosts.look("0"))[1] == {"OWNINGHOST": OWNER}
-    stolen = await thief.steal_lease((await thief.list_leases())[0], "thief")
+    stolen = await thief.acquire((await thief.list())[0], "thief", held=True)
     assert stolen is not None
     assert (await hosts.look("0"))[1] == {"OWNINGHOST": "thief"}
-    assert await thief.write_checkpoint(stolen, Checkpoint("0", "9", 9))
+    assert await group(thief).write_checkpoint(stolen, Checkpoint("0", "9", 9))
     assert (await hosts.look("0"))[1] == {"OWNINGHOST": "thief"}
 
 
@@ -183,8 +184,8 @@ async def test_prefix_goes_before_the_consumer_group(hosts: Hosts) -> None:
     for name in ("ns/hub/$Default/checkpoint/0", "ns/hub/$Default/ownership/0", "ns/hub/audit/0", "$Default/1"):
         await hosts.raw.upload_blob(name, b"")
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1), "audit")
-    assert [(seen.partition_id, seen.owner) for seen in await store.list_leases()] == [("0", OWNER)]
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "1", 1), "audit")
+    assert [(seen.partition_id, seen.owner) for seen in await store.list()] == [("0", OWNER)]
     directory = [blob.name async for blob in hosts.raw.list_blobs("ns/hub/$Default/")]
     assert directory == ["ns/hub/$Default/0", "ns/hub/$Default/checkpoint/0", "ns/hub/$Default/ownership/0"]
 
@@ -203,10 +204,10 @@ async def test_lease_of_another_host_is_continued(hosts: Hosts, body: bytes) -> 
     await hosts.raw.create_container()
     await hosts.blob("0").upload_blob(body)
     store = await hosts.store("0")
-    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await group(store).read_checkpoint("0") == Checkpoint("0", "500", 50)
     lease = await acquire(store, "0")
     assert lease.epoch == 17
-    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await group(store).read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
 async def test_steal_from_an_event_processor_host_succeeds(hosts: Hosts) -> None:
@@ -221,29 +222,29 @@ async def test_steal_from_an_event_processor_host_succeeds(hosts: Hosts) -> None
     await blob.set_blob_metadata({"owninghost": "eph"}, lease=theirs)
 
     store = await hosts.store()
-    (seen,) = await store.list_leases()
+    (seen,) = await store.list()
     assert (seen.owner, seen.is_held) == ("eph", True)
-    lease = await store.steal_lease(seen, OWNER)
+    lease = await store.acquire(seen, OWNER, held=True)
     assert lease is not None
     assert lease.epoch == 5
     with pytest.raises(HttpResponseError):
         await theirs.renew()
-    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await group(store).read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
 async def test_steal_by_an_event_processor_host_is_noticed(hosts: Hosts) -> None:
     """A host that follows the legacy protocol can take our lease by our token, and we detect it."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "500", 50))
     body, _, _ = await hosts.look("0")
     theirs = BlobLeaseClient(hosts.blob("0"), lease_id=body["Token"])
     await theirs.change(str(uuid.uuid4()))
     await theirs.renew()
-    assert await store.renew_lease(lease) is None
-    assert not await store.write_checkpoint(lease, Checkpoint("0", "600", 60))
-    assert not await store.release_lease(lease)
-    assert await store.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await store.renew(lease) is None
+    assert not await group(store).write_checkpoint(lease, Checkpoint("0", "600", 60))
+    assert not await store.release(lease)
+    assert await group(store).read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
 async def test_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
@@ -254,9 +255,9 @@ async def test_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
     theirs = await blob.acquire_lease(30)
     body = b'{"Offset":null,"SequenceNumber":0,"PartitionId":"0","Owner":"eph","Token":"","Epoch":4}'
     await blob.upload_blob(body, overwrite=True, lease=theirs, metadata={"OWNINGHOST": "eph"})
-    (seen,) = await store.list_leases()
+    (seen,) = await store.list()
     transport.requests.clear()
-    assert await store.steal_lease(seen, OWNER) is None
+    assert await store.acquire(seen, OWNER, held=True) is None
     assert transport.requests == ["Get Blob"]
     await theirs.renew()
 
@@ -269,8 +270,8 @@ async def test_container_is_created_by_the_first_host(hosts: Hosts) -> None:
     transport = FaultTransport()
     second = await hosts.store("0", "1", transport=transport)
     assert "Create Container" not in transport.requests
-    assert [(each.partition_id, each.owner) for each in await second.list_leases()] == [("0", OWNER), ("1", None)]
-    assert await first.renew_lease(lease) is not None
+    assert [(each.partition_id, each.owner) for each in await second.list()] == [("0", OWNER), ("1", None)]
+    assert await first.renew(lease) is not None
 
 
 async def test_body_that_is_no_lease_raises(hosts: Hosts) -> None:
@@ -279,9 +280,9 @@ async def test_body_that_is_no_lease_raises(hosts: Hosts) -> None:
     await hosts.blob("0").upload_blob(b"not json")
     store = await hosts.store("0")
     with pytest.raises(StoreError, match="acquire of partition 0: the lease is not JSON"):
-        await store.acquire_lease("0", OWNER)
+        await store.acquire(unheld("0"), OWNER)
     with pytest.raises(StoreError, match="not JSON"):
-        await store.read_checkpoint("0")
+        await group(store).read_checkpoint("0")
     assert await (await hosts.blob("0").download_blob()).readall() == b"not json"
 
 
@@ -289,8 +290,8 @@ async def test_first_checkpoint_of_an_unused_partition_has_an_offset(hosts: Host
     """The start of a never-used partition has an offset, "-1", in the body: a null one reads as no checkpoint."""
     store = await hosts.store("0")
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1))
-    assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1), "audit")
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "-1", -1))
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "-1", -1), "audit")
     body, _, _ = await hosts.look("0")
     assert (body["Offset"], body["SequenceNumber"]) == ("-1", -1)
     audit = await hosts.raw.get_blob_client("$Default~checkpoints/audit/0").get_blob_properties()
@@ -306,7 +307,7 @@ RECORD_BLOB = "ns/$Default~scope.json"
 async def test_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
     """The record is a JSON blob outside the leases' directory, so that no EventProcessorHost lists or rewrites it."""
     store = await hosts.store("0", prefix="ns/")
-    assert await store.write_scope_record(RECORD, None) is not None
+    assert await group(store).write_scope_record(RECORD, None) is not None
     assert [blob.name async for blob in hosts.raw.list_blobs()] == ["ns/$Default/0", RECORD_BLOB]
     assert [blob.name async for blob in hosts.raw.list_blobs("ns/$Default/")] == ["ns/$Default/0"]
     raw = await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall()
@@ -318,16 +319,16 @@ async def test_scope_record_lies_beside_the_leases(hosts: Hosts) -> None:
 
 
 async def test_scope_record_costs_one_request_each_way(hosts: Hosts) -> None:
-    """Reading and swapping the record are one request each; before the first one, what names the hub is read."""
+    """Reading and swapping the record are one request each; what is there is read before the first, and if refused."""
     transport = FaultTransport()
     store = await hosts.store(transport=transport)
     transport.requests.clear()
-    assert await store.read_scope_record() is None
-    stored = await store.write_scope_record(RECORD, None)
-    assert await store.write_scope_record(RECORD, None) is None
-    assert await store.write_scope_record(RECORD, stored) is not None
-    assert await store.write_scope_record(RECORD, stored) is None
-    assert transport.requests == ["Get Blob", "Get Blob", "Put Blob", "Get Blob", "Put Blob", "Put Blob"]
+    assert await group(store).read_scope_record() is None
+    stored = await group(store).write_scope_record(RECORD, None)
+    assert await group(store).write_scope_record(RECORD, None) is None
+    assert await group(store).write_scope_record(RECORD, stored) is not None
+    assert await group(store).write_scope_record(replace(RECORD, partition_count=9), stored) is None
+    assert transport.requests == ["Get Blob", "Get Blob", "Put Blob", "Get Blob", "Put Blob", "Put Blob", "Get Blob"]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -335,7 +336,7 @@ async def test_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first:
     """A record given up on, which reaches the store after another's, replaces nothing."""
     transport = FaultTransport()
     store, other = await hosts.store(transport=transport), await hosts.store()
-    before = None if is_first else await other.write_scope_record(RECORD, None)
+    before = None if is_first else await group(other).write_scope_record(RECORD, None)
     late: list[Send] = []
 
     async def lose(request: Any, go_on: Send) -> Any:
@@ -344,33 +345,33 @@ async def test_scope_record_that_arrives_late_is_refused(hosts: Hosts, is_first:
 
     transport.hook = on("Put Blob", lose)
     with pytest.raises(StoreError, match="write scope record: ServiceResponseError"):
-        await store.write_scope_record(replace(RECORD, partition_count=1), before)
-    newer = await other.write_scope_record(replace(RECORD, partition_count=2), before)
+        await group(store).write_scope_record(replace(RECORD, partition_count=1), before)
+    newer = await group(other).write_scope_record(replace(RECORD, partition_count=2), before)
     assert newer is not None
     (send,) = late
     assert (await send()).status_code == 412
-    assert await store.read_scope_record() == newer
+    assert await group(store).read_scope_record() == newer
 
 
 async def test_scope_record_that_was_deleted_is_not_replaced(hosts: Hosts) -> None:
     """If the record was deleted, a swap stores nothing, and the next start writes a first one again."""
     store = await hosts.store(prefix="ns/")
-    stored = await store.write_scope_record(RECORD, None)
+    stored = await group(store).write_scope_record(RECORD, None)
     await hosts.raw.get_blob_client(RECORD_BLOB).delete_blob()
-    assert await store.write_scope_record(RECORD, stored) is None
-    assert await store.read_scope_record() is None
-    assert await store.write_scope_record(RECORD, None) is not None
+    assert await group(store).write_scope_record(RECORD, stored) is None
+    assert await group(store).read_scope_record() is None
+    assert await group(store).write_scope_record(RECORD, None) is not None
 
 
 async def test_scope_record_under_a_blob_lease_raises(hosts: Hosts) -> None:
     """A record under a foreign blob lease cannot be replaced: an error, not a lost race to retry."""
     store = await hosts.store(prefix="ns/")
-    stored = await store.write_scope_record(RECORD, None)
+    stored = await group(store).write_scope_record(RECORD, None)
     await hosts.raw.get_blob_client(RECORD_BLOB).acquire_lease(15)
-    with pytest.raises(StoreError, match="has a blob lease held elsewhere"):
-        await store.write_scope_record(RECORD, stored)
-    assert await store.write_scope_record(RECORD, None) is None
-    assert await store.read_scope_record() == stored
+    with pytest.raises(StoreError, match=r"ns/\$Default~scope.json has a blob lease held elsewhere"):
+        await group(store).write_scope_record(replace(RECORD, partition_count=9), stored)
+    assert await group(store).write_scope_record(RECORD, None) is None
+    assert await group(store).read_scope_record() == stored
 
 
 @pytest.mark.parametrize("raw", [b"not json", b'{"version":3,"more":1}', b'{"version":2,"more":1}'])
@@ -378,10 +379,10 @@ async def test_scope_record_that_cannot_be_read_raises(hosts: Hosts, raw: bytes)
     """What cannot be read, or is a later version's, is not taken for no record, and is not replaced by a first one."""
     store = await hosts.store(prefix="ns/")
     await hosts.raw.upload_blob(RECORD_BLOB, raw, overwrite=True)
-    with pytest.raises(StoreError, match=r"read scope record: ns/\$Default~scope.json: the scope record"):
-        await store.read_scope_record()
-    with pytest.raises(StoreError, match=r"write scope record: ns/\$Default~scope.json: the scope record"):
-        await store.write_scope_record(RECORD, None)
+    with pytest.raises(StoreError, match=r"read scope record: scope.json in Blob.*ns/\$Default~'\): the scope record"):
+        await group(store).read_scope_record()
+    with pytest.raises(StoreError, match=r"write scope record: scope.json in Blob.*ns/\$Default~'\): the scope record"):
+        await group(store).write_scope_record(RECORD, None)
     assert await (await hosts.raw.get_blob_client(RECORD_BLOB).download_blob()).readall() == raw
 
 
@@ -390,7 +391,7 @@ async def test_owner_that_metadata_cannot_carry_is_refused(hosts: Hosts, owner: 
     """A host name that OWNINGHOST cannot hold is refused before anything is taken."""
     store = await hosts.store("0")
     with pytest.raises(ConfigurationError, match="owner"):
-        await store.acquire_lease("0", owner)
+        await store.acquire(unheld("0"), owner)
     assert (await hosts.look("0"))[2] == "available"
 
 
@@ -411,21 +412,21 @@ async def test_each_operation_makes_the_requests_it_needs(hosts: Hosts) -> None:
     assert sorted(made()) == sorted(made_at_start)
     lease = await acquire(store, "0")
     assert made() == ["Acquire Lease", "Get Blob", "Put Blob"]
-    assert await store.renew_lease(lease) is not None
+    assert await store.renew(lease) is not None
     assert made() == ["Renew Lease"]
-    assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "1", 1))
     assert made() == ["Put Blob"]
-    assert len(await store.list_leases()) == 2
+    assert len(await store.list()) == 2
     assert made() == ["List Blobs"]
-    assert await store.release_lease(lease)
+    assert await store.release(lease)
     assert made() == ["Put Blob", "Release Lease"]
     other = await hosts.store()
     held = await acquire(other, "0", "other")
-    (seen, _) = await store.list_leases()
+    (seen, _) = await store.list()
     made()
-    assert await store.steal_lease(seen, OWNER) is not None
+    assert await store.acquire(seen, OWNER, held=True) is not None
     assert made() == ["Get Blob", "Change Lease", "Renew Lease", "Put Blob"]
-    assert await other.renew_lease(held) is None
+    assert await other.renew(held) is None
 
 
 async def test_body_writes_of_a_partition_wait_for_each_other(hosts: Hosts) -> None:
@@ -442,14 +443,14 @@ async def test_body_writes_of_a_partition_wait_for_each_other(hosts: Hosts) -> N
         return await go_on()
 
     transport.hook = on("Put Blob", hold)
-    writes = [asyncio.create_task(store.write_checkpoint(lease, Checkpoint("0", str(n), n))) for n in range(5)]
+    writes = [asyncio.create_task(group(store).write_checkpoint(lease, Checkpoint("0", str(n), n))) for n in range(5)]
     await entered.wait()
-    assert await store.renew_lease(lease) is not None
-    assert await store.write_checkpoint(other, Checkpoint("1", "1", 1))
+    assert await store.renew(lease) is not None
+    assert await group(store).write_checkpoint(other, Checkpoint("1", "1", 1))
     assert transport.requests == ["Put Blob", "Renew Lease", "Put Blob"]
     go_on_now.set()
     assert all(await asyncio.gather(*writes))
-    assert await store.read_checkpoint("0") == Checkpoint("0", "4", 4)
+    assert await group(store).read_checkpoint("0") == Checkpoint("0", "4", 4)
 
 
 class SteppingClock:
@@ -479,13 +480,13 @@ async def test_lease_counts_from_when_its_request_was_sent(hosts: Hosts) -> None
     lease = await acquire(store, "0")
     assert (clock.now, lease.expires_at) == (104.0, 130.0)
     transport.hook = on("Renew Lease", slow)
-    renewed = await store.renew_lease(lease)
+    renewed = await store.renew(lease)
     assert renewed is not None
     assert (clock.now, renewed.expires_at) == (108.0, 134.0)
     await acquire(other, "1", "other")
-    (_, seen) = await store.list_leases()
+    (_, seen) = await store.list()
     transport.hook = on("Change Lease", slow)
-    stolen = await store.steal_lease(seen, OWNER)
+    stolen = await store.acquire(seen, OWNER, held=True)
     assert stolen is not None
     # A change leaves the lease its old end: the renewal after it counts.
     assert (clock.now, stolen.expires_at) == (112.0, 142.0)
@@ -499,16 +500,16 @@ async def test_checkpoint_written_during_a_steal_is_kept(hosts: Hosts) -> None:
     transport = FaultTransport()
     store, thief = await hosts.store("0"), await hosts.store(transport=transport)
     lease = await acquire(store, "0")
-    (seen,) = await thief.list_leases()
+    (seen,) = await thief.list()
 
     async def meanwhile(request: Any, go_on: Send) -> Any:
-        assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", "500", 50))
         return await go_on()
 
     transport.hook = on("Change Lease", meanwhile)
-    stolen = await thief.steal_lease(seen, "thief")
+    stolen = await thief.acquire(seen, "thief", held=True)
     assert stolen is not None
-    assert await thief.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await group(thief).read_checkpoint("0") == Checkpoint("0", "500", 50)
     assert (await hosts.look("0"))[0]["Epoch"] == 2
 
 
@@ -519,13 +520,13 @@ async def test_checkpoint_written_during_an_acquisition_is_kept(hosts: Hosts) ->
     lease = await acquire(store, "0")
 
     async def meanwhile(request: Any, go_on: Send) -> Any:
-        assert await store.write_checkpoint(lease, Checkpoint("0", "500", 50))
-        assert await store.release_lease(lease)
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", "500", 50))
+        assert await store.release(lease)
         return await go_on()
 
     transport.hook = on("Acquire Lease", meanwhile)
     assert (await acquire(other, "0", "other")).epoch == 2
-    assert await other.read_checkpoint("0") == Checkpoint("0", "500", 50)
+    assert await group(other).read_checkpoint("0") == Checkpoint("0", "500", 50)
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
@@ -534,7 +535,7 @@ async def test_checkpoint_that_arrives_late_is_refused(hosts: Hosts, subscriptio
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
     late: list[Send] = []
 
     async def lose(request: Any, go_on: Send) -> Any:
@@ -543,11 +544,11 @@ async def test_checkpoint_that_arrives_late_is_refused(hosts: Hosts, subscriptio
 
     transport.hook = on("Put Blob" if subscription == "default" else "Set Blob Metadata", lose)
     with pytest.raises(StoreError, match="write checkpoint of partition 0: ServiceResponseError"):
-        await store.write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
-    assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+        await group(store).write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
     (send,) = late
     assert (await send()).status_code == 412
-    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+    assert await group(store).read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
@@ -557,7 +558,7 @@ async def test_checkpoint_or_reset_that_arrives_late_is_refused(hosts: Hosts, su
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
     late: list[Send] = []
 
     async def lose(request: Any, go_on: Send) -> Any:
@@ -568,15 +569,15 @@ async def test_checkpoint_or_reset_that_arrives_late_is_refused(hosts: Hosts, su
     write, reset = Checkpoint("0", "100", 10), Checkpoint("0", "-1", -1)
     if late_one == "reset":
         with pytest.raises(StoreError, match="reset checkpoint of partition 0: ServiceResponseError"):
-            await store.reset_checkpoint(lease, reset, subscription)
-        assert await store.write_checkpoint(lease, write, subscription)
+            await group(store).reset_checkpoint(lease, reset, subscription)
+        assert await group(store).write_checkpoint(lease, write, subscription)
     else:
         with pytest.raises(StoreError, match="write checkpoint of partition 0: ServiceResponseError"):
-            await store.write_checkpoint(lease, write, subscription)
-        assert await store.reset_checkpoint(lease, reset, subscription)
+            await group(store).write_checkpoint(lease, write, subscription)
+        assert await group(store).reset_checkpoint(lease, reset, subscription)
     (send,) = late
     assert (await send()).status_code == 412
-    assert await store.read_checkpoint("0", subscription) == (write if late_one == "reset" else reset)
+    assert await group(store).read_checkpoint("0", subscription) == (write if late_one == "reset" else reset)
 
 
 @pytest.mark.parametrize("subscription", ["default", "audit"])
@@ -585,7 +586,7 @@ async def test_checkpoint_after_a_lost_answer_is_stored(hosts: Hosts, subscripti
     transport = FaultTransport()
     store = await hosts.store("0", transport=transport)
     lease = await acquire(store, "0")
-    assert await store.write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "50", 5), subscription)
 
     async def lose_answer(request: Any, go_on: Send) -> Any:
         await go_on()
@@ -593,11 +594,11 @@ async def test_checkpoint_after_a_lost_answer_is_stored(hosts: Hosts, subscripti
 
     transport.hook = on("Put Blob" if subscription == "default" else "Set Blob Metadata", lose_answer)
     with pytest.raises(StoreError):
-        await store.write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
-    assert await store.write_checkpoint(lease, Checkpoint("0", "70", 7), subscription)
-    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "100", 10)
-    assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
-    assert await store.read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
+        await group(store).write_checkpoint(lease, Checkpoint("0", "100", 10), subscription)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "70", 7), subscription)
+    assert await group(store).read_checkpoint("0", subscription) == Checkpoint("0", "100", 10)
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "200", 20), subscription)
+    assert await group(store).read_checkpoint("0", subscription) == Checkpoint("0", "200", 20)
 
 
 async def test_call_without_an_answer_delays_no_other_partition(hosts: Hosts) -> None:
@@ -612,14 +613,14 @@ async def test_call_without_an_answer_delays_no_other_partition(hosts: Hosts) ->
         return await go_on()
 
     transport.hook = never
-    renewal = asyncio.create_task(store.renew_lease(silent))
-    assert await store.renew_lease(other) is not None
-    assert await store.write_checkpoint(other, Checkpoint("1", "1", 1))
+    renewal = asyncio.create_task(store.renew(silent))
+    assert await store.renew(other) is not None
+    assert await group(store).write_checkpoint(other, Checkpoint("1", "1", 1))
     assert not renewal.done()
     with pytest.raises(StoreError, match=r"renew of partition 0: no answer within 0\.3 s"):
         await renewal
     transport.hook = None
-    assert await store.renew_lease(silent) is not None
+    assert await store.renew(silent) is not None
 
 
 @pytest.mark.parametrize("kind", ["Acquire Lease", "Get Blob", "Put Blob"])
@@ -638,7 +639,7 @@ async def test_acquisition_that_ends_half_way_is_undone(hosts: Hosts, kind: str,
         return await asyncio.Event().wait()
 
     transport.hook = on(kind, stop)
-    attempt = asyncio.create_task(store.acquire_lease("0", OWNER))
+    attempt = asyncio.create_task(store.acquire(unheld("0"), OWNER))
     await reached.wait()
     if how == "cancelled":
         attempt.cancel()
@@ -660,11 +661,11 @@ async def test_release_that_failed_half_way_can_be_repeated(hosts: Hosts) -> Non
 
     transport.hook = on("Release Lease", lose)
     with pytest.raises(StoreError, match="release of partition 0"):
-        await store.release_lease(lease)
-    assert await other.acquire_lease("0", "other") is None
-    assert await store.release_lease(lease)
-    assert await other.acquire_lease("0", "other") is not None
-    assert not await store.release_lease(lease)
+        await store.release(lease)
+    assert await other.acquire(unheld("0"), "other") is None
+    assert await store.release(lease)
+    assert await other.acquire(unheld("0"), "other") is not None
+    assert not await store.release(lease)
 
 
 async def test_lease_that_was_deleted_is_lost(hosts: Hosts) -> None:
@@ -672,9 +673,9 @@ async def test_lease_that_was_deleted_is_lost(hosts: Hosts) -> None:
     store = await hosts.store("0")
     lease = await acquire(store, "0")
     await hosts.blob("0").delete_blob(lease=BlobLeaseClient(hosts.blob("0"), lease_id=lease.token))
-    assert await store.renew_lease(lease) is None
-    assert await store.read_checkpoint("0") is None
-    assert await store.list_leases() == []
+    assert await store.renew(lease) is None
+    assert await group(store).read_checkpoint("0") is None
+    assert await store.list() == []
 
 
 async def test_close_leaves_a_client_of_the_caller_open(hosts: Hosts) -> None:
@@ -693,7 +694,7 @@ async def test_store_from_an_account_url_and_a_key_shows_neither(azurite: Azurit
     )
     try:
         await store.open(SCOPE)
-        await store.ensure_leases(["0"])
+        await store.ensure(["0"])
         await acquire(store, "0")
         assert repr(store) == f"BlobLeaseStore({container_name!r}, prefix='')"
     finally:
@@ -706,12 +707,12 @@ async def test_requests_are_not_logged_at_info(hosts: Hosts, caplog: pytest.LogC
     with caplog.at_level(logging.INFO):
         store = await hosts.store("0", transport=transport)
         lease = await acquire(store, "0")
-        assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", "1", 1))
         for _ in range(2):
-            renewed = await store.renew_lease(lease)
+            renewed = await store.renew(lease)
             assert renewed is not None
             lease = renewed
-        assert await store.release_lease(lease)
+        assert await store.release(lease)
     assert transport.requests.count("Renew Lease") >= 2
     assert caplog.messages == []
 
@@ -769,7 +770,7 @@ async def store_on(answer: Callable[[web.Request], web.Response]) -> AsyncIterat
             await store.aclose()
 
 
-LEASE = PartitionLease("0", OWNER, 3, "1d2e7c1a-0000-4000-8000-000000000001", 0.0)
+LEASE = PartitionLease("0", OWNER, 3, 3, "1d2e7c1a-0000-4000-8000-000000000001", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -790,7 +791,7 @@ async def test_refusal_for_the_lease_means_lost(status: int, code: str | None) -
     """A conflict or failed condition with a lease code, or with none at all, is a lost lease and no error."""
     headers = {} if code is None else {"x-ms-error-code": code}
     async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
-        assert await store.renew_lease(LEASE) is None
+        assert await store.renew(LEASE) is None
         assert requests == ["renew"]
 
 
@@ -798,10 +799,10 @@ async def test_renewal_of_another_lease_means_lost() -> None:
     """Where the store renews and names another lease than ours, ours is lost (Azurite does so after an expiry)."""
     another = {"x-ms-lease-id": str(uuid.uuid4())}
     async with store_on(lambda request: web.Response(headers=another)) as (store, _):
-        assert await store.renew_lease(LEASE) is None
+        assert await store.renew(LEASE) is None
     ours = {"x-ms-lease-id": LEASE.token}
     async with store_on(lambda request: web.Response(headers=ours)) as (store, _):
-        assert await store.renew_lease(LEASE) is not None
+        assert await store.renew(LEASE) is not None
 
 
 @pytest.mark.parametrize(
@@ -812,7 +813,7 @@ async def test_store_that_fails_is_asked_once(status: int, code: str) -> None:
     headers = {"x-ms-error-code": code}
     async with store_on(lambda request: web.Response(status=status, headers=headers)) as (store, requests):
         with pytest.raises(StoreError, match=f"renew of partition 0: HTTP status {status} {code}"):
-            await store.renew_lease(LEASE)
+            await store.renew(LEASE)
         assert requests == ["renew"]
 
 

@@ -39,6 +39,7 @@ from eventpump.testing.conformance.publisher_state import (  # noqa: E402
     PublisherStateStoreContract,
 )
 from tests.support.azurite import Azurite  # noqa: E402
+from tests.support.leases import unheld  # noqa: E402
 
 if TYPE_CHECKING:
     from eventpump.interfaces import PublisherStateStore
@@ -126,8 +127,8 @@ async def test_file_keeps_leases_and_states_together(tmp_path: Path) -> None:
                 await states.write_state(NAME, "0", FIRST, None)
                 if first == "states":
                     await leases.open(SCOPE)
-                await leases.ensure_leases(["0"])
-                assert await leases.acquire_lease("0", "a") is not None
+                await leases.ensure(["0"])
+                assert await leases.acquire(unheld("0"), "a") is not None
                 found = await states.read_state(NAME, "0")
                 assert found is not None
                 assert found.state == FIRST

@@ -21,11 +21,12 @@ pytest.register_assert_rewrite("eventpump.testing.conformance.records")
 from eventpump.errors import ConfigurationError, StoreError  # noqa: E402
 from eventpump.interfaces import ListedRecord, RecordStore, StoredRecord  # noqa: E402
 from eventpump.storage.blob_access import BlobContainer  # noqa: E402
-from eventpump.storage.records.blob import BlobRecordStore, encode_texts  # noqa: E402
+from eventpump.storage.records.blob import BlobRecordStore  # noqa: E402
 from eventpump.storage.records.directory import DirectoryRecordStore  # noqa: E402
 from eventpump.storage.records.memory import MemoryRecordStore  # noqa: E402
 from eventpump.storage.records.names import MAX_BODY  # noqa: E402
 from eventpump.storage.records.sqlite import SqliteRecordStore, create_record_table  # noqa: E402
+from eventpump.storage.records.texts import encode_texts  # noqa: E402
 from eventpump.storage.sqlite_file import SqliteFile  # noqa: E402
 from eventpump.testing.conformance.records import (  # noqa: E402
     FIRST,
@@ -35,6 +36,7 @@ from eventpump.testing.conformance.records import (  # noqa: E402
     NewStore,
     RecordStoreContract,
 )
+from tests.contract.own_store import OwnRecordStore, Table  # noqa: E402
 from tests.support.azurite import Azurite  # noqa: E402
 
 DIRECTORY = "checkpoints/"
@@ -125,6 +127,16 @@ class TestBlobMetadataRecordStore(RecordStoreContract):
     @pytest.fixture
     async def new_store(self, azurite: Azurite, container_name: str) -> AsyncIterator[NewStore]:
         async with factory(lambda: blob_store(azurite, container_name)) as new:
+            yield new
+
+
+class TestOwnRecordStore(RecordStoreContract):
+    """A store of one's own, written from the documentation."""
+
+    @pytest.fixture
+    async def new_store(self) -> AsyncIterator[NewStore]:
+        table = Table()
+        async with factory(lambda: OwnRecordStore(table)) as new:
             yield new
 
 

@@ -330,12 +330,27 @@ class Stage:
                 "CREATE TABLE witness (at INTEGER PRIMARY KEY, partition_id TEXT, subscription TEXT,"
                 " sequence_number INTEGER, wall REAL)"
             )
-            for event in ("INSERT", "UPDATE"):
-                database.execute(
-                    f"CREATE TRIGGER witness_{event} AFTER {event} ON checkpoint BEGIN INSERT INTO witness"
-                    " (partition_id, subscription, sequence_number, wall) VALUES (new.partition_id, new.subscription,"
-                    " new.sequence_number, (julianday('now') - 2440587.5) * 86400.0); END"
-                )
+            keep = (
+                "INSERT INTO witness (partition_id, subscription, sequence_number, wall)"
+                " VALUES ({}, (julianday('now') - 2440587.5) * 86400.0)"
+            )
+            own = keep.format("new.partition_id, 'default', new.sequence_number")
+            database.execute(
+                "CREATE TRIGGER witness_lease AFTER UPDATE OF sequence_number ON lease"
+                f" WHEN new.sequence_number IS NOT NULL BEGIN {own}; END"
+            )
+            # A claim leaves the position as it is. The record's name ends with the subscription and the partition.
+            member = "json_extract(CAST({}.body AS TEXT), '$.{}')"
+            place, number = (
+                "substr(new.name, instr(new.name, '/checkpoints/') + 13)",
+                member.format("new", "sequencenumber"),
+            )
+            partition = f"substr({place}, instr({place}, '/') + 1)"
+            others = keep.format(f"{partition}, substr({place}, 1, instr({place}, '/') - 1), CAST({number} AS INTEGER)")
+            database.execute(
+                "CREATE TRIGGER witness_record AFTER UPDATE ON record WHEN new.name GLOB 'groups/*/checkpoints/*'"
+                f" AND {member.format('new', 'claim')} IS {member.format('old', 'claim')} BEGIN {others}; END"
+            )
 
     def witnessed(self, subscription: str = "default") -> list[Witnessed]:
         """Return every checkpoint of a subscription that the store took, in its order; none where nothing witnesses it.
@@ -359,7 +374,7 @@ class Stage:
         """Return the owner of every lease that is held."""
         store = await self.opened_store()
         try:
-            return {lease.partition_id: lease.owner for lease in await store.list_leases() if lease.is_held}
+            return {lease.partition_id: lease.owner for lease in await store.list() if lease.is_held}
         finally:
             await store.aclose()
 

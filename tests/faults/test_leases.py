@@ -16,6 +16,7 @@ from eventpump.reports import LeaseLost, OutsideReader
 from eventpump.testing.proxy import FaultProxy
 from tests.faults.evidence import Evidence
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for
+from tests.support.leases import unheld
 from tests.ways import over_both
 
 pytestmark = over_both(is_long=True)
@@ -37,8 +38,8 @@ async def test_lease_lost_while_processing_ends_the_handler(stage: Stage) -> Non
             context = processor.inside["0"]
             thief = await stage.opened_store()
             try:
-                snapshot = (await thief.list_leases())[0]
-                lease = await thief.steal_lease(snapshot, "thief")
+                snapshot = (await thief.list())[0]
+                lease = await thief.acquire(snapshot, "thief", held=True)
                 assert lease is not None
                 assert lease.epoch == context.owner_level + 1
                 await asyncio.wait_for(context.ownership_lost.wait(), NOTICED)
@@ -50,7 +51,7 @@ async def test_lease_lost_while_processing_ends_the_handler(stage: Stage) -> Non
                 await stage.progress.until_flowing(["1", "2", "3"], 2.0)
                 assert await stage.checkpoints(["0"]) == {"0": -1}
                 processor.hold.clear()
-                assert await thief.release_lease(lease)
+                assert await thief.release(lease)
             finally:
                 await thief.aclose()
             await stage.progress.until_flowing(["0"], 2 * RENEW_INTERVAL + 1.0)
@@ -71,7 +72,7 @@ async def test_checkpoint_of_a_former_owner_is_refused(stage: Stage) -> None:
             await stage.progress.until(lambda: "0" in processor.inside)
             thief = await stage.opened_store()
             try:
-                lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+                lease = await thief.acquire((await thief.list())[0], "thief", held=True)
                 assert lease is not None
                 processor.gate.set()
                 await stage.progress.until(lambda: stage.count(LeaseLost, "0") == 1, 2.0)
@@ -89,8 +90,8 @@ async def test_checkpoint_that_comes_late_does_not_go_backwards(stage: Stage) ->
     """*Monotonic checkpoints*: the store keeps the later one, under one lease too, whatever order writes arrive in."""
     store = await stage.opened_store()
     try:
-        await store.ensure_leases(["0"])
-        lease = await store.acquire_lease("0", "host")
+        await store.ensure(["0"])
+        lease = await store.acquire(unheld("0"), "host")
         assert lease is not None
         for number in (10, 5, 11, 7):
             assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))

@@ -220,10 +220,10 @@ async def test_handler_that_cannot_be_cancelled_is_reported_and_replaced(stage: 
 
             async def deaf() -> None:
                 await stage.progress.until(lambda: "0" in processor.inside, 20.0)
-                lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+                lease = await thief.acquire((await thief.list())[0], "thief", held=True)
                 assert lease is not None
                 await stage.progress.until(lambda: stage.count(PumpOverdue, "0") == 1, 4.0)
-                assert await thief.release_lease(lease)
+                assert await thief.release(lease)
                 # The lease is free for two cycles, and still not taken here.
                 until = asyncio.get_running_loop().time() + 2 * RENEW_INTERVAL
                 await stage.progress.until(lambda: asyncio.get_running_loop().time() > until)

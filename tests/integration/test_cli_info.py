@@ -12,6 +12,7 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import ConsumerScope
 from eventpump.testing.fixtures import eventpump_emulator
 from tests.integration.test_cli_send_tail import run
+from tests.support.leases import unheld
 
 __all__ = ["eventpump_emulator"]
 
@@ -27,8 +28,8 @@ async def checkpoint(path: Path, group: str, partition_id: str, number: int) -> 
     """Store a checkpoint as a host does, and leave the file open in its journal mode."""
     store = SqliteLeaseStore(path)
     await store.open(ConsumerScope("127.0.0.1", "telemetry", group))
-    await store.ensure_leases(["0", "1", "2", "3"])
-    lease = await store.acquire_lease(partition_id, "host")
+    await store.ensure(["0", "1", "2", "3"])
+    lease = await store.acquire(unheld(partition_id), "host")
     assert lease is not None
     await store.write_checkpoint(lease, Checkpoint(partition_id, str(number), number))
     await store.aclose()

@@ -58,9 +58,9 @@ class Renewed(MemoryLeaseStore):
         super().__init__(lease_duration=1.0)
         self.renewals = asyncio.Event()
 
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         self.renewals.set()
-        return await super().renew_lease(lease)
+        return await super().renew(lease)
 
 
 def event() -> EventData:

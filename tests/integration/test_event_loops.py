@@ -143,7 +143,7 @@ CASES = {
     ),
     "sqlite leases": Case(
         lambda _, path: SqliteLeaseStore(path / "leases.db"),
-        lambda store: store.open(SCOPE) if store._worker is None else store.list_leases(),
+        lambda store: store.open(SCOPE) if store._worker is None else store.list(),
         "SqliteLeaseStore",
     ),
     "sqlite states": Case(

@@ -16,8 +16,9 @@ from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport
-from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
+from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.leases import SharedLeases
 from tests.support.store import FlakyLeaseStore
 
 _R = TypeVar("_R", bound=HostReport)
@@ -137,7 +138,7 @@ class Fleet:
         self.transports: dict[str, FakeTransport] = {}
         self.reports: dict[str, list[HostReport]] = {}
         self.runs: dict[str, asyncio.Task[None]] = {}
-        self.leases = MemoryLeases()
+        self.leases = SharedLeases()
         self._lease_duration = lease_duration
         self._seed = seed
         self._before: set[asyncio.Task[Any]] = set()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import unquote
 
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import (
-    CheckpointClaim,
-    ConsumerScope,
-    LeaseStore,
-    ScopeRecord,
-    StoredScopeRecord,
-    StoredSubscription,
-    SubscriptionRecord,
-)
+from eventpump.interfaces import ConsumerScope, LeaseStore, ListedRecord, RecordStore, StoredRecord
+from eventpump.storage.checkpoint_form import CheckpointRecord
+from eventpump.storage.groups import CHECKPOINTS
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -117,144 +115,157 @@ class FlakyLeaseStore:
         """How long a lease lives without renewal, in seconds."""
         return self._store.lease_duration
 
-    async def open(self, scope: ConsumerScope) -> None:
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """See `LeaseStore`."""
         after = await self._before("open", None)
-        await self._store.open(scope)
+        await self._store.open(scope, read_only=read_only)
         _raise(after)
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+    @property
+    def records(self) -> RecordStore:
+        """The records of the real store, whose calls fail as well."""
+        return FlakyRecords(self, self._store.records)
+
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
         """See `LeaseStore`."""
         after = await self._before("ensure", None)
-        await self._store.ensure_leases(partition_ids)
+        await self._store.ensure(partition_ids)
         _raise(after)
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def list(self) -> list[LeaseSnapshot]:
         """See `LeaseStore`."""
         after = await self._before("list", None)
-        found = await self._store.list_leases()
+        found = await self._store.list()
         _raise(after)
         return found
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
         """See `LeaseStore`."""
-        after = await self._before("acquire", partition_id)
-        lease = await self._store.acquire_lease(partition_id, owner)
+        after = await self._before("steal" if held else "acquire", snapshot.partition_id)
+        lease = await self._store.acquire(snapshot, owner, held=held)
         _raise(after)
         return lease
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """See `LeaseStore`."""
-        after = await self._before("steal", snapshot.partition_id)
-        lease = await self._store.steal_lease(snapshot, owner)
-        _raise(after)
-        return lease
-
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`."""
         after = await self._before("renew", lease.partition_id)
-        renewed = await self._store.renew_lease(lease)
+        renewed = await self._store.renew(lease)
         _raise(after)
         return renewed
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         """See `LeaseStore`."""
         after = await self._before("release", lease.partition_id)
-        is_released = await self._store.release_lease(lease)
+        is_released = await self._store.release(lease)
         _raise(after)
         return is_released
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """See `LeaseStore`."""
         after = await self._before("read", partition_id)
-        checkpoint = await self._store.read_checkpoint(partition_id, subscription)
+        checkpoint = await self._store.read_checkpoint(partition_id)
         _raise(after)
         return checkpoint
 
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """See `LeaseStore`."""
-        key = ("write", lease.partition_id)
+
+        async def write() -> bool:
+            is_stored = await self._store.write_checkpoint(lease, checkpoint, backwards=backwards)
+            if is_stored and not backwards:
+                self.written.append(checkpoint)
+            return is_stored
+
+        return await self.counted("reset" if backwards else "write", lease.partition_id, write)
+
+    async def counted(self, operation: str, partition_id: str | None, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do a call, with its faults."""
+        key = (operation, partition_id)
         self.in_flight[key] = self.in_flight.get(key, 0) + 1
         self.peak_in_flight[key] = max(self.peak_in_flight.get(key, 0), self.in_flight[key])
         try:
-            after = await self._before("write", lease.partition_id)
-            is_stored = await self._store.write_checkpoint(lease, checkpoint, subscription)
-            if is_stored:
-                self.written.append(checkpoint)
+            after = await self._before(operation, partition_id)
+            done = await work()
             _raise(after)
         finally:
             self.in_flight[key] -= 1
-        return is_stored
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        """See `LeaseStore`."""
-        after = await self._before("reset", lease.partition_id)
-        is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
-        _raise(after)
-        return is_stored
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """See `LeaseStore`."""
-        after = await self._before("scope", None)
-        found = await self._store.read_scope_record()
-        _raise(after)
-        return found
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """See `LeaseStore`."""
-        after = await self._before("record", None)
-        stored = await self._store.write_scope_record(record, replaces)
-        _raise(after)
-        return stored
-
-    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
-        """See `LeaseStore`."""
-        after = await self._before("read", lease.partition_id)
-        claim = await self._store.claim_checkpoint(lease, subscription)
-        _raise(after)
-        return claim
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """See `LeaseStore`."""
-        after = await self._before("subscriptions", None)
-        found = await self._store.list_subscriptions()
-        _raise(after)
-        return found
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """See `LeaseStore`."""
-        after = await self._before("subscriptions", None)
-        found = await self._store.read_subscription(name)
-        _raise(after)
-        return found
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """See `LeaseStore`."""
-        after = await self._before("subscribe", None)
-        stored = await self._store.write_subscription(record, replaces)
-        _raise(after)
-        return stored
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """See `LeaseStore`."""
-        after = await self._before("unsubscribe", None)
-        is_deleted = await self._store.delete_subscription(stored)
-        _raise(after)
-        return is_deleted
+        return done
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""
         after = await self._before("close", None)
         await self._store.aclose()
         _raise(after)
+
+
+class FlakyRecords:
+    """The records of a `FlakyLeaseStore`: each call is one of the operations there."""
+
+    def __init__(self, leases: FlakyLeaseStore, records: RecordStore) -> None:
+        self._leases = leases
+        self._records = records
+
+    async def open(self) -> None:
+        """See `RecordStore`."""
+
+    async def read(self, name: str) -> StoredRecord | None:
+        """See `RecordStore`."""
+        operation = {"scope.json": "scope"}.get(name, "read" if name.startswith(CHECKPOINTS) else "subscriptions")
+        return await self._leases.counted(operation, partition_of(name), lambda: self._records.read(name))
+
+    async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
+        """See `RecordStore`."""
+        change = await checkpoint_change(self._records, name, body)
+        operation = change.operation if change else "record" if name == "scope.json" else "subscribe"
+
+        async def swap() -> str | None:
+            version = await self._records.swap(name, body, replaces)
+            if version is not None and operation == "write" and change and change.checkpoint:
+                self._leases.written.append(change.checkpoint)
+            return version
+
+        return await self._leases.counted(operation, partition_of(name), swap)
+
+    async def list(self, prefix: str) -> dict[str, ListedRecord]:
+        """See `RecordStore`."""
+        return await self._leases.counted("subscriptions", None, lambda: self._records.list(prefix))
+
+    async def delete(self, name: str, version: str | None = None) -> bool:
+        """See `RecordStore`."""
+        return await self._leases.counted("unsubscribe", None, lambda: self._records.delete(name, version))
+
+    async def aclose(self) -> None:
+        """See `RecordStore`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChange:
+    """What a swap does to the checkpoint of a subscription: "read" for a claim, "write" or "reset"."""
+
+    operation: str
+    subscription: str
+    partition_id: str
+    checkpoint: Checkpoint | None
+
+
+async def checkpoint_change(records: RecordStore, name: str, body: bytes) -> CheckpointChange | None:
+    """Return what a swap does to a checkpoint; None where the record is another."""
+    partition_id = partition_of(name)
+    if partition_id is None:
+        return None
+    stored = await records.read(name)
+    before = None if stored is None else CheckpointRecord.decode(stored.body, partition_id)
+    after = CheckpointRecord.decode(body, partition_id)
+    if before is None or before.claim != after.claim:
+        operation = "read"
+    else:
+        operation = "reset" if after.generation > before.generation else "write"
+    return CheckpointChange(operation, unquote(name.split("/")[1]), partition_id, after.checkpoint)
+
+
+def partition_of(name: str) -> str | None:
+    """Return the partition of a checkpoint's record; None of another record."""
+    return name.rsplit("/", 1)[1] if name.startswith(CHECKPOINTS) else None
 
 
 def _raise(error: BaseException | None) -> None:

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from eventpump.aio.tasks import resolve
@@ -19,25 +19,24 @@ from eventpump.core.request_queue import RequestQueue
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
-    CheckpointClaim,
     Clock,
     ConsumerScope,
     HubDirectory,
     HubProperties,
     LeaseStore,
+    ListedRecord,
     PartitionProperties,
     ReceiveLink,
     ReceiveLinkSpec,
     ReceiveSink,
-    ScopeRecord,
+    RecordStore,
     SendLink,
     SendLinkSpec,
-    StoredScopeRecord,
-    StoredSubscription,
-    SubscriptionRecord,
+    StoredRecord,
     Transport,
 )
 from eventpump.logs import present
+from eventpump.storage.groups import CHECKPOINTS
 
 _T = TypeVar("_T")
 
@@ -119,7 +118,7 @@ class BoundedLeaseStore:
     """A `LeaseStore` that has a bounded number of calls under way: renewals first, then checkpoints, listings, takings.
 
     The time of a call begins when it is sent: a call that waits here is not late, and cancelling it would not make the
-    store faster. `open` and `ensure_leases` are passed on without a bound, and `aclose` closes only what `open` has
+    store faster. `open` and `ensure` are passed on without a bound, and `aclose` closes only what `open` has
     opened, or has failed to open for a time.
 
     Args:
@@ -154,7 +153,7 @@ class BoundedLeaseStore:
         self._takes_more = False
         self._gate.withdraw(TAKING)
 
-    async def open(self, scope: ConsumerScope) -> None:
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """See `LeaseStore`. Opening again does nothing."""
         async with self._opening:
             if not self._is_open:
@@ -163,7 +162,7 @@ class BoundedLeaseStore:
                     raise ConfigurationError("lease_store", "another host uses this store: create one store per host")
                 self._is_ours = True
                 try:
-                    await self._store.open(scope)
+                    await self._store.open(scope, read_only=read_only)
                 except ConfigurationError:
                     # Open already, by other code than a host; or refused, and then nothing is left open.
                     self._disown()
@@ -172,25 +171,29 @@ class BoundedLeaseStore:
         self._fields = {"hub": scope.hub, "consumer_group": scope.consumer_group}
         self._debug(None, "the lease store is open")
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
         """See `LeaseStore`."""
-        await self._store.ensure_leases(partition_ids)
+        await self._store.ensure(partition_ids)
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def list(self) -> list[LeaseSnapshot]:
         """See `LeaseStore`."""
-        leases = await self._call(LISTING, self._store.list_leases)
+        leases = await self._call(LISTING, self._store.list)
         self._debug(None, "%d leases listed, %d of them held", len(leases), sum(lease.is_held for lease in leases))
         return leases
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
         """See `LeaseStore`."""
-        return await self._take(partition_id, owner, lambda: self._store.acquire_lease(partition_id, owner))
+        if not self._takes_more:
+            return None
+        try:
+            lease = await self._call(TAKING, lambda: self._store.acquire(snapshot, owner, held=held))
+        except WithdrawnError:
+            return None
+        if lease is None:
+            self._debug(snapshot.partition_id, "lease not acquired: another host was first", owner_id=owner)
+        return lease
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """See `LeaseStore`."""
-        return await self._take(snapshot.partition_id, owner, lambda: self._store.steal_lease(snapshot, owner))
-
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`. The lease that expires first is renewed first.
 
         Raises:
@@ -200,7 +203,7 @@ class BoundedLeaseStore:
         def renew() -> Awaitable[PartitionLease | None]:
             if self._clock.monotonic() >= lease.expires_at:
                 raise StoreError("renew", "the lease ran out before its turn", partition_id=lease.partition_id)
-            return self._store.renew_lease(lease)
+            return self._store.renew(lease)
 
         renewed = await self._call(RENEWAL, renew, lease.expires_at)
         if renewed is not None:
@@ -208,59 +211,26 @@ class BoundedLeaseStore:
             self._debug(lease.partition_id, "lease renewed for %.1f s", left, owner_id=lease.owner)
         return renewed
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.release_lease(lease))
+        return await self._call(CHECKPOINT, lambda: self._store.release(lease))
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """See `LeaseStore`."""
-        found = await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id, subscription))
+        found = await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id))
         self._debug(partition_id, "checkpoint read: %s", "none" if found is None else found.sequence_number)
         return found
 
-    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.claim_checkpoint(lease, subscription))
+        return await self._call(
+            CHECKPOINT, lambda: self._store.write_checkpoint(lease, checkpoint, backwards=backwards)
+        )
 
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
+    @property
+    def records(self) -> BoundedRecordStore:
         """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.write_checkpoint(lease, checkpoint, subscription))
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.reset_checkpoint(lease, checkpoint, subscription))
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, self._store.read_scope_record)
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, lambda: self._store.write_scope_record(record, replaces))
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, self._store.list_subscriptions)
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, lambda: self._store.read_subscription(name))
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, lambda: self._store.write_subscription(record, replaces))
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """See `LeaseStore`."""
-        return await self._call(LISTING, lambda: self._store.delete_subscription(stored))
+        return BoundedRecordStore(self._store.records, self._call)
 
     async def aclose(self) -> None:
         """Close the store, unless other code has opened it."""
@@ -274,19 +244,6 @@ class BoundedLeaseStore:
         self._is_ours = False
         _STORES.leave(self._store, self)
 
-    async def _take(
-        self, partition_id: str, owner: str, take: Callable[[], Awaitable[PartitionLease | None]]
-    ) -> PartitionLease | None:
-        if not self._takes_more:
-            return None
-        try:
-            lease = await self._call(TAKING, take)
-        except WithdrawnError:
-            return None
-        if lease is None:
-            self._debug(partition_id, "lease not acquired: another host was first", owner_id=owner)
-        return lease
-
     def _debug(self, partition_id: str | None, text: str, *values: object, owner_id: str | None = None) -> None:
         """Log an operation that no report of the host covers."""
         if _log.isEnabledFor(logging.DEBUG):
@@ -299,6 +256,54 @@ class BoundedLeaseStore:
             with self._loop_gate.call(self._timeout):
                 async with asyncio.timeout(self._timeout):
                     return await call()
+
+
+class BoundedRecordStore:
+    """The records of a `BoundedLeaseStore`: checkpoints of subscriptions wait as checkpoints, others as listings.
+
+    Args:
+        records: The records, which their lease store opens and closes.
+        call: Makes a call of a priority.
+    """
+
+    def __init__(
+        self, records: RecordStore, call: Callable[[int, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+    ) -> None:
+        self._records = records
+        self._call = call
+
+    async def open(self) -> None:
+        """Do nothing: the lease store opens its records."""
+
+    async def read(self, name: str) -> StoredRecord | None:
+        """See `RecordStore`."""
+        found: StoredRecord | None = await self._call(_priority(name), lambda: self._records.read(name))
+        return found
+
+    async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
+        """See `RecordStore`."""
+        version: str | None = await self._call(_priority(name), lambda: self._records.swap(name, body, replaces))
+        return version
+
+    async def list(self, prefix: str) -> dict[str, ListedRecord]:
+        """See `RecordStore`."""
+        listed: dict[str, ListedRecord] = await self._call(LISTING, lambda: self._records.list(prefix))
+        return listed
+
+    async def delete(self, name: str, version: str | None = None) -> bool:
+        """See `RecordStore`."""
+        is_deleted: bool = await self._call(LISTING, lambda: self._records.delete(name, version))
+        return is_deleted
+
+    async def aclose(self) -> None:
+        """Do nothing: the lease store closes its records."""
+
+    def __repr__(self) -> str:
+        return repr(self._records)
+
+
+def _priority(name: str) -> int:
+    return CHECKPOINT if name.startswith(CHECKPOINTS) else LISTING
 
 
 class BoundedTransport:

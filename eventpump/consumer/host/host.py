@@ -40,6 +40,7 @@ from eventpump.options.consumer import (
 )
 from eventpump.options.predecessor import CONSUMER, answers
 from eventpump.reports import Hook, PartitionStatus, Reporter
+from eventpump.storage.groups import GroupRecords
 from eventpump.texts import not_the_class
 
 _log = logging.getLogger("eventpump.consumer")
@@ -104,7 +105,7 @@ class HubHost:
         self._reporter = Reporter(_log, hooks, self._fields)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
-        if not callable(getattr(leases, "acquire_lease", None)) or isinstance(leases, type):
+        if not callable(getattr(leases, "write_checkpoint", None)) or isinstance(leases, type):
             problem = "must be a lease store, such as SqliteLeaseStore(path)"
             raise ConfigurationError("lease_store", problem + not_the_class(leases))
         duration = leases.lease_duration
@@ -482,12 +483,15 @@ class HubHost:
         transport = self._transport = self._transport_factory()
         store_timeout = (self._leases.lease_duration - self._renew_interval) * STORE_SHARE
         loop_gate = LoopGate(self._clock)
+        scope = ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group)
+        store = BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_gate=loop_gate)
         services = HostServices(
             transport=BoundedTransport(transport, rng=self._rng),
             directory=PacedDirectory(transport, transport.fully_qualified_namespace),
-            store=BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_gate=loop_gate),
+            store=store,
+            group=GroupRecords(store, scope),
             settings=settings,
-            scope=ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group),
+            scope=scope,
             owner_id=self._owner_id,
             clock=self._clock,
             rng=self._rng,

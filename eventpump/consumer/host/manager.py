@@ -109,10 +109,14 @@ class PartitionManager:
         self._store = services.store
         self._clock = services.clock
         self._group = GroupStart(
-            services.store, services.directory, services.settings, store_timeout=services.store_timeout
+            services.store,
+            services.group,
+            services.directory,
+            services.settings,
+            store_timeout=services.store_timeout,
         )
         records = SubscriptionRecords(
-            services.store,
+            services.group,
             services.directory,
             self._group.hub,
             self._settings.hub,
@@ -247,7 +251,7 @@ class PartitionManager:
             if not new:
                 return
             timeout = self._services.store_timeout
-            if await self._stored("ensure leases", None, self._store.ensure_leases(new), timeout) is not _FAILED:
+            if await self._stored("ensure leases", None, self._store.ensure(new), timeout) is not _FAILED:
                 self._found(new)
                 self._chores.spawn(self._balance_once(), "eventpump balancing")
         finally:
@@ -263,7 +267,7 @@ class PartitionManager:
             return
         self._under_way.add("listing")
         try:
-            snapshots = await self._stored("list leases", None, self._store.list_leases())
+            snapshots = await self._stored("list leases", None, self._store.list())
         finally:
             self._under_way.discard("listing")
         if isinstance(snapshots, _Failed) or self._is_ending:
@@ -284,8 +288,9 @@ class PartitionManager:
             return
         for partition_id in plan.release:
             self._give_up(self._partitions[partition_id])
-        tries = [self._take(partition_id, None) for partition_id in plan.acquire]
-        tries += [self._take(snapshot.partition_id, snapshot) for snapshot in plan.steal]
+        listed = {snapshot.partition_id: snapshot for snapshot in snapshots}
+        tries = [self._take(listed[partition_id]) for partition_id in plan.acquire]
+        tries += [self._take(snapshot, held=True) for snapshot in plan.steal]
         begun = [task for task in tries if task is not None]
         if plan.spare:
             task = self._takings.spawn(self._take_spare(plan.spare, begun), "eventpump taking of a spare lease")
@@ -309,7 +314,7 @@ class PartitionManager:
         for snapshot in spare:
             if self._is_ending or self._owned:
                 return
-            task = self._take(snapshot.partition_id, snapshot)
+            task = self._take(snapshot, held=True)
             if task is not None:
                 await asyncio.wait((task,))
 
@@ -362,12 +367,15 @@ class PartitionManager:
 
     # ------------------------------------------------------------------------------------------------- leases
 
-    def _take(self, partition_id: str, snapshot: LeaseSnapshot | None) -> asyncio.Task[None] | None:
+    def _take(self, snapshot: LeaseSnapshot, *, held: bool = False) -> asyncio.Task[None] | None:
+        partition_id = snapshot.partition_id
         partition = self._partitions.get(partition_id) or self._add(partition_id)
         if partition.lease is not None or partition.is_barred(self._clock.monotonic()):
             return None
         partition.is_taking = True
-        task = self._takings.spawn(self._take_one(partition, snapshot), f"eventpump taking of partition {partition_id}")
+        task = self._takings.spawn(
+            self._take_one(partition, snapshot, held=held), f"eventpump taking of partition {partition_id}"
+        )
         task.add_done_callback(lambda _: self._taken(partition))
         return task
 
@@ -395,13 +403,10 @@ class PartitionManager:
         # Not in a `finally` of the task: one that is cancelled before its first step does not run it.
         partition.is_taking = False
 
-    async def _take_one(self, partition: OwnedPartition, snapshot: LeaseSnapshot | None) -> None:
+    async def _take_one(self, partition: OwnedPartition, snapshot: LeaseSnapshot, *, held: bool) -> None:
         owner = self._services.owner_id
-        if snapshot is None:
-            call = self._store.acquire_lease(partition.partition_id, owner)
-        else:
-            call = self._store.steal_lease(snapshot, owner)
-        lease = await self._stored("acquire" if snapshot is None else "steal", partition.partition_id, call)
+        call = self._store.acquire(snapshot, owner, held=held)
+        lease = await self._stored("steal" if held else "acquire", partition.partition_id, call)
         if lease is None or isinstance(lease, _Failed):
             return
         self._own(partition, lease)
@@ -409,7 +414,7 @@ class PartitionManager:
         if self._is_ending:
             await self._release(partition)
             return
-        source = None if snapshot is None else snapshot.owner
+        source = snapshot.owner if held else None
         self._report(LeaseTaken(owner, partition.partition_id, lease.epoch, source))
         partition.start_pumps(lease)
         if not partition.pumps:
@@ -445,6 +450,7 @@ class PartitionManager:
 
     def _forget(self, partition: OwnedPartition) -> None:
         partition.lease_gone()
+        self._services.group.forget_claims(partition.partition_id)
         self._renewals_due.remove(partition.partition_id)
         self._services.loop_gate.lease_gone(partition.partition_id)
 
@@ -480,7 +486,7 @@ class PartitionManager:
                 self._lost(partition, "it was not renewed in time")
                 return
             stolen = partition.stolen
-            renewed = await self._stored("renew", partition.partition_id, self._store.renew_lease(lease))
+            renewed = await self._stored("renew", partition.partition_id, self._store.renew(lease))
             if partition.lease is not lease:
                 return
             if isinstance(renewed, _Failed):
@@ -529,7 +535,7 @@ class PartitionManager:
         # Only while the host closes is there a limit to the time that a release waits for its turn.
         remaining = self._end.close_by - self._clock.monotonic()
         timeout = None if remaining == math.inf else max(RELEASE_TIME, remaining)
-        if await self._stored("release", partition.partition_id, self._store.release_lease(lease), timeout) is True:
+        if await self._stored("release", partition.partition_id, self._store.release(lease), timeout) is True:
             self._report(LeaseReleased(self._services.owner_id, partition.partition_id, lease.epoch))
 
     # -------------------------------------------------------------------------------------------------- pumps

@@ -193,7 +193,7 @@ class OwnedPartition:
                 consumer_group=services.scope.consumer_group,
                 partition_id=lease.partition_id,
                 position=EventPosition.earliest(),
-                owner_level=lease.epoch,
+                owner_level=lease.owner_level,
                 receiver_name=services.owner_id,
                 track_last_enqueued=settings.track_last_enqueued,
                 max_message_size=settings.max_message_size,

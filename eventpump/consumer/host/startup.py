@@ -101,7 +101,7 @@ class HostOpening:
 
     async def _is_without_checkpoint(self) -> bool:
         """Return whether the store has no checkpoint of the group, though perhaps leases of other libraries' hosts."""
-        for lease in await self._store.list_leases():
+        for lease in await self._store.list():
             if await self._store.read_checkpoint(lease.partition_id) is not None:
                 return False
         return True
@@ -121,9 +121,9 @@ class HostOpening:
     async def _ensure(self, partition_ids: tuple[str, ...]) -> bool:
         """Create the leases. False if some could not be created: the others are used, and discovery tries again."""
         try:
-            await self._store.ensure_leases(partition_ids)
+            await self._store.ensure(partition_ids)
         except StoreError as error:
-            if error.partition_id is None or not await self._store.list_leases():
+            if error.partition_id is None or not await self._store.list():
                 raise
             self._services.reporter.report(
                 StoreFailed(self._services.owner_id, error.partition_id, "ensure leases", error)

@@ -75,7 +75,7 @@ class UnservedSubscriptions:
             return None
         services, operation = self._services, "read checkpoint"
         try:
-            stored = await services.store.read_checkpoint(partition_id, record.key)
+            stored = await services.group.read_checkpoint(partition_id, record.key)
             facts = await services.directory.get_partition_properties(services.scope.hub, partition_id)
             return lag_after(stored, start_of(record, partition_id), facts)
         except BaseException as error:

@@ -81,7 +81,7 @@ class PartitionPump:
             services.scope,
             lease.partition_id,
             services.owner_id,
-            lease.epoch,
+            lease.owner_level,
             self.subscription,
             checkpoint=self._checkpoint,
             seek=self._seek_by_processor,

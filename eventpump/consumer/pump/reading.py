@@ -102,7 +102,7 @@ class PartitionReading:
         self._sought: Checkpoint | None = None
         self._starts = StartFinder(
             subscription.start,
-            services.store,
+            services.group,
             services.directory,
             self._settings,
             self._partition_id,
@@ -147,7 +147,7 @@ class PartitionReading:
             is_in_order=not isinstance(processor, KeyedProcessor | StepwiseProcessor),
         )
         writer = CheckpointWriter(
-            services.store,
+            services.group,
             tracker,
             lambda: self._ownership.lease,
             self.key,
@@ -471,7 +471,7 @@ class PartitionReading:
 
         Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
         """
-        operation, timeout, store = "read checkpoint", self._services.store_timeout, self._services.store
+        operation, timeout, store = "read checkpoint", self._services.store_timeout, self._services.group
 
         def report(error: Exception, _: float) -> None:
             self._ownership.report(StoreFailed, operation, store_error(error, operation, self._partition_id, timeout))

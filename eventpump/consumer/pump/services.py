@@ -12,6 +12,7 @@ from eventpump.core.budget import BufferBudget
 from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Reporter
+from eventpump.storage.groups import GroupRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class HostServices:
         transport: Opens the links.
         directory: Reads the properties of the hub and its partitions.
         store: The leases and checkpoints; each call ends at the store's time-out.
+        group: The records of the consumer group, in the store.
         settings: The options of the host.
         scope: Namespace, hub and consumer group.
         owner_id: The owner's name in the leases.
@@ -39,6 +41,7 @@ class HostServices:
     transport: Transport
     directory: HubDirectory
     store: BoundedLeaseStore
+    group: GroupRecords
     settings: HostSettings
     scope: ConsumerScope
     owner_id: str

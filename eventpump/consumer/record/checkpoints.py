@@ -14,7 +14,7 @@ from eventpump.core.checkpoint import CheckpointTracker
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import CheckpointStore
+from eventpump.storage.groups import GroupRecords
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: GroupRecords,
         tracker: CheckpointTracker,
         lease: Callable[[], PartitionLease],
         subscription: str,

@@ -42,6 +42,7 @@ from eventpump.interfaces import (
 )
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed, StoreFailed
+from eventpump.storage.groups import GroupRecords
 
 _T = TypeVar("_T")
 
@@ -151,8 +152,15 @@ class GroupStart:
     """
 
     def __init__(
-        self, store: LeaseStore, directory: HubDirectory, settings: HostSettings, *, store_timeout: float
+        self,
+        leases: LeaseStore,
+        store: GroupRecords,
+        directory: HubDirectory,
+        settings: HostSettings,
+        *,
+        store_timeout: float,
     ) -> None:
+        self._leases = leases
         self._store = store
         self._hub = SharedRead(directory, settings.hub)
         self._store_timeout = store_timeout
@@ -245,7 +253,7 @@ class GroupStart:
                     self._pending.discard(entry)
                     raise _HubChangedError
                 batch = frozenset(each for each in self._pending if each[1] == created_at)
-                leases = await call_store("list leases", self._store.list_leases(), self._store_timeout)
+                leases = await call_store("list leases", self._leases.list(), self._store_timeout)
                 known = {lease.partition_id for lease in leases} | set(properties.partition_ids)
                 names = [each for each, _ in batch]
                 # Not `self.record`: it may be newer than the properties of the hub.
@@ -347,7 +355,7 @@ class StartFinder:
     def __init__(
         self,
         group: BeginningRecord,
-        store: LeaseStore,
+        store: GroupRecords,
         directory: HubDirectory,
         settings: HostSettings,
         partition_id: str,

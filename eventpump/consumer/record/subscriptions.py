@@ -18,13 +18,13 @@ from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPositio
 from eventpump.interfaces import (
     HubDirectory,
     HubProperties,
-    LeaseStore,
     ScopeRecord,
     StoredSubscription,
     SubscriptionRecord,
 )
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
 from eventpump.reports import HostReport, StartIgnored
+from eventpump.storage.groups import GroupRecords
 
 _READS_AT_ONCE = 16
 
@@ -160,7 +160,7 @@ class SubscriptionRecords:
 
     def __init__(
         self,
-        store: LeaseStore,
+        store: GroupRecords,
         directory: HubDirectory,
         hub: Callable[[], Awaitable[HubProperties]],
         name: str,

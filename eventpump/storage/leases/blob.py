@@ -10,47 +10,34 @@ import asyncio
 import contextlib
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from azure.core import MatchConditions
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, BlobPrefix, ContainerClient
 
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
 from eventpump.storage.blob_access import Answer, BlobContainer, RefusedError
+from eventpump.storage.groups import CHECKPOINTS, SCOPE_RECORD, OtherHubError, ScopeRecords
 from eventpump.storage.leases.layout import (
-    DEFAULT_SUBSCRIPTION,
     NO_NUMBER,
-    CheckpointRecord,
     LeaseBody,
-    checkpoint_blob,
-    checkpoint_directory,
     lease_blob,
     lease_directory,
     lease_metadata,
     owner_of,
     partition_of,
-    scope_blob,
-    subscription_blob,
-    subscription_directory,
+    record_prefix,
 )
-from eventpump.storage.leases.scope_form import (
-    HubNames,
-    NamedRecord,
-    encode_named_record,
-    encode_subscription,
-    parse_named_record,
-    parse_subscription,
-)
+from eventpump.storage.records.blob import BlobRecordStore
+from eventpump.storage.scope_form import HubNames
 
 if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint
-    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
+    from eventpump.interfaces import Clock, ConsumerScope, RecordStore
 
 T = TypeVar("T")
 
@@ -65,21 +52,6 @@ class _StoredLease:
     body: LeaseBody
     etag: str
     is_leased: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredRecord:
-    record: CheckpointRecord
-    etag: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ClaimedRecord:
-    """A checkpoint's record as this store wrote it, under the lease of a token."""
-
-    record: CheckpointRecord
-    etag: str
-    token: str
 
 
 class BlobLeaseStore:
@@ -137,13 +109,12 @@ class BlobLeaseStore:
         )
         self._container, self._options = self._blobs.client, self._blobs.options
         self._consumer_group: str | None = None
-        self._names = HubNames("", "")
-        self._is_named = False
+        self._scope: ConsumerScope | None = None
+        self._scope_record: ScopeRecords | None = None
+        self._records: BlobRecordStore | None = None
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._held: dict[str, _StoredLease] = {}
-        self._records: dict[tuple[str, str], _ClaimedRecord] = {}
-        self._subscriptions: dict[str, StoredSubscription] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
         self._clients: dict[str, BlobClient] = {}
 
@@ -161,8 +132,19 @@ class BlobLeaseStore:
         directory = lease_directory(self._prefix, consumer_group.lower())
         return f"{self._container.url.partition('?')[0].rstrip('/')}/{directory}"
 
-    async def open(self, scope: ConsumerScope) -> None:
+    @property
+    def records(self) -> RecordStore:
+        """The records of the consumer group, in blobs beside its leases."""
+        self._group("records")
+        assert self._records is not None
+        return self._records
+
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """Bind to a consumer group. Once.
+
+        Args:
+            scope: The consumer group.
+            read_only: Whether to create no container, also with `create`. Default: False.
 
         Raises:
             ConfigurationError: There is no such container, and `create` is not given; the leases of the group are those
@@ -173,26 +155,37 @@ class BlobLeaseStore:
             raise ClosedError("lease store")
         if self._consumer_group is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
-        directory = lease_directory(self._prefix, scope.consumer_group)
-        self._names = HubNames.of(scope)
+        group = scope.consumer_group
+        records = BlobRecordStore(
+            self._blobs,
+            record_prefix(self._prefix, group),
+            create=self._create and not read_only,
+            in_metadata=CHECKPOINTS,
+            kind="lease store",
+        )
+        names = ScopeRecords(lambda: records, scope)
         try:
-            await self._blobs.open(directory, create=self._create)
-            await self._check_spelling(scope.consumer_group)
-            await self._read_named("open", scope.consumer_group)
+            await records.open()
+            await self._check_spelling(group)
+            with self._advising(scope):
+                await names.read("open")
         except ConfigurationError:
             # The caller does not close a store that is refused.
             await self.aclose()
             raise
-        self._consumer_group = scope.consumer_group
+        self._consumer_group, self._records, self._scope, self._scope_record = group, records, scope, names
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
         """Create the leases that do not exist yet, without an owner. Several hosts may do so at once.
 
         Raises:
             ConfigurationError: The group's leases are those of another hub since the store was opened.
         """
-        await self._ensure_named("ensure leases")
-        known = {snapshot.partition_id for snapshot in await self.list_leases()}
+        self._group("ensure leases")
+        assert self._scope is not None and self._scope_record is not None  # noqa: PT018 - both with the group
+        with self._advising(self._scope):
+            await self._scope_record.ensure_named("ensure leases")
+        known = {snapshot.partition_id for snapshot in await self.list()}
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
         async def create(partition_id: str) -> None:
@@ -211,61 +204,63 @@ class BlobLeaseStore:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def list(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids; one request for up to 5000 of them.
 
         A lease held with no owner is between being taken and being written.
         """
-        return await self._call("list", None, self._list(lease_directory(self._prefix, self._group("list"))))
+        directory = lease_directory(self._prefix, self._group("list"))
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
+        async def listed() -> list[LeaseSnapshot]:
+            found = []
+            async for blob in self._container.list_blobs(directory, include=["metadata"], **self._options):
+                partition_id = partition_of(blob.name, directory)
+                if partition_id is not None:
+                    found.append(LeaseSnapshot(partition_id, owner_of(blob.metadata), blob.lease.state == _LEASED))
+            return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
 
-        Cancelled, the lease is released, or expires.
-        """
-        _check_owner(owner)
-        token = str(uuid.uuid4())
-        async with self._locks[partition_id], self._given_back_on_failure(partition_id, token):
-            expires_at = await self._acquire("acquire", partition_id, token)
-            if expires_at is None:
-                return None
-            return await self._name_owner("acquire", partition_id, owner, token, expires_at, None)
+        return await self._call("list", None, listed())
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
+        """Acquire a lease that is not held, or with `held` take that of the snapshot's owner, with the next epoch.
 
         Return None, too, if it is held without a token in its body: its new owner has not written that yet.
         Cancelled, the lease is released, or expires.
+
+        Args:
+            snapshot: The lease as `list` returned it.
+            owner: The name of the host that acquires it.
+            held: Whether to take it from the owner that the snapshot names. Default: False.
         """
         _check_owner(owner)
-        partition_id = snapshot.partition_id
+        operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
         token = str(uuid.uuid4())
         async with self._locks[partition_id], self._given_back_on_failure(partition_id, token):
-            stored = await self._read("steal", partition_id)
-            if not stored.body.owner or stored.body.owner != snapshot.owner:
+            stored = await self._read(operation, partition_id) if held else None
+            if stored is not None and (not stored.body.owner or stored.body.owner != snapshot.owner):
                 return None
-            if not stored.is_leased:
-                expires_at = await self._acquire("steal", partition_id, token)
+            if stored is None or not stored.is_leased:
+                expires_at = await self._acquire(operation, partition_id, token)
             elif not stored.body.token:
                 return None
             else:
                 victim = BlobLeaseClient(self._blob(partition_id), lease_id=stored.body.token)
                 try:
-                    await self._call("steal", partition_id, victim.change(token, **self._options))
+                    await self._call(operation, partition_id, victim.change(token, **self._options))
                 except RefusedError:
                     return None
                 # A change leaves the lease its old end.
-                expires_at = await self._renew("steal", partition_id, token)
+                expires_at = await self._renew(operation, partition_id, token)
             if expires_at is None:
                 return None
-            return await self._name_owner("steal", partition_id, owner, token, expires_at, stored)
+            return await self._name_owner(operation, partition_id, owner, token, expires_at, stored)
 
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """Renew a lease. Return it with a later `expires_at`, or None if it is lost. Writes no body."""
         expires_at = await self._renew("renew", lease.partition_id, lease.token)
         return None if expires_at is None else replace(lease, expires_at=expires_at)
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         """Release a lease, so that another host may acquire it at once. Return False if it was lost before.
 
         Failed or cancelled, it may be called again.
@@ -275,8 +270,6 @@ class BlobLeaseStore:
             if written is False:
                 return False
             self._held.pop(lease.partition_id, None)
-            for key in [key for key in self._records if key[0] == lease.partition_id]:
-                del self._records[key]
             client = BlobLeaseClient(self._blob(lease.partition_id), lease_id=lease.token)
             try:
                 await self._call("release", lease.partition_id, client.release(**self._options))
@@ -284,170 +277,36 @@ class BlobLeaseStore:
                 return bool(written)
             return True
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint, or None if there is none.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-        operation = "read checkpoint"
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
+        """Return a checkpoint, or None if there is none."""
         try:
-            if subscription == DEFAULT_SUBSCRIPTION:
-                return (await self._read(operation, partition_id)).body.checkpoint
-            return (await self._read_record(operation, partition_id, subscription)).record.checkpoint
+            return (await self._read("read checkpoint", partition_id)).body.checkpoint
         except RefusedError as refused:
             if refused.answer is not Answer.MISSING:
                 raise
             return None
 
-    async def claim_checkpoint(
-        self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> CheckpointClaim | None:
-        """Read a checkpoint under the lease, and keep earlier owners from storing one. None where the lease is lost.
-
-        The default subscription's lies in the lease's own blob, whose writes are fenced by the lease.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-        operation = "claim checkpoint"
-        async with self._locks[lease.partition_id]:
-            if subscription == DEFAULT_SUBSCRIPTION:
-                stored = await self._read(operation, lease.partition_id)
-                return CheckpointClaim(stored.body.checkpoint) if stored.body.token == lease.token else None
-            claimed = await self._claim(operation, lease, subscription)
-            return None if claimed is None else CheckpointClaim(claimed.record.checkpoint)
-
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
 
         Args:
-            subscription: The subscription. Default: "default".
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            backwards: Whether it replaces one with a higher sequence number. Default: False.
         """
-        return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, may_go_back=False)
+        assert checkpoint.partition_id == lease.partition_id
+        operation = "reset checkpoint" if backwards else "write checkpoint"
 
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> bool:
-        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
-
-        Cancelled, it is stored or not; it will not be stored later, over a newer one.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-        return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, may_go_back=True)
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Return the consumer group's record, or None if there is none. One request.
-
-        Raises:
-            ConfigurationError: It is that of another hub.
-            StoreError: The store failed, or holds a record that this version does not know.
-        """
-        operation = "read scope record"
-        record, etag = await self._read_named(operation, self._group(operation))
-        return None if record is None or etag is None else StoredScopeRecord(record, etag)
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
-
-        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag; before the
-        first record one more, as the hub may be named already.
-
-        Raises:
-            ConfigurationError: The group is that of another hub.
-            StoreError: The store failed, and whether it is stored is not known.
-        """
-        operation = "write scope record"
-        group = self._group(operation)
-        if replaces is not None:
-            written = await self._swap_named(operation, group, record, replaces.version)
-            return None if written is None else StoredScopeRecord(record, written)
-        for _ in range(_WRITE_TRIES):
-            stored, etag = await self._read_named(operation, group)
-            if stored is not None:
+        def change(body: LeaseBody) -> LeaseBody | None:
+            stored = body.checkpoint
+            if not backwards and stored is not None and checkpoint.sequence_number < stored.sequence_number:
                 return None
-            written = await self._swap_named(operation, group, record, etag)
-            if written is not None:
-                return StoredScopeRecord(record, written)
-        return None
+            return replace(body, offset=checkpoint.offset, sequence_number=checkpoint.sequence_number)
 
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """List the records of the consumer group's subscriptions, by name. One request, and one for each that changed.
-
-        Raises:
-            StoreError: The store failed, or holds a record that this version does not know.
-        """
-        operation = "list subscriptions"
-        directory = subscription_directory(self._prefix, self._group(operation))
-
-        async def names() -> dict[str, str]:
-            blobs = self._container.list_blobs(directory, **self._options)
-            return {blob.name: str(blob.etag).strip('"') async for blob in blobs}
-
-        listed = await self._call(operation, None, names())
-        known = self._subscriptions
-        self._subscriptions = {}
-        for name, etag in listed.items():
-            stored = known.get(name)
-            if stored is None or stored.version.strip('"') != etag:
-                stored = await self._read_subscription(operation, name)
-            if stored is not None:
-                self._subscriptions[name] = stored
-        return sorted(self._subscriptions.values(), key=lambda stored: stored.record.name)
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """Read the record of a subscription; None where there is none. One request.
-
-        Raises:
-            StoreError: The store failed, or its content is not a record that this version knows.
-        """
-        operation = "read subscription"
-        return await self._read_subscription(operation, subscription_blob(self._prefix, self._group(operation), name))
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
-
-        Cancelled or failed, it is stored or not; read it again. One request, fenced by the blob's ETag.
-        """
-        operation = "write subscription"
-        await self._ensure_named(operation)
-        blob = self._client(subscription_blob(self._prefix, self._group(operation), record.name))
-        etag = await self._swap(
-            operation, blob, encode_subscription(record), None if replaces is None else replaces.version
-        )
-        return None if etag is None else StoredSubscription(record, etag)
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """Delete a subscription's record, and then its checkpoints. False, and nothing deleted, where another is there.
-
-        Cancelled or failed, the record is deleted or not; checkpoints may stay, which no later subscription finds.
-        """
-        operation, record = "delete subscription", stored.record
-        group = self._group(operation)
-        blob = self._client(subscription_blob(self._prefix, group, record.name))
-        condition: dict[str, Any] = {"etag": stored.version, "match_condition": MatchConditions.IfNotModified}
-        try:
-            await self._call(operation, None, blob.delete_blob(**condition, **self._options))
-        except RefusedError:
-            return False
-        directory = checkpoint_directory(self._prefix, group, record.key)
-
-        async def names() -> list[str]:
-            return [blob.name async for blob in self._container.list_blobs(directory, **self._options)]
-
-        for name in await self._call(operation, None, names()):
-            await self._blobs.delete(operation, None, self._client(name))
-        return True
+        async with self._locks[lease.partition_id]:
+            return bool(await self._write(operation, lease, change))
 
     async def aclose(self) -> None:
         """Finish releasing what cancelled calls acquired, and close a client of its own. Leases stay as they are."""
@@ -459,22 +318,6 @@ class BlobLeaseStore:
             await self._blobs.aclose()
 
     # ---- leases
-
-    async def _store_checkpoint(
-        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
-    ) -> bool:
-        assert checkpoint.partition_id == lease.partition_id
-        if subscription != DEFAULT_SUBSCRIPTION:
-            return await self._write_record(operation, lease, checkpoint, subscription, may_go_back=may_go_back)
-
-        def change(body: LeaseBody) -> LeaseBody | None:
-            stored = body.checkpoint
-            if not may_go_back and stored is not None and checkpoint.sequence_number < stored.sequence_number:
-                return None
-            return replace(body, offset=checkpoint.offset, sequence_number=checkpoint.sequence_number)
-
-        async with self._locks[lease.partition_id]:
-            return bool(await self._write(operation, lease, change))
 
     async def _acquire(self, operation: str, partition_id: str, token: str) -> float | None:
         """Acquire the blob's lease under a new token. Return when it expires, or None if it is held."""
@@ -527,7 +370,7 @@ class BlobLeaseStore:
                 stored = None
             else:
                 self._held[partition_id] = _StoredLease(body, etag)
-                return PartitionLease(partition_id, owner, body.epoch, token, expires_at)
+                return PartitionLease(partition_id, owner, body.epoch, body.epoch, token, expires_at)
         raise StoreError(
             operation,
             "the lease changed at every attempt to write its new owner",
@@ -658,197 +501,23 @@ class BlobLeaseStore:
             )
             raise ConfigurationError("consumer_group", problem)
 
-    async def _read_named(self, operation: str, group: str) -> tuple[ScopeRecord | None, str | None]:
-        """Read the group's record.
-
-        Returns:
-            The record, None if there is none; and the blob's ETag, None if there is no blob.
-
-        Raises:
-            ConfigurationError: It names another hub.
-        """
-        blob = self._client(scope_blob(self._prefix, group))
-        found = await self._download(operation, blob, parse_named_record)
-        stored, etag = (NamedRecord(None, None), None) if found is None else found
-        if stored.names is not None:
-            if not stored.names.is_same(self._names):
-                prefix = f"{self._prefix}{self._names.hub}/"
-                problem = (
-                    f"the leases of consumer group {group} in container {self._blobs.name} are those of "
-                    f"{stored.names}, and this host reads {self._names}: give each hub a container of its own, or a "
-                    f'prefix, as BlobLeaseStore(..., prefix="{prefix}"), whose checkpoints KEDA reads with '
-                    f'consumerGroup: "{prefix}{group}"; if both are names of one hub, delete the blob {blob.blob_name}'
-                )
-                raise ConfigurationError("lease_store", problem)
-            self._is_named = True
-        return stored.record, etag
-
-    async def _swap_named(
-        self, operation: str, group: str, record: ScopeRecord | None, replaces: str | None
-    ) -> str | None:
-        """Write the group's record, with the names of the hub, by compare-and-swap; see `_swap`."""
-        content = encode_named_record(self._names, record)
-        etag = await self._swap(operation, self._client(scope_blob(self._prefix, group)), content, replaces)
-        if etag is not None:
-            self._is_named = True
-        return etag
-
-    async def _ensure_named(self, operation: str) -> None:
-        """Have the group's record name the hub, before anything of the group is written.
-
-        Raises:
-            ConfigurationError: It names another hub.
-        """
-        group = self._group(operation)
-        for _ in range(_WRITE_TRIES):
-            if self._is_named:
-                return
-            record, etag = await self._read_named(operation, group)
-            if not self._is_named:
-                await self._swap_named(operation, group, record, etag)
-        if not self._is_named:
-            raise StoreError(operation, "the consumer group's record changed at every attempt to name its hub")
-
-    # ---- records of the consumer group and of its subscriptions
-
-    async def _read_subscription(self, operation: str, blob_name: str) -> StoredSubscription | None:
-        found = await self._download(operation, self._client(blob_name), parse_subscription)
-        return None if found is None else StoredSubscription(*found)
-
-    async def _download(self, operation: str, blob: BlobClient, parse: Callable[[bytes], T]) -> tuple[T, str] | None:
-        """Read a record; return it and its ETag, or None where there is none."""
-        found = await self._blobs.download(operation, None, blob, parse, limit=_MAX_BODY)
-        return None if found is None else (found[0], str(found[1].etag))
-
-    async def _swap(self, operation: str, blob: BlobClient, content: str, replaces: str | None) -> str | None:
-        """Write a record in place of the one with an ETag, or, with None, where there is none.
-
-        Returns:
-            The new ETag; None, and nothing is written, where another is there.
-        """
+    @contextlib.contextmanager
+    def _advising(self, scope: ConsumerScope) -> Iterator[None]:
+        """Have the error that the group is another hub's say what to do about it."""
         try:
-            return await self._blobs.swap(operation, None, blob, content.encode(), replaces)
-        except RefusedError as refused:
-            if refused.answer is Answer.TAKEN and replaces is not None:
-                # Not a lost race: another client holds a blob lease on the record.
-                problem = f"{blob.blob_name} has a blob lease held elsewhere: break that blob lease"
-                raise StoreError(operation, problem) from None
-            return None
-
-    # ---- checkpoints of other subscriptions
-
-    async def _claim(self, operation: str, lease: PartitionLease, subscription: str) -> _ClaimedRecord | None:
-        """Write an epoch into a checkpoint's record that no earlier owner knows. The partition's lock is held.
-
-        Returns:
-            The record as written; None where the lease is lost.
-        """
-        partition_id = lease.partition_id
-        for _ in range(_WRITE_TRIES):
-            try:
-                stored: _StoredRecord | None = await self._read_record(operation, partition_id, subscription)
-            except RefusedError:
-                stored = None
-            # After the record was read: a host that takes the lease from now on either claims the record after our
-            # write, or changes its ETag before, so that our write fails.
-            try:
-                await self._check_lease(operation, lease)
-            except RefusedError:
-                if await self._renew(operation, partition_id, lease.token) is None:
-                    return None
-            record = CheckpointRecord(None, lease.epoch, lease.owner)
-            if stored is not None:
-                # The leases may have been deleted and recreated, so that epochs start from the beginning again.
-                record = replace(stored.record, epoch=max(lease.epoch, stored.record.epoch + 1), owner=lease.owner)
-            try:
-                etag = await self._put_record(operation, partition_id, subscription, record, stored)
-            except RefusedError:
-                continue
-            claimed = self._records[partition_id, subscription] = _ClaimedRecord(record, etag, lease.token)
-            return claimed
-        raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
-
-    async def _write_record(
-        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, may_go_back: bool
-    ) -> bool:
-        """Write a checkpoint into its record, which is fenced by the epoch and the ETag that the claim left there."""
-        partition_id = lease.partition_id
-        key = (partition_id, subscription)
-        async with self._locks[partition_id]:
-            for _ in range(_WRITE_TRIES):
-                claimed = self._records.get(key)
-                if claimed is None or claimed.token != lease.token:
-                    claimed = await self._claim(operation, lease, subscription)
-                    if claimed is None:
-                        return False
-                before = claimed.record
-                stored = before.checkpoint
-                if not may_go_back and stored is not None and checkpoint.sequence_number < stored.sequence_number:
-                    try:
-                        await self._check_lease(operation, lease)
-                    except RefusedError:
-                        return await self._renew(operation, partition_id, lease.token) is not None
-                    return True
-                record = replace(
-                    before,
-                    checkpoint=checkpoint,
-                    generation=before.generation + 1 if may_go_back else before.generation,
-                )
-                # Kept only after a success: the outcome of a failed write is not known, and the next one reads again.
-                del self._records[key]
-                try:
-                    etag = await self._put_record(operation, partition_id, subscription, record, claimed)
-                except RefusedError:
-                    continue
-                self._records[key] = _ClaimedRecord(record, etag, lease.token)
-                return True
-        raise StoreError(
-            operation,
-            "the checkpoint changed at every attempt to write it",
-            partition_id=partition_id,
-        )
-
-    async def _put_record(
-        self,
-        operation: str,
-        partition_id: str,
-        subscription: str,
-        record: CheckpointRecord,
-        stored: _StoredRecord | _ClaimedRecord | None,
-    ) -> str:
-        blob = self._record_blob(partition_id, subscription)
-        metadata = record.metadata()
-        request: Awaitable[Any]
-        if stored is None:
-            request = blob.upload_blob(b"", metadata=metadata, **self._options)
-        else:
-            request = blob.set_blob_metadata(
-                metadata, etag=stored.etag, match_condition=MatchConditions.IfNotModified, **self._options
+            yield
+        except OtherHubError as error:
+            group, hub = scope.consumer_group, scope.hub
+            prefix, blob = f"{self._prefix}{hub}/", record_prefix(self._prefix, group) + SCOPE_RECORD
+            problem = (
+                f"the leases of consumer group {group} in container {self._blobs.name} are those of "
+                f"{error.names}, and this host reads {HubNames.of(scope)}: give each hub a container of its own, or a "
+                f'prefix, as BlobLeaseStore(..., prefix="{prefix}"), whose checkpoints KEDA reads with '
+                f'consumerGroup: "{prefix}{group}"; if both are names of one hub, delete the blob {blob}'
             )
-        return str((await self._call(operation, partition_id, request))["etag"])
-
-    async def _read_record(self, operation: str, partition_id: str, subscription: str) -> _StoredRecord:
-        """Read a checkpoint blob.
-
-        Raises:
-            RefusedError: There is none.
-        """
-        blob = self._record_blob(partition_id, subscription)
-        found = await self._call(operation, partition_id, blob.get_blob_properties(**self._options))
-        try:
-            return _StoredRecord(CheckpointRecord.parse(found.metadata, partition_id), str(found.etag))
-        except ValueError as error:
-            raise StoreError(operation, str(error), partition_id=partition_id) from None
+            raise ConfigurationError("lease_store", problem) from None
 
     # ---- requests
-
-    async def _list(self, directory: str) -> list[LeaseSnapshot]:
-        found = []
-        async for blob in self._container.list_blobs(directory, include=["metadata"], **self._options):
-            partition_id = partition_of(blob.name, directory)
-            if partition_id is not None:
-                found.append(LeaseSnapshot(partition_id, owner_of(blob.metadata), blob.lease.state == _LEASED))
-        return sorted(found, key=lambda snapshot: partition_order(snapshot.partition_id))
 
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         return await self._blobs.call(operation, partition_id, request)
@@ -862,9 +531,6 @@ class BlobLeaseStore:
 
     def _blob(self, partition_id: str) -> BlobClient:
         return self._client(lease_blob(self._prefix, self._group("use"), partition_id))
-
-    def _record_blob(self, partition_id: str, subscription: str) -> BlobClient:
-        return self._client(checkpoint_blob(self._prefix, self._group("use"), subscription, partition_id))
 
     def _client(self, name: str) -> BlobClient:
         # Making one costs more than many a request.

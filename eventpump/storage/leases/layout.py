@@ -15,10 +15,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.storage.checkpoint_form import look_up, read_integer
 
 NO_NUMBER: Final = -1
 """The sequence number of a lease that has no checkpoint, when it is made: where there is no
@@ -26,13 +26,6 @@ offset, KEDA and Azure Functions begin after it. Hosts of the EventProcessorHost
 """
 OWNING_HOST: Final = "OWNINGHOST"
 """The metadata key that names the owner, so that one listing shows every owner without a body read."""
-
-# Checkpoints of other subscriptions use the key names of the v5 stores.
-_OFFSET: Final = "offset"
-_SEQUENCE_NUMBER: Final = "sequencenumber"
-_OWNER: Final = "clientidentifier"
-_EPOCH: Final = "epoch"
-_GENERATION: Final = "generation"
 
 # Writers: .NET uses PascalCase, Java camelCase, Python 1.x snake_case. All are read, PascalCase is written.
 _NAMES: Final = {
@@ -55,6 +48,11 @@ def lease_blob(prefix: str, consumer_group: str, partition_id: str) -> str:
     return lease_directory(prefix, consumer_group) + partition_id
 
 
+def record_prefix(prefix: str, consumer_group: str) -> str:
+    """Return what goes before the names of a consumer group's records."""
+    return f"{prefix}{consumer_group}~"
+
+
 def partition_of(blob_name: str, directory: str) -> str | None:
     """Return the partition id in a blob's name, or None if the blob is not a lease of that directory."""
     if not blob_name.startswith(directory):
@@ -62,31 +60,6 @@ def partition_of(blob_name: str, directory: str) -> str | None:
     partition_id = blob_name[len(directory) :]
     # The v5 stores may keep `{group}/checkpoint/{partition}` under the very same directory.
     return partition_id if partition_id and "/" not in partition_id else None
-
-
-def checkpoint_blob(prefix: str, consumer_group: str, subscription: str, partition_id: str) -> str:
-    """Name the checkpoint blob of a subscription other than the default one."""
-    return checkpoint_directory(prefix, consumer_group, subscription) + partition_id
-
-
-def scope_blob(prefix: str, consumer_group: str) -> str:
-    """Name the blob of a consumer group's scope record."""
-    return f"{prefix}{consumer_group}~scope.json"
-
-
-def subscription_directory(prefix: str, consumer_group: str) -> str:
-    """Name the directory of the records of a consumer group's subscriptions."""
-    return f"{prefix}{consumer_group}~subscriptions/"
-
-
-def subscription_blob(prefix: str, consumer_group: str, name: str) -> str:
-    """Name the blob of a subscription's record."""
-    return f"{subscription_directory(prefix, consumer_group)}{quote(name, safe='')}.json"
-
-
-def checkpoint_directory(prefix: str, consumer_group: str, subscription: str) -> str:
-    """Name the directory of the checkpoints of a subscription other than the default one."""
-    return f"{prefix}{consumer_group}~checkpoints/{quote(subscription, safe='')}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +129,9 @@ class LeaseBody:
             partition_id=partition_id,
             owner=_text(values, "Owner") or "",
             token=_text(values, "Token") or "",
-            epoch=_integer(values.get("Epoch"), "Epoch"),
+            epoch=read_integer(values.get("Epoch"), "Epoch"),
             offset=_text(values, "Offset") or None,
-            sequence_number=_integer(values.get("SequenceNumber"), "SequenceNumber"),
+            sequence_number=read_integer(values.get("SequenceNumber"), "SequenceNumber"),
             extras=extras,
         )
 
@@ -170,75 +143,11 @@ def lease_metadata(owner: str) -> dict[str, str]:
 
 def owner_of(metadata: Mapping[str, str] | None) -> str | None:
     """Return the owner in a lease blob's metadata, or None. Its key may be in any case."""
-    return _lookup(metadata, OWNING_HOST) or None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """A checkpoint in a blob of its own, with its fence.
-
-    Args:
-        checkpoint: None where the record is only claimed.
-        epoch: Grows with every claim; only who claimed it last may write.
-        owner: Who claimed it.
-        generation: Grows with every reset; within a generation a checkpoint never goes backwards.
-    """
-
-    checkpoint: Checkpoint | None
-    epoch: int
-    owner: str
-    generation: int = 0
-
-    def metadata(self) -> dict[str, str]:
-        """Encode as blob metadata."""
-        fence = {_EPOCH: str(self.epoch), _OWNER: self.owner, _GENERATION: str(self.generation)}
-        if self.checkpoint is None:
-            return fence
-        place = {_OFFSET: self.checkpoint.offset, _SEQUENCE_NUMBER: str(self.checkpoint.sequence_number)}
-        return place | fence
-
-    @classmethod
-    def parse(cls, metadata: Mapping[str, str] | None, partition_id: str) -> CheckpointRecord:
-        """Parse blob metadata. Its keys may be in any case.
-
-        Raises:
-            ValueError: It holds neither a checkpoint nor a claim.
-        """
-        offset = _lookup(metadata, _OFFSET)
-        if not offset and _lookup(metadata, _GENERATION) is None:
-            raise ValueError("the checkpoint has no offset")
-        number = _integer(_lookup(metadata, _SEQUENCE_NUMBER), "sequence number")
-        return cls(
-            Checkpoint(partition_id, offset, number) if offset else None,
-            _integer(_lookup(metadata, _EPOCH), "epoch"),
-            _lookup(metadata, _OWNER) or "",
-            _integer(_lookup(metadata, _GENERATION), "generation"),
-        )
-
-
-def _lookup(metadata: Mapping[str, str] | None, key: str) -> str | None:
-    for name, value in (metadata or {}).items():
-        if name.lower() == key.lower():
-            return value
-    return None
+    return look_up(metadata, OWNING_HOST) or None
 
 
 def _text(values: Mapping[str, Any], name: str) -> str | None:
     value = values.get(name)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} is not a text")
-    return value
-
-
-def _integer(value: object, name: str) -> int:
-    """Read a 64-bit integer; absent is 0. Text is taken too: metadata has no other, and some writers quote numbers."""
-    if value is None:
-        return 0
-    if isinstance(value, str):
-        try:
-            value = int(value)
-        except ValueError:
-            raise ValueError(f"{name} is not an integer") from None
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name} is not a 64-bit integer")
     return value

@@ -33,21 +33,15 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CheckpointClaim, StoredScopeRecord, StoredSubscription
+from eventpump.interfaces import ConsumerScope
 from eventpump.storage.leases.expiry import Expiry, ExpiryJudge
-from eventpump.storage.leases.layout import DEFAULT_SUBSCRIPTION
-from eventpump.storage.leases.scope_form import (
-    encode_scope_record,
-    encode_subscription,
-    parse_scope_record,
-    parse_subscription,
-)
+from eventpump.storage.records.sqlite import SqliteRecordStore, create_record_table
 from eventpump.storage.sqlite_file import SqliteFile, Write
 
 if TYPE_CHECKING:
-    from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord, SubscriptionRecord
+    from eventpump.interfaces import Clock, RecordStore
 
-_SCHEMA_VERSION: Final = 1
+_SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS scope (
     id INTEGER PRIMARY KEY,
@@ -63,47 +57,21 @@ CREATE TABLE IF NOT EXISTS lease (
     token TEXT,
     epoch INTEGER NOT NULL DEFAULT 0,
     expires_at REAL NOT NULL DEFAULT 0,
+    expiry_boot_id TEXT,
+    expires_at_boot REAL,
+    duration REAL,
+    "offset" TEXT,
+    sequence_number INTEGER,
     PRIMARY KEY (scope, partition_id)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS checkpoint (
-    scope INTEGER NOT NULL REFERENCES scope (id),
-    partition_id TEXT NOT NULL,
-    subscription TEXT NOT NULL,
-    "offset" TEXT NOT NULL,
-    sequence_number INTEGER NOT NULL,
-    PRIMARY KEY (scope, partition_id, subscription)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS scope_record (
-    scope INTEGER PRIMARY KEY REFERENCES scope (id),
-    version TEXT NOT NULL,
-    record TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS subscription (
-    scope INTEGER NOT NULL REFERENCES scope (id),
-    name TEXT NOT NULL,
-    version TEXT NOT NULL,
-    record TEXT NOT NULL,
-    PRIMARY KEY (scope, name)
-) WITHOUT ROWID;
 """
-# Columns added after the first version, which ignores them: so both may use one file. They are valid only for the
-# token in `expiry_token`, as the first version changes the token and leaves them as they are.
-_LATER_COLUMNS: Final = {
-    "expiry_token": "TEXT",
-    "expiry_boot_id": "TEXT",
-    "expires_at_boot": "REAL",
-    "duration": "REAL",
-}
-_IS_COMPLETE: Final = (
-    "SELECT (SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ('scope_record', 'subscription'))"
-    " + (SELECT count(*) FROM pragma_table_info('lease') WHERE name = 'duration')"
-)
-_STORED_EXPIRY: Final = "expires_at, expiry_token IS token, expiry_boot_id, expires_at_boot, duration"
-_NEW_EXPIRY: Final = "expires_at = ?, expiry_token = token, expiry_boot_id = ?, expires_at_boot = ?, duration = ?"
+_STORED_EXPIRY: Final = "expires_at, expiry_boot_id, expires_at_boot, duration"
+_NEW_EXPIRY: Final = "expires_at = ?, expiry_boot_id = ?, expires_at_boot = ?, duration = ?"
+_KIND: Final = "lease store"
 _AT_ONCE: Final = 480
 """Rows in one statement, at two parameters each: every SQLite takes 999."""
 _OF_LEASE: Final = " WHERE scope = ? AND partition_id = ?"
-_FORWARD: Final = " WHERE excluded.sequence_number >= sequence_number"
+_FORWARD: Final = " AND (sequence_number IS NULL OR sequence_number <= ?)"
 
 
 class SqliteLeaseStore:
@@ -139,6 +107,7 @@ class SqliteLeaseStore:
         self._judge = ExpiryJudge(self._clock)
         self._worker: _LeaseFile | None = None
         self._scope_id = 0
+        self._records: SqliteRecordStore | None = None
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -149,11 +118,23 @@ class SqliteLeaseStore:
         """How long a lease lives without renewal, in seconds."""
         return self._lease_duration
 
-    async def open(self, scope: ConsumerScope) -> None:
+    @property
+    def records(self) -> RecordStore:
+        """The records of the consumer group, in the same file."""
+        self._bound("records")
+        assert self._records is not None
+        return self._records
+
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """Open the file, create the tables and bind to a consumer group. Once.
 
+        Args:
+            scope: The consumer group.
+            read_only: Whether to open a file that exists, and to write nothing. Default: False.
+
         Raises:
-            ConfigurationError: There cannot be such a file at the path, so that trying again cannot help.
+            ConfigurationError: There cannot be such a file at the path, so that trying again cannot help; or it is one
+                of an earlier version, or, with `read_only`, has nothing of the group.
             StoreError: The file cannot be opened now.
         """
         if self._is_closed:
@@ -161,16 +142,7 @@ class SqliteLeaseStore:
         if self._worker is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         _check_place(self._path)
-        worker = self._worker = _LeaseFile(
-            self._path,
-            self._busy_timeout,
-            _prepare,
-            # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so
-            # what an owner may lose so is a checkpoint, and events are delivered again.
-            synchronous="NORMAL",
-            owner=type(self).__name__,
-            kind="lease store",
-        )
+        worker = self._worker = self._file(read_only=read_only)
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
 
         query = "SELECT id FROM scope WHERE namespace = ? AND hub = ? AND consumer_group = ?"
@@ -180,17 +152,54 @@ class SqliteLeaseStore:
             await worker.open()
             rows = await worker.read("open", None, query, names)
             if not rows:
+                if read_only:
+                    raise ConfigurationError("path", f"{self._path}: has nothing of the consumer group {names[2]}")
                 await worker.write("open", None, statement, names)
                 rows = await worker.read("open", None, query, names)
-            self._scope_id = int(rows[0][0])
+            scope_id = int(rows[0][0])
+            records = SqliteRecordStore(worker, f"groups/{scope_id}/", kind=_KIND)
+            await records.open()
         except BaseException as error:
             self._worker = None
             await worker.aclose()
             if isinstance(error.__cause__, ForeignFileError):
                 raise ConfigurationError("path", f"{self._path}: {error.__cause__}") from None
             raise
+        self._scope_id, self._records = scope_id, records
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
+    async def scopes(self) -> list[ConsumerScope]:
+        """Return the consumer groups that the file has leases of. Opens the file to read; the store is not open then.
+
+        Raises:
+            ConfigurationError: There is no such file, or it is another one.
+            StoreError: The file cannot be read now.
+        """
+        worker = self._file(read_only=True)
+        try:
+            await worker.open()
+            query = "SELECT namespace, hub, consumer_group FROM scope ORDER BY id"
+            return [ConsumerScope(*names) for names in await worker.read("list scopes", None, query, ())]
+        except StoreError as error:
+            if isinstance(error.__cause__, ForeignFileError):
+                raise ConfigurationError("path", f"{self._path}: {error.__cause__}") from None
+            raise
+        finally:
+            await worker.aclose()
+
+    def _file(self, *, read_only: bool) -> _LeaseFile:
+        return _LeaseFile(
+            self._path,
+            self._busy_timeout,
+            _check if read_only else _prepare,
+            # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so
+            # what an owner may lose so is a checkpoint, and events are delivered again.
+            synchronous="NORMAL",
+            owner=type(self).__name__,
+            kind=_KIND,
+            read_only=read_only,
+        )
+
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
         """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
         operation = "ensure leases"
         with self._calling(operation) as worker:
@@ -211,7 +220,7 @@ class SqliteLeaseStore:
                 )
             )
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def list(self) -> list[LeaseSnapshot]:
         """List every lease as it is now, in the order of partition ids."""
         query = f"SELECT partition_id, owner, token, epoch, {_STORED_EXPIRY} FROM lease WHERE scope = ?"  # noqa: S608 - constants
         worker, read_at = self._bound("list"), self._clock.monotonic()
@@ -223,32 +232,30 @@ class SqliteLeaseStore:
             for partition_id, owner, token, epoch, *expiry in sorted(rows, key=lambda row: partition_order(row[0]))
         ]
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        """Acquire a lease that is not held, with the next epoch. Return None if it is held.
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
+        """Acquire a lease that is not held, or with `held` take that of the snapshot's owner, with the next epoch.
 
-        Cancelled, the lease is not held.
+        Cancelled, the lease is not held, or held by its former owner.
+
+        Args:
+            snapshot: The lease as `list` returned it.
+            owner: The name of the host that acquires it.
+            held: Whether to take it from the owner that the snapshot names. Default: False.
         """
-        with self._calling("acquire", partition_id) as worker:
-            read_at = self._clock.monotonic()
-            row = await self._read_lease(worker, "acquire", partition_id)
-            if self._judge.is_held(partition_id, row.token, row.expiry, read_at):
-                return None
-            return await self._take(worker, "acquire", row, owner)
-
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        """Take a lease from the owner in the snapshot, with the next epoch. Return None if it has another owner now.
-
-        Cancelled, the lease is held by its former owner, or not held.
-        """
-        if snapshot.token is None:
+        operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
+        if held and snapshot.token is None:
             return None
-        with self._calling("steal", snapshot.partition_id) as worker:
-            row = await self._read_lease(worker, "steal", snapshot.partition_id)
-            if row.token != snapshot.token:
+        with self._calling(operation, partition_id) as worker:
+            read_at = self._clock.monotonic()
+            row = await self._read_lease(worker, operation, partition_id)
+            if held:
+                if row.token != snapshot.token:
+                    return None
+            elif self._judge.is_held(partition_id, row.token, row.expiry, read_at):
                 return None
-            return await self._take(worker, "steal", row, owner, is_stolen=True)
+            return await self._take(worker, operation, row, owner, is_stolen=held)
 
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """Renew a lease. Return it with a later `expires_at`, or None if it is lost."""
         worker = self._bound("renew", lease.partition_id)
         sent = self._clock.monotonic()
@@ -257,152 +264,39 @@ class SqliteLeaseStore:
             return None
         return replace(lease, expires_at=sent + self._lease_duration)
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         """Release a lease, so that another host may acquire it at once. Return False if it was lost before."""
         worker = self._bound("release", lease.partition_id)
         statement, parameters = self._release(lease.partition_id, lease.token)
         return bool(await worker.write("release", lease.partition_id, statement, parameters))
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = DEFAULT_SUBSCRIPTION) -> Checkpoint | None:
-        """Return a checkpoint, or None if there is none.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
+        """Return a checkpoint, or None if there is none."""
         worker = self._bound("read checkpoint", partition_id)
-        query = f'SELECT "offset", sequence_number FROM checkpoint{_OF_LEASE} AND subscription = ?'  # noqa: S608
-        rows = await worker.read("read checkpoint", partition_id, query, (*self._key(partition_id), subscription))
-        return Checkpoint(partition_id, rows[0][0], rows[0][1]) if rows else None
+        query = f'SELECT "offset", sequence_number FROM lease{_OF_LEASE}'  # noqa: S608 - constants only
+        rows = await worker.read("read checkpoint", partition_id, query, self._key(partition_id))
+        return Checkpoint(partition_id, *rows[0]) if rows and rows[0][0] is not None else None
 
-    async def claim_checkpoint(
-        self, lease: PartitionLease, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> CheckpointClaim | None:
-        """Read a checkpoint under the lease. None where that is lost.
-
-        Every write is fenced by the lease's token, so nothing is written.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-        operation, partition_id = "claim checkpoint", lease.partition_id
-        query = (
-            'SELECT lease.token, "offset", sequence_number FROM lease LEFT JOIN checkpoint'
-            " ON checkpoint.scope = lease.scope AND checkpoint.partition_id = lease.partition_id AND subscription = ?"
-            " WHERE lease.scope = ? AND lease.partition_id = ?"
-        )
-        worker = self._bound(operation, partition_id)
-        rows = await worker.read(operation, partition_id, query, (subscription, *self._key(partition_id)))
-        if not rows:
-            raise StoreError(operation, "there is no such lease", partition_id=partition_id)
-        token, offset, number = rows[0]
-        if token != lease.token:
-            return None
-        return CheckpointClaim(None if offset is None else Checkpoint(partition_id, offset, number))
-
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Args:
-            subscription: The subscription. Default: "default".
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            backwards: Whether it replaces one with a higher sequence number. Default: False.
         """
-        return await self._store_checkpoint("write checkpoint", lease, checkpoint, subscription, _FORWARD)
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> bool:
-        """Store a checkpoint under the lease, also an earlier one. Return False, and store nothing, if it is lost.
-
-        Args:
-            subscription: The subscription. Default: "default".
-        """
-        return await self._store_checkpoint("reset checkpoint", lease, checkpoint, subscription, "")
-
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        """Return the consumer group's record, or None if there is none.
-
-        Raises:
-            StoreError: The store failed, or holds a record that this version does not know.
-        """
-        operation = "read scope record"
-        query = "SELECT record, version FROM scope_record WHERE scope = ?"
-        rows = await self._bound(operation).read(operation, None, query, (self._scope_id,))
-        if not rows:
-            return None
-        try:
-            return StoredScopeRecord(parse_scope_record(str(rows[0][0])), rows[0][1])
-        except ValueError as error:
-            raise StoreError(operation, str(error)) from None
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        """Store the consumer group's record by compare-and-swap. Return None, and store nothing, if another is there.
-
-        Cancelled or failed, it is stored or not; read it again.
-        """
-        operation = "write scope record"
-        worker = self._bound(operation)
-        version = secrets.token_hex(16)
-        parameters: tuple[object, ...] = (encode_scope_record(record), version, self._scope_id)
-        if replaces is None:
-            statement = "INSERT OR IGNORE INTO scope_record (record, version, scope) VALUES (?, ?, ?)"
-        else:
-            statement = "UPDATE scope_record SET record = ?, version = ? WHERE scope = ? AND version = ?"
-            parameters = (*parameters, replaces.version)
-        is_stored = await worker.write(operation, None, statement, parameters)
-        return StoredScopeRecord(record, version) if is_stored else None
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        """List the records of the consumer group's subscriptions, by name.
-
-        Raises:
-            StoreError: The store failed, or holds a record that this version does not know.
-        """
-        query = "SELECT record, version FROM subscription WHERE scope = ? ORDER BY name"
-        return await self._read_subscriptions("list subscriptions", query, (self._scope_id,))
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        """Read the record of a subscription; None where there is none.
-
-        Raises:
-            StoreError: The store failed, or its content is not a record that this version knows.
-        """
-        query = "SELECT record, version FROM subscription WHERE scope = ? AND name = ?"
-        found = await self._read_subscriptions("read subscription", query, (self._scope_id, name))
-        return found[0] if found else None
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        """Store a subscription's record by compare-and-swap. None, and nothing stored, where another is there.
-
-        Cancelled or failed, it is stored or not; read it again.
-        """
-        operation = "write subscription"
-        version = secrets.token_hex(16)
-        parameters: tuple[object, ...] = (encode_subscription(record), version, self._scope_id, record.name)
-        if replaces is None:
-            statement = "INSERT OR IGNORE INTO subscription (record, version, scope, name) VALUES (?, ?, ?, ?)"
-        else:
-            statement = "UPDATE subscription SET record = ?, version = ? WHERE scope = ? AND name = ? AND version = ?"
-            parameters = (*parameters, replaces.version)
-        is_stored = await self._bound(operation).write(operation, None, statement, parameters)
-        return StoredSubscription(record, version) if is_stored else None
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        """Delete a subscription's record and checkpoints. False, and nothing deleted, where another is there."""
-        operation, record = "delete subscription", stored.record
-        with self._calling(operation) as worker:
-            statement = "DELETE FROM subscription WHERE scope = ? AND name = ? AND version = ?"
-            parameters = (self._scope_id, record.name, stored.version)
-            if not await worker.write(operation, None, statement, parameters):
-                return False
-            statement = "DELETE FROM checkpoint WHERE scope = ? AND subscription = ?"
-            await worker.write(operation, None, statement, (self._scope_id, record.key))
-            return True
+        operation, partition_id = "reset checkpoint" if backwards else "write checkpoint", lease.partition_id
+        assert checkpoint.partition_id == partition_id
+        statement = f'UPDATE lease SET "offset" = ?, sequence_number = ?{_OF_LEASE} AND token = ?'  # noqa: S608 - constants only
+        number = checkpoint.sequence_number
+        parameters: tuple[object, ...] = (checkpoint.offset, number, *self._key(partition_id), lease.token)
+        if not backwards:
+            statement, parameters = statement + _FORWARD, (*parameters, number)
+        with self._calling(operation, partition_id) as worker:
+            if await worker.write(operation, partition_id, statement, parameters):
+                return True
+            # Nothing stored: the lease is lost, or a higher number is there.
+            return (await self._read_lease(worker, operation, partition_id)).token == lease.token
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Leases stay as they are."""
@@ -416,15 +310,6 @@ class SqliteLeaseStore:
         finally:
             self._worker.close()
         await self._worker.aclose()
-
-    async def _read_subscriptions(
-        self, operation: str, query: str, parameters: tuple[object, ...]
-    ) -> list[StoredSubscription]:
-        rows = await self._bound(operation).read(operation, None, query, parameters)
-        try:
-            return [StoredSubscription(parse_subscription(str(record)), version) for record, version in rows]
-        except ValueError as error:
-            raise StoreError(operation, str(error)) from None
 
     def _bound(self, operation: str, partition_id: str | None = None) -> _LeaseFile:
         if self._is_closed:
@@ -447,33 +332,11 @@ class SqliteLeaseStore:
             if not self._under_way:
                 self._idle.set()
 
-    async def _store_checkpoint(
-        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, condition: str
-    ) -> bool:
-        """Store a checkpoint if this store holds the lease.
-
-        Args:
-            condition: A clause: which stored checkpoints it replaces.
-        """
-        assert checkpoint.partition_id == lease.partition_id
-        key = self._key(lease.partition_id)
-        statement = (
-            'INSERT INTO checkpoint (scope, partition_id, subscription, "offset", sequence_number)'  # noqa: S608 - constants only
-            f" SELECT scope, partition_id, ?, ?, ? FROM lease{_OF_LEASE} AND token = ? ON CONFLICT DO UPDATE"
-            f' SET "offset" = excluded."offset", sequence_number = excluded.sequence_number{condition}'
-        )
-        parameters = (subscription, checkpoint.offset, checkpoint.sequence_number, *key, lease.token)
-        with self._calling(operation, lease.partition_id) as worker:
-            if await worker.write(operation, lease.partition_id, statement, parameters):
-                return True
-            # Nothing stored: the lease is lost, or a higher number is there.
-            return (await self._read_lease(worker, operation, lease.partition_id)).token == lease.token
-
     async def _read_lease(self, worker: _LeaseFile, operation: str, partition_id: str) -> _LeaseRow:
         query = f"SELECT token, epoch, {_STORED_EXPIRY} FROM lease{_OF_LEASE}"  # noqa: S608 - constants only
         rows = await worker.read(operation, partition_id, query, self._key(partition_id))
         if not rows:
-            raise StoreError(operation, "there is no such lease: call ensure_leases() first", partition_id=partition_id)
+            raise StoreError(operation, "there is no such lease: call ensure() first", partition_id=partition_id)
         token, epoch, *expiry = rows[0]
         return _LeaseRow(partition_id, token, epoch, _expiry(*expiry))
 
@@ -486,10 +349,10 @@ class SqliteLeaseStore:
         expiry = self._judge.expiry_in(self._lease_duration)
         statement = (
             "UPDATE lease SET owner = ?, token = ?, epoch = ?, expires_at = ?,"  # noqa: S608 - constants only
-            f" expiry_token = ?, expiry_boot_id = ?, expires_at_boot = ?, duration = ?{_OF_LEASE} AND token IS ?"
+            f" expiry_boot_id = ?, expires_at_boot = ?, duration = ?{_OF_LEASE} AND token IS ?"
         )
         parameters: tuple[object, ...] = (
-            *(owner, token, epoch, expiry.wall, token, expiry.boot_id, expiry.boot, expiry.duration),
+            *(owner, token, epoch, expiry.wall, expiry.boot_id, expiry.boot, expiry.duration),
             *(*self._key(partition_id), row.token),
         )
         if not is_stolen:
@@ -501,7 +364,9 @@ class SqliteLeaseStore:
             # The worker takes writes in their order: if the lease was taken, or still will be, this gives it back.
             worker.write_forgotten(*self._release(partition_id, token))
             raise
-        return PartitionLease(partition_id, owner, epoch, token, sent + self._lease_duration) if is_taken else None
+        return (
+            PartitionLease(partition_id, owner, epoch, epoch, token, sent + self._lease_duration) if is_taken else None
+        )
 
     def _release(self, partition_id: str, token: str) -> tuple[str, tuple[object, ...]]:
         statement = f"UPDATE lease SET owner = NULL, token = NULL{_OF_LEASE} AND token = ?"  # noqa: S608 - constants only
@@ -522,11 +387,9 @@ class _LeaseRow:
     expiry: Expiry
 
 
-def _expiry(wall: float, is_known: object, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
+def _expiry(wall: float, boot_id: str | None, boot: float | None, duration: float | None) -> Expiry:
     """Return the expiry in what `_STORED_EXPIRY` selects."""
-    if not is_known or boot is None:
-        return Expiry(wall)
-    return Expiry(wall, boot_id, boot, duration)
+    return Expiry(wall) if boot is None else Expiry(wall, boot_id, boot, duration)
 
 
 class _Renewal(Write):
@@ -603,20 +466,35 @@ class _LeaseFile(SqliteFile):
 
 def _prepare(connection: sqlite3.Connection) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, _SCHEMA_VERSION):
-        raise ForeignFileError(
-            f"schema version {version} is not known to this version of eventpump; upgrade it, or use another file"
-        )
-    if version and connection.execute(_IS_COMPLETE).fetchone()[0] == 3:
+    if version == _SCHEMA_VERSION:
         return
+    if version:
+        _check(connection)
+    create_record_table(connection)
     with transaction(connection):
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
-        present = {column[1] for column in connection.execute("PRAGMA table_info(lease)")}
-        for name, kind in _LATER_COLUMNS.items():
-            if name not in present:
-                connection.execute(f"ALTER TABLE lease ADD COLUMN {name} {kind}")
         connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Check that the file is one of leases, of this version.
+
+    Raises:
+        ForeignFileError: It is not.
+    """
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        raise ForeignFileError("has no leases")
+    if version < _SCHEMA_VERSION:
+        raise ForeignFileError(
+            f"has leases and checkpoints in the form of an earlier version of eventpump (schema {version}), which this "
+            "version does not read; use another file"
+        )
+    if version > _SCHEMA_VERSION:
+        raise ForeignFileError(
+            f"schema version {version} is not known to this version of eventpump; upgrade it, or use another file"
+        )
 
 
 def _check_place(path: str) -> None:

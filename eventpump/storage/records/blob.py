@@ -11,6 +11,7 @@ from eventpump.errors import ClosedError, StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.blob_access import Answer, Blob, BlobContainer, RefusedError
 from eventpump.storage.records.names import MAX_BODY, check_body, check_name, check_prefix
+from eventpump.storage.records.texts import encode_texts
 
 _CLIENTS: Final = 4096
 
@@ -160,11 +161,6 @@ class BlobRecordStore:
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
         return f"BlobRecordStore({self._blobs.name!r}, prefix={self._prefix!r})"
-
-
-def encode_texts(texts: Mapping[str, str]) -> bytes:
-    """Encode a body that can be kept in metadata: one form for equal texts."""
-    return json.dumps(dict(texts), separators=(",", ":"), sort_keys=True).encode()
 
 
 def _body(metadata: Mapping[str, str] | None) -> bytes:

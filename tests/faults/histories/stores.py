@@ -13,20 +13,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from eventpump.aio.sqlite_thread import SqliteThread
+from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import (
-    CheckpointClaim,
-    ConsumerScope,
-    LeaseStore,
-    ScopeRecord,
-    StoredScopeRecord,
-    StoredSubscription,
-    SubscriptionRecord,
-)
+from eventpump.interfaces import ConsumerScope, LeaseStore, ListedRecord, RecordStore, StoredRecord, SubscriptionRecord
+from eventpump.storage.groups import SUBSCRIPTIONS
+from eventpump.storage.scope_form import parse_subscription
 from tests.faults.histories.ledger import Ledger
 from tests.faults.histories.world import Life, World
+from tests.support.store import CheckpointChange, checkpoint_change
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -75,12 +71,14 @@ class HistoryStore:
         self._life = life
         self._store = store
         self._ledger_of = ledger_of
-        self._recorded = recorded
+        self.recorded = recorded
         self._trouble = trouble
         self._rng = world.stream(f"store of {life.name}")
         self._late: set[asyncio.Task[Any]] = set()
+        self._epochs: dict[str, int] = {}
+        """By partition: the epoch of the lease that was acquired last."""
 
-    async def _call(
+    async def call(
         self, operation: str, work: Callable[[], Awaitable[_T]], late: Callable[[], Awaitable[_T]] | None = None
     ) -> _T:
         """Do something, or not.
@@ -135,112 +133,124 @@ class HistoryStore:
     def lease_duration(self) -> float:
         return self._store.lease_duration
 
-    async def open(self, scope: ConsumerScope) -> None:
+    @property
+    def records(self) -> RecordStore:
+        return HistoryRecords(self, self._store.records)
+
+    async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         # Not late, and not with its answer lost: a store is opened once.
         if self._rng.random() < self._trouble().fails:
             raise StoreError("open", "503 server busy")
-        await self._store.open(scope)
+        await self._store.open(scope, read_only=read_only)
 
-    async def ensure_leases(self, partition_ids: Sequence[str]) -> None:
-        await self._call("ensure leases", lambda: self._store.ensure_leases(partition_ids))
+    async def ensure(self, partition_ids: Sequence[str]) -> None:
+        await self.call("ensure leases", lambda: self._store.ensure(partition_ids))
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
-        return await self._call("list", self._store.list_leases)
+    async def list(self) -> list[LeaseSnapshot]:
+        return await self.call("list", self._store.list)
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
-        return await self._call("acquire", lambda: self._store.acquire_lease(partition_id, owner))
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
+        async def acquire() -> PartitionLease | None:
+            lease = await self._store.acquire(snapshot, owner, held=held)
+            if lease is not None:
+                self._epochs[lease.partition_id] = lease.epoch
+            return lease
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        return await self._call("steal", lambda: self._store.steal_lease(snapshot, owner))
+        return await self.call("steal" if held else "acquire", acquire)
 
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
-        return await self._call("renew", lambda: self._store.renew_lease(lease))
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
+        return await self.call("renew", lambda: self._store.renew(lease))
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
-        return await self._call("release", lambda: self._store.release_lease(lease))
+    async def release(self, lease: PartitionLease) -> bool:
+        return await self.call("release", lambda: self._store.release(lease))
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
-        return await self._call("read checkpoint", lambda: self._store.read_checkpoint(partition_id, subscription))
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
+        return await self.call("read checkpoint", lambda: self._store.read_checkpoint(partition_id))
 
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
+        partition_id, ledger = lease.partition_id, self._ledger_of(DEFAULT_SUBSCRIPTION)
+
         async def write() -> bool:
-            is_stored = await self._store.write_checkpoint(lease, checkpoint, subscription)
+            is_stored = await self._store.write_checkpoint(lease, checkpoint, backwards=backwards)
             if is_stored:
-                held = await self._store.read_checkpoint(lease.partition_id, subscription)
-                ledger = self._ledger_of(subscription)
-                ledger.took(lease.partition_id, lease.epoch, checkpoint, held, is_reset=False)
+                held = checkpoint if backwards else await self._store.read_checkpoint(partition_id)
+                ledger.took(partition_id, lease.epoch, checkpoint, held, is_reset=backwards)
             return is_stored
 
-        return await self._call("write checkpoint", write, self._unless_newer(lease, subscription, write))
-
-    def _unless_newer(
-        self, lease: PartitionLease, subscription: str, work: Callable[[], Awaitable[bool]]
-    ) -> Callable[[], Awaitable[bool]]:
-        """Return a write of a checkpoint that does nothing if one was reset meanwhile.
-
-        That is what a write which reaches a real store late is refused for: its condition names the version before.
-        """
-        resets, partition_id = self._ledger_of(subscription).resets, lease.partition_id
-        before = resets[partition_id]
+        resets = ledger.resets[partition_id]
 
         async def late() -> bool:
-            return resets[partition_id] == before and await work()
+            # What a write that reaches a real store late is refused for: its condition names the version before.
+            return ledger.resets[partition_id] == resets and await write()
 
-        return late
+        return await self.call("write checkpoint", write, late)
 
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
-        async def reset() -> bool:
-            is_stored = await self._store.reset_checkpoint(lease, checkpoint, subscription)
-            if is_stored:
-                ledger = self._ledger_of(subscription)
-                ledger.took(lease.partition_id, lease.epoch, checkpoint, checkpoint, is_reset=True)
-            return is_stored
+    def swapping(
+        self, change: CheckpointChange, swap: Callable[[], Awaitable[str | None]]
+    ) -> Callable[[], Awaitable[str | None]]:
+        """Return a swap of a subscription's checkpoint that is reported to its ledger."""
+        partition_id, checkpoint = change.partition_id, change.checkpoint
+        epoch = self._epochs.get(partition_id, 0)
 
-        return await self._call("reset checkpoint", reset, self._unless_newer(lease, subscription, reset))
+        async def swapped() -> str | None:
+            version = await swap()
+            if version is not None and change.operation != "read":
+                assert checkpoint is not None
+                ledger, is_reset = self._ledger_of(change.subscription), change.operation == "reset"
+                ledger.took(partition_id, epoch, checkpoint, checkpoint, is_reset=is_reset)
+            return version
 
-    async def read_scope_record(self) -> StoredScopeRecord | None:
-        return await self._call("read scope record", self._store.read_scope_record)
-
-    async def write_scope_record(
-        self, record: ScopeRecord, replaces: StoredScopeRecord | None
-    ) -> StoredScopeRecord | None:
-        return await self._call("write scope record", lambda: self._store.write_scope_record(record, replaces))
-
-    async def claim_checkpoint(self, lease: PartitionLease, subscription: str = "default") -> CheckpointClaim | None:
-        return await self._call("claim checkpoint", lambda: self._store.claim_checkpoint(lease, subscription))
-
-    async def list_subscriptions(self) -> list[StoredSubscription]:
-        return await self._call("list subscriptions", self._store.list_subscriptions)
-
-    async def read_subscription(self, name: str) -> StoredSubscription | None:
-        return await self._call("read subscription", lambda: self._store.read_subscription(name))
-
-    async def write_subscription(
-        self, record: SubscriptionRecord, replaces: StoredSubscription | None
-    ) -> StoredSubscription | None:
-        async def write() -> StoredSubscription | None:
-            stored = await self._store.write_subscription(record, replaces)
-            if stored is not None:
-                self._recorded(record, None if replaces is None else replaces.record)
-            return stored
-
-        return await self._call("write subscription", write)
-
-    async def delete_subscription(self, stored: StoredSubscription) -> bool:
-        async def delete() -> bool:
-            is_deleted = await self._store.delete_subscription(stored)
-            if is_deleted:
-                self._recorded(None, stored.record)
-            return is_deleted
-
-        return await self._call("delete subscription", delete)
+        return swapped
 
     async def aclose(self) -> None:
         await self._store.aclose()
+
+
+class HistoryRecords:
+    """The records of a `HistoryStore`, with its faults."""
+
+    def __init__(self, leases: HistoryStore, records: RecordStore) -> None:
+        self._leases = leases
+        self._records = records
+
+    async def open(self) -> None:
+        pass
+
+    async def read(self, name: str) -> StoredRecord | None:
+        return await self._leases.call(f"read {name}", lambda: self._records.read(name))
+
+    async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
+        async def swap() -> str | None:
+            before = await self._records.read(name)
+            version = await self._records.swap(name, body, replaces)
+            if (
+                version is not None
+                and name.startswith(SUBSCRIPTIONS)
+                and (before is None or before.version == replaces)
+            ):
+                self._leases.recorded(
+                    parse_subscription(body), None if before is None else parse_subscription(before.body)
+                )
+            return version
+
+        change = await checkpoint_change(self._records, name, body)
+        return await self._leases.call(f"swap {name}", self._leases.swapping(change, swap) if change else swap)
+
+    async def list(self, prefix: str) -> dict[str, ListedRecord]:
+        return await self._leases.call(f"list {prefix}", lambda: self._records.list(prefix))
+
+    async def delete(self, name: str, version: str | None = None) -> bool:
+        async def delete() -> bool:
+            before = await self._records.read(name)
+            is_deleted = await self._records.delete(name, version)
+            if is_deleted and before is not None and name.startswith(SUBSCRIPTIONS):
+                self._leases.recorded(None, parse_subscription(before.body))
+            return is_deleted
+
+        return await self._leases.call(f"delete {name}", delete)
+
+    async def aclose(self) -> None:
+        pass
 
 
 def _in_the_loop(self: SqliteThread, work: Callable[[Unpack[_Ts]], _T], *arguments: *_Ts) -> asyncio.Future[_T]:

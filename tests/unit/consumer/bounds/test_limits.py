@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Record, RecordingProcessor
+from tests.support.leases import unheld
 from tests.support.store import FlakyLeaseStore
 
 SCOPE = ConsumerScope("fake.servicebus.windows.net", "telemetry", "$Default")
@@ -67,43 +69,36 @@ class BusyStore(MemoryLeaseStore):
     def _since(self, lease: PartitionLease | None, sent: float) -> PartitionLease | None:
         if lease is None:
             return None
-        return PartitionLease(lease.partition_id, lease.owner, lease.epoch, lease.token, sent + self.lease_duration)
+        return replace(lease, expires_at=sent + self.lease_duration)
 
-    async def list_leases(self) -> list[LeaseSnapshot]:
+    async def list(self) -> list[LeaseSnapshot]:
         async with self._requests():
-            return await super().list_leases()
+            return await super().list()
 
-    async def acquire_lease(self, partition_id: str, owner: str) -> PartitionLease | None:
+    async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
         sent = self._now()
-        async with self._requests(3):
-            return self._since(await super().acquire_lease(partition_id, owner), sent)
+        async with self._requests(4 if held else 3):
+            return self._since(await super().acquire(snapshot, owner, held=held), sent)
 
-    async def steal_lease(self, snapshot: LeaseSnapshot, owner: str) -> PartitionLease | None:
-        sent = self._now()
-        async with self._requests(4):
-            return self._since(await super().steal_lease(snapshot, owner), sent)
-
-    async def renew_lease(self, lease: PartitionLease) -> PartitionLease | None:
+    async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         sent = self._now()
         self.renewed_at.append(sent)
         if sent >= lease.expires_at:
             self.late.append(lease)
         async with self._requests():
-            return self._since(await super().renew_lease(lease), sent)
+            return self._since(await super().renew(lease), sent)
 
-    async def release_lease(self, lease: PartitionLease) -> bool:
+    async def release(self, lease: PartitionLease) -> bool:
         async with self._requests(2):
-            return await super().release_lease(lease)
+            return await super().release(lease)
 
-    async def read_checkpoint(self, partition_id: str, subscription: str = "default") -> Checkpoint | None:
+    async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         async with self._requests():
-            return await super().read_checkpoint(partition_id, subscription)
+            return await super().read_checkpoint(partition_id)
 
-    async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = "default"
-    ) -> bool:
+    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         async with self._requests():
-            return await super().write_checkpoint(lease, checkpoint, subscription)
+            return await super().write_checkpoint(lease, checkpoint, backwards=backwards)
 
 
 @pytest.mark.timeout(900)
@@ -191,12 +186,12 @@ async def _bounded() -> tuple[BoundedLeaseStore, FlakyLeaseStore]:
     flaky = FlakyLeaseStore(MemoryLeaseStore())
     bounded = BoundedLeaseStore(flaky, timeout=9.0, clock=VirtualClock(), loop_gate=LoopGate(VirtualClock()))
     await bounded.open(SCOPE)
-    await bounded.ensure_leases([str(number) for number in range(200)])
+    await bounded.ensure([str(number) for number in range(200)])
     return bounded, flaky
 
 
 async def _take_all(store: BoundedLeaseStore, count: int) -> list[PartitionLease]:
-    leases = [await store.acquire_lease(str(number), "a") for number in range(count)]
+    leases = [await store.acquire(unheld(str(number)), "a") for number in range(count)]
     return [lease for lease in leases if lease is not None]
 
 
@@ -206,14 +201,14 @@ async def test_renewal_is_sent_while_other_calls_hang() -> None:
     (lease,) = await _take_all(store, 1)
     for operation in ("acquire", "read", "write", "list", "release"):
         flaky.hang(operation)
-    work: list[Any] = [store.acquire_lease(str(number), "b") for number in range(1, 150)]
+    work: list[Any] = [store.acquire(unheld(str(number)), "b") for number in range(1, 150)]
     work += [store.read_checkpoint(str(number)) for number in range(150)]
-    work += [store.list_leases() for _ in range(20)]
+    work += [store.list() for _ in range(20)]
     tasks = [asyncio.ensure_future(each) for each in work]
     await asyncio.sleep(1)
     assert len([call for call in flaky.calls if call[0] != "renew"]) < STORE_CALLS
     async with asyncio.timeout(0.001):
-        assert await store.renew_lease(lease) is not None
+        assert await store.renew(lease) is not None
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -228,12 +223,12 @@ async def test_renewal_of_the_lease_that_runs_out_first_is_sent_first() -> None:
     tasks = []
     for lease in reversed(leases):
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(store.renew_lease(lease)))
+        tasks.append(asyncio.create_task(store.renew(lease)))
     await asyncio.sleep(0)
     rest = [partition_id for operation, partition_id in flaky.calls if operation == "renew"]
     assert len(rest) == STORE_CALLS
-    urgent = PartitionLease("199", "a", 1, "no", asyncio.get_running_loop().time() + 8)
-    tasks.append(asyncio.create_task(store.renew_lease(urgent)))
+    urgent = PartitionLease("199", "a", 1, 1, "no", asyncio.get_running_loop().time() + 8)
+    tasks.append(asyncio.create_task(store.renew(urgent)))
     await asyncio.sleep(5.01)
     ordered = [str(partition_id) for operation, partition_id in flaky.calls if operation == "renew"]
     assert ordered[STORE_CALLS] == "199"
@@ -244,14 +239,14 @@ async def test_call_time_out_counts_from_when_the_call_is_sent() -> None:
     """A call that waited longer for its turn than it may take is sent all the same, and then has its whole time."""
     store, flaky = await _bounded()
     flaky.delay(8.0, "acquire")
-    tasks = [asyncio.create_task(store.acquire_lease(str(number), "a")) for number in range(120)]
+    tasks = [asyncio.create_task(store.acquire(unheld(str(number)), "a")) for number in range(120)]
     done, _ = await asyncio.wait(tasks, timeout=8.0 * 3 + 1)
     assert len(done) == 120
     assert all(task.result() is not None for task in done)
     flaky.heal()
     flaky.hang("list")
     with pytest.raises(TimeoutError):
-        await store.list_leases()
+        await store.list()
     flaky.heal()
 
 
@@ -260,9 +255,9 @@ async def test_renewal_after_its_lease_ran_out_is_not_sent() -> None:
     store, flaky = await _bounded()
     leases = await _take_all(store, 130)
     flaky.delay(8.9, "renew")
-    tasks = [asyncio.create_task(store.renew_lease(lease)) for lease in leases[:STORE_CALLS]]
-    soon = PartitionLease("129", "a", 1, leases[129].token, asyncio.get_running_loop().time() + 5)
-    tasks.append(asyncio.create_task(store.renew_lease(soon)))
+    tasks = [asyncio.create_task(store.renew(lease)) for lease in leases[:STORE_CALLS]]
+    soon = PartitionLease("129", "a", 1, 1, leases[129].token, asyncio.get_running_loop().time() + 5)
+    tasks.append(asyncio.create_task(store.renew(soon)))
     await asyncio.wait(tasks)
     with pytest.raises(StoreError, match="ran out"):
         tasks[-1].result()
@@ -273,7 +268,7 @@ async def test_call_that_is_cancelled_gives_its_turn_to_the_next() -> None:
     """Whether it waits or runs, a call that is cancelled takes no room any more."""
     store, flaky = await _bounded()
     flaky.hang("acquire")
-    tasks = [asyncio.create_task(store.acquire_lease(str(number), "a")) for number in range(200)]
+    tasks = [asyncio.create_task(store.acquire(unheld(str(number)), "a")) for number in range(200)]
     await asyncio.sleep(1)
     sent = sum(operation == "acquire" for operation, _ in flaky.calls)
     assert 0 < sent < 100

@@ -48,8 +48,8 @@ async def _steal(fleet: Fleet, partition_id: str = "0", owner: str = "thief") ->
     """Take a lease over, as another host's store would."""
     store = MemoryLeaseStore(fleet.leases)
     await store.open(fleet.scope)
-    (snapshot,) = [each for each in await store.list_leases() if each.partition_id == partition_id]
-    lease = await store.steal_lease(snapshot, owner)
+    (snapshot,) = [each for each in await store.list() if each.partition_id == partition_id]
+    lease = await store.acquire(snapshot, owner, held=True)
     assert lease is not None
     return lease
 

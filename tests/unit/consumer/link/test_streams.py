@@ -29,6 +29,7 @@ from eventpump.reports import (
 )
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.leases import group
 
 Events = Sequence[ReceivedEvent]
 Handle = Callable[[PartitionContext, Events], Awaitable[None]]
@@ -101,7 +102,7 @@ async def test_impossible_streams_are_refused_with_a_clear_error() -> None:
             with pytest.raises(ConfigurationError, match=problem):
                 await host.subscribe("part", _recording(Record()), **options)
         await host.subscribe("part", _recording(Record()))
-        assert len(await fleet.stores["a"].list_subscriptions()) == 1
+        assert len(await group(fleet.stores["a"]).list_subscriptions()) == 1
 
 
 async def test_partition_key_is_the_key_where_no_function_is_given() -> None:

@@ -245,8 +245,8 @@ async def _steal(fleet: Fleet) -> None:
     """Take the lease of partition 0, by a host that does nothing with it."""
     store = MemoryLeaseStore(fleet.leases)
     await store.open(fleet.scope)
-    (snapshot,) = await store.list_leases()
-    assert await store.steal_lease(snapshot, "thief") is not None
+    (snapshot,) = await store.list()
+    assert await store.acquire(snapshot, "thief", held=True) is not None
 
 
 # -------------------------------------------------------------------------------------------------------------- park

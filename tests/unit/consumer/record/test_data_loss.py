@@ -20,13 +20,14 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec, ReceiveSink, ScopeRecord
 from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import DataLost, PartitionFailed, PumpStarted, ServiceFailed
+from eventpump.storage.groups import GroupRecords
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeReceiveLink, FakeTransport
 from tests.support.fleet import Fleet, stocked
 
 
 def _record(fleet: Fleet) -> ScopeRecord:
-    return fleet.leases.scopes[fleet.scope].record
+    return fleet.leases.scope_record(fleet.scope)
 
 
 def _stored(fleet: Fleet, partition_id: str = "0") -> Checkpoint | None:
@@ -526,17 +527,18 @@ async def test_reset_record_of_a_newer_hub_survives_an_outdated_update() -> None
     class Store(MemoryLeaseStore):
         between: Callable[[], Awaitable[object]] | None = None
 
-        async def list_leases(self) -> list[LeaseSnapshot]:
-            listed, between = await super().list_leases(), self.between
+        async def list(self) -> list[LeaseSnapshot]:
+            listed, between = await super().list(), self.between
             self.between = None
             if between is not None:
                 await between()
             return listed
 
     async def group(store: MemoryLeaseStore) -> GroupStart:
-        await store.open(ConsumerScope("ns", hub.name, "$Default"))
-        await store.ensure_leases(hub.partition_ids)
-        made = GroupStart(store, FakeTransport(hub), settings, store_timeout=9.0)
+        scope = ConsumerScope("ns", hub.name, "$Default")
+        await store.open(scope)
+        await store.ensure(hub.partition_ids)
+        made = GroupStart(store, GroupRecords(store, scope), FakeTransport(hub), settings, store_timeout=9.0)
         await made.agree(hub.properties())
         return made
 

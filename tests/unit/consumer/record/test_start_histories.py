@@ -101,7 +101,7 @@ class _History:
                 store.heal()
             await asyncio.sleep(200)
             assert self.sent - self.processor.seen == set()
-            assert fleet.leases.scopes[fleet.scope].record.hub_created_at == fleet.hub.created_at
+            assert fleet.leases.scope_record(fleet.scope).hub_created_at == fleet.hub.created_at
             assert all(spec.position.offset != "@latest" for spec in fleet.hub.attached)
 
 

@@ -39,7 +39,7 @@ def _reader(hub: FakeHub, /, **options: Any) -> HubReader:
 
 
 def _record(fleet: Fleet) -> ScopeRecord:
-    return fleet.leases.scopes[fleet.scope].record
+    return fleet.leases.scope_record(fleet.scope)
 
 
 def _stored(fleet: Fleet, partition_id: str = "0") -> Checkpoint | None:
@@ -372,10 +372,10 @@ async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None
         if case == "leases of another library":
             store = MemoryLeaseStore(fleet.leases)
             await store.open(fleet.scope)
-            await store.ensure_leases(["0", "1"])
-            fleet.leases.checkpoints(store._bound("test"))["1", "default"] = Checkpoint("1", "fake:1", 1)
+            await store.ensure(["0", "1"])
+            fleet.leases.checkpoints(fleet.scope)["1", "default"] = Checkpoint("1", "fake:1", 1)
         if case == "record":
-            fleet.leases.scopes[fleet.scope] = StoredScopeRecord(ScopeRecord(fleet.hub.created_at, 2, {}), "1")
+            fleet.leases.put_scope_record(fleet.scope, StoredScopeRecord(ScopeRecord(fleet.hub.created_at, 2, {}), "1"))
         await fleet.start("a", **({"initial_position": "earliest"} if case == "explicit start" else {}))
         await asyncio.sleep(30)
         fleet.hub.publish("0", count=3)

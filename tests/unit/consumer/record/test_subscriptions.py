@@ -31,6 +31,7 @@ from eventpump.reports import (
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
+from tests.support.leases import group
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
@@ -393,7 +394,7 @@ async def test_subscribe_after_unsubscribe_has_other_checkpoints() -> None:
             fleet.hub.publish(partition_id, count=10)
         await asyncio.sleep(1)
         assert sorted(got.numbers("0")) == sorted(got.numbers("1")) == list(range(10, 20))
-        (stored,) = await fleet.stores["a"].list_subscriptions()
+        (stored,) = await group(fleet.stores["a"]).list_subscriptions()
         checkpoints = fleet.leases.checkpoints(fleet.scope)
         assert {checkpoints[partition_id, stored.record.key].sequence_number for partition_id in "01"} == {19}
 
@@ -776,11 +777,11 @@ async def test_suspension_ends_with_the_subscription_and_with_the_lease(how: str
         else:
             thief = MemoryLeaseStore(fleet.leases)
             await thief.open(fleet.scope)
-            lease = await thief.steal_lease((await thief.list_leases())[0], "thief")
+            lease = await thief.acquire((await thief.list())[0], "thief", held=True)
             assert lease is not None
             await asyncio.sleep(30)
             assert host.partitions == []
-            await thief.release_lease(lease)
+            await thief.release(lease)
         await asyncio.sleep(60)
         last = len(fleet.hub.events("0"))
         fleet.hub.publish("0", count=20)

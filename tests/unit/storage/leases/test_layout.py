@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.eventhubs.events import Checkpoint
+from eventpump.storage.checkpoint_form import CheckpointRecord
+from eventpump.storage.groups import SCOPE_RECORD, checkpoint_name, subscription_name
 from eventpump.storage.leases.layout import (
     NO_NUMBER,
-    CheckpointRecord,
     LeaseBody,
-    checkpoint_blob,
-    checkpoint_directory,
     lease_blob,
     lease_directory,
     lease_metadata,
     owner_of,
     partition_of,
-    subscription_blob,
-    subscription_directory,
+    record_prefix,
 )
+from eventpump.storage.records.texts import encode_texts
 
 DOTNET = (
     b'{"Offset":"4294968112","SequenceNumber":1201,"PartitionId":"3","Owner":"worker-a-6f0c",'
@@ -174,7 +173,7 @@ def test_lease_names_are_only_directly_in_the_directory() -> None:
 @given(st.text(st.sampled_from(string.ascii_letters + string.digits + "._-$"), min_size=1), texts.filter(bool))
 def test_checkpoint_names_are_outside_every_groups_directory(group: str, subscription: str) -> None:
     """Checkpoints of other subscriptions lie in no directory that any consumer group's hosts list."""
-    name = checkpoint_blob("", "$Default", subscription, "0")
+    name = record_prefix("", "$Default") + checkpoint_name(subscription, "0")
     assert not name.startswith(lease_directory("", group))
     assert name.rpartition("/")[2] == "0"
     assert name.count("/") == 2
@@ -201,29 +200,37 @@ def test_checkpoint_metadata_is_read_as_it_was_written() -> None:
     place = {"offset": "geo:17", "sequencenumber": "1201"}
     for checkpoint, expected in ((Checkpoint("3", "geo:17", 1201), place | fence), (None, fence)):
         record = CheckpointRecord(checkpoint, 4, "host-a", 2)
-        metadata = record.metadata()
-        assert metadata == expected
-        assert CheckpointRecord.parse(metadata, "3") == record
-        assert CheckpointRecord.parse({key.upper(): value for key, value in metadata.items()}, "3") == record
+        assert json.loads(record.encode()) == expected
+        for each in (expected, {key.upper(): value for key, value in expected.items()}):
+            assert CheckpointRecord.decode(encode_texts(each), "3") == record
+    claimed = CheckpointRecord(None, 4, "host-a", 2, "0f3a")
+    assert json.loads(claimed.encode()) == {**fence, "claim": "0f3a"}
+    assert CheckpointRecord.decode(claimed.encode(), "3") == claimed
 
 
 def test_checkpoint_record_without_a_generation_is_the_first() -> None:
     """Records written before there were generations are read."""
     earlier = {"offset": "geo:17", "sequencenumber": "1201", "epoch": "4", "clientidentifier": "host-a"}
-    assert CheckpointRecord.parse(earlier, "3") == CheckpointRecord(Checkpoint("3", "geo:17", 1201), 4, "host-a", 0)
+    assert CheckpointRecord.decode(encode_texts(earlier), "3") == CheckpointRecord(
+        Checkpoint("3", "geo:17", 1201), 4, "host-a", 0
+    )
 
 
 def test_subscription_blobs_lie_beside_the_leases() -> None:
     """No record of a subscription, nor a checkpoint of one, is in the directory that hosts list as leases."""
-    assert subscription_blob("p/", "$Default", "archive") == "p/$Default~subscriptions/archive.json"
-    assert subscription_directory("p/", "$Default") == "p/$Default~subscriptions/"
-    assert checkpoint_directory("p/", "$Default", "archive.0f") == "p/$Default~checkpoints/archive.0f/"
-    for blob in (subscription_blob("p/", "$Default", "a"), checkpoint_blob("p/", "$Default", "a.0f", "0")):
+    prefix = record_prefix("p/", "$Default")
+    blobs = [prefix + name for name in (SCOPE_RECORD, subscription_name("a/b"), checkpoint_name("a.0f", "0"))]
+    assert blobs == [
+        "p/$Default~scope.json",
+        "p/$Default~subscriptions/a%2Fb.json",
+        "p/$Default~checkpoints/a.0f/0",
+    ]
+    for blob in blobs:
         assert partition_of(blob, lease_directory("p/", "$Default")) is None
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"offset": ""}, {"offset": "1", "sequencenumber": "x"}])
-def test_checkpoint_metadata_without_a_checkpoint_raises_value_error(metadata: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"offset": ""}', b'{"offset": "1", "sequencenumber": "x"}'])
+def test_checkpoint_metadata_without_a_checkpoint_raises_value_error(raw: bytes) -> None:
     """A checkpoint blob that holds none raises ValueError, instead of starting at the default position unnoticed."""
     with pytest.raises(ValueError, match=r"."):
-        CheckpointRecord.parse(metadata, "0")
+        CheckpointRecord.decode(raw, "0")

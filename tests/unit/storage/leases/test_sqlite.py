@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from tests.support.leases import group, unheld
 
 pytestmark = pytest.mark.real_time
 
@@ -50,14 +53,14 @@ async def opened(
     store = SqliteLeaseStore(path, busy_timeout=busy_timeout, clock=clock, lease_duration=lease_duration)
     try:
         await store.open(SCOPE)
-        await store.ensure_leases(partition_ids)
+        await store.ensure(partition_ids)
         yield store
     finally:
         await store.aclose()
 
 
 async def acquire(store: SqliteLeaseStore, partition_id: str, owner: str) -> PartitionLease:
-    lease = await store.acquire_lease(partition_id, owner)
+    lease = await store.acquire(unheld(partition_id), owner)
     assert lease is not None
     return lease
 
@@ -94,13 +97,13 @@ async def test_renewals_made_together_are_one_statement(tmp_path: Path) -> None:
     async with opened(tmp_path / "leases.db", *partitions) as store, opened(tmp_path / "leases.db") as thief:
         leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
         statements = await traced(store)
-        assert all(await asyncio.gather(*(store.renew_lease(lease) for lease in leases)))
+        assert all(await asyncio.gather(*(store.renew(lease) for lease in leases)))
         assert [statement.split()[0] for statement in statements] == ["UPDATE"]
-        (seen,) = [snapshot for snapshot in await thief.list_leases() if snapshot.partition_id == "7"]
-        assert await thief.steal_lease(seen, "thief") is not None
-        assert await store.release_lease(leases[8])
+        (seen,) = [snapshot for snapshot in await thief.list() if snapshot.partition_id == "7"]
+        assert await thief.acquire(seen, "thief", held=True) is not None
+        assert await store.release(leases[8])
         statements.clear()
-        renewed = await asyncio.gather(*(store.renew_lease(lease) for lease in leases))
+        renewed = await asyncio.gather(*(store.renew(lease) for lease in leases))
         assert [lease.partition_id for lease, kept in zip(leases, renewed, strict=True) if kept is None] == ["7", "8"]
         assert [statement.split()[0] for statement in statements] == ["UPDATE", "SELECT"]
 
@@ -110,9 +113,9 @@ async def test_renewals_of_a_thousand_leases_at_once_are_each_made(tmp_path: Pat
     partitions = [str(number) for number in range(1000)]
     async with opened(tmp_path / "leases.db", *partitions) as store:
         leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
-        assert await store.release_lease(leases[700])
+        assert await store.release(leases[700])
         statements = await traced(store)
-        renewed = await asyncio.gather(*(store.renew_lease(lease) for lease in leases))
+        renewed = await asyncio.gather(*(store.renew(lease) for lease in leases))
         assert [index for index, kept in enumerate(renewed) if kept is None] == [700]
         assert statements.count("COMMIT") == 1
         assert len([statement for statement in statements if statement.startswith("UPDATE")]) == 3
@@ -124,9 +127,9 @@ async def test_checkpoints_made_together_share_one_commit(tmp_path: Path) -> Non
     async with opened(tmp_path / "leases.db", *partitions) as store:
         leases = await asyncio.gather(*(acquire(store, partition_id, "a") for partition_id in partitions))
         statements = await traced(store)
-        writes = (store.write_checkpoint(lease, Checkpoint(lease.partition_id, "1", 1)) for lease in leases)
+        writes = (group(store).write_checkpoint(lease, Checkpoint(lease.partition_id, "1", 1)) for lease in leases)
         assert all(await asyncio.gather(*writes))
-        assert [statement.split()[0] for statement in statements] == ["BEGIN", *["INSERT"] * 64, "COMMIT"]
+        assert [statement.split()[0] for statement in statements] == ["BEGIN", *["UPDATE"] * 64, "COMMIT"]
 
 
 async def test_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
@@ -134,34 +137,34 @@ async def test_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
     record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
     async with opened(tmp_path / "leases.db", "0", "1") as store:
         statements = await traced(store)
-        await store.ensure_leases(["0", "1"])
-        await store.list_leases()
+        await store.ensure(["0", "1"])
+        await store.list()
         lease = await acquire(store, "0", "a")
-        assert await store.acquire_lease("0", "b") is None
-        await store.read_checkpoint("0")
-        assert await store.read_scope_record() is None
+        assert await store.acquire(unheld("0"), "b") is None
+        await group(store).read_checkpoint("0")
+        assert await group(store).read_scope_record() is None
         reads = [statement for statement in statements if not statement.startswith("SELECT")]
         assert [statement.split()[0] for statement in reads] == ["UPDATE"]  # the one acquisition
 
         statements.clear()
         for number in (5, 3):
-            assert await store.write_checkpoint(lease, Checkpoint("0", str(number), number))
-        assert await store.reset_checkpoint(lease, Checkpoint("0", "1", 1))
-        assert await store.write_scope_record(record, None)
-        assert await store.renew_lease(lease)
-        (seen,) = [snapshot for snapshot in await store.list_leases() if snapshot.partition_id == "0"]
-        stolen = await store.steal_lease(seen, "b")
+            assert await group(store).write_checkpoint(lease, Checkpoint("0", str(number), number))
+        assert await group(store).reset_checkpoint(lease, Checkpoint("0", "1", 1))
+        assert await group(store).write_scope_record(record, None)
+        assert await store.renew(lease)
+        (seen,) = [snapshot for snapshot in await store.list() if snapshot.partition_id == "0"]
+        stolen = await store.acquire(seen, "b", held=True)
         assert stolen is not None
-        assert not await store.release_lease(lease)
-        assert await store.release_lease(stolen)
+        assert not await store.release(lease)
+        assert await store.release(stolen)
         assert not any(statement.split()[0] in ("BEGIN", "COMMIT") for statement in statements)
 
         statements.clear()
         await asyncio.gather(
-            store.ensure_leases([str(number) for number in range(8)]),
-            store.acquire_lease("1", "a"),
-            store.read_checkpoint("0"),
-            store.list_leases(),
+            store.ensure([str(number) for number in range(8)]),
+            store.acquire(unheld("1"), "a"),
+            group(store).read_checkpoint("0"),
+            store.list(),
         )
         kinds = " ".join(statement.split()[0] for statement in statements)
         assert "SELECT" not in kinds[kinds.find("BEGIN") : kinds.rfind("COMMIT")]
@@ -175,14 +178,14 @@ async def test_readers_do_not_wait_for_a_frozen_writer(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as frozen:
             frozen.execute("BEGIN IMMEDIATE")
             async with opened(path, "0", busy_timeout=0) as other:
-                assert [snapshot.owner for snapshot in await other.list_leases()] == ["a"]
-                assert await other.acquire_lease("0", "b") is None
-                assert await other.read_checkpoint("0") is None
-                assert await other.read_scope_record() is None
+                assert [snapshot.owner for snapshot in await other.list()] == ["a"]
+                assert await other.acquire(unheld("0"), "b") is None
+                assert await group(other).read_checkpoint("0") is None
+                assert await group(other).read_scope_record() is None
                 with pytest.raises(StoreError, match=r"renew of partition 0: .*leases\.db: database is locked"):
-                    await store.renew_lease(lease)
+                    await store.renew(lease)
             frozen.execute("ROLLBACK")
-        assert await store.renew_lease(lease) is not None
+        assert await store.renew(lease) is not None
 
 
 async def test_listing_does_not_wait_for_writes(tmp_path: Path) -> None:
@@ -192,8 +195,8 @@ async def test_listing_does_not_wait_for_writes(tmp_path: Path) -> None:
         lease = await acquire(store, "0", "a")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            renewal = asyncio.create_task(store.renew_lease(lease))
-            assert len(await asyncio.create_task(store.list_leases())) == 1
+            renewal = asyncio.create_task(store.renew(lease))
+            assert len(await asyncio.create_task(store.list())) == 1
             assert not renewal.done()
             other.execute("ROLLBACK")
         assert await renewal is not None
@@ -202,7 +205,7 @@ async def test_listing_does_not_wait_for_writes(tmp_path: Path) -> None:
 async def test_close_waits_for_calls_of_several_steps(tmp_path: Path) -> None:
     """A call that reads first, and writes then, is finished by a close that comes in between."""
     async with opened(tmp_path / "leases.db", "0") as store:
-        acquisition = asyncio.create_task(store.acquire_lease("0", "a"))
+        acquisition = asyncio.create_task(store.acquire(unheld("0"), "a"))
         await asyncio.sleep(0)
         await store.aclose()
         assert await acquisition is not None
@@ -213,14 +216,14 @@ async def test_call_that_fails_fails_alone_in_its_transaction(tmp_path: Path) ->
     async with opened(tmp_path / "leases.db", "0", "1") as store:
         first, second = await acquire(store, "0", "a"), await acquire(store, "1", "a")
         failed, stored = await asyncio.gather(
-            store.write_checkpoint(first, Checkpoint("0", "1", 2**63)),
-            store.write_checkpoint(second, Checkpoint("1", "1", 1)),
+            group(store).write_checkpoint(first, Checkpoint("0", "1", 2**63)),
+            group(store).write_checkpoint(second, Checkpoint("1", "1", 1)),
             return_exceptions=True,
         )
         assert isinstance(failed, StoreError)
         assert stored is True
-        assert await store.read_checkpoint("1") == Checkpoint("1", "1", 1)
-        assert await store.read_checkpoint("0") is None
+        assert await group(store).read_checkpoint("1") == Checkpoint("1", "1", 1)
+        assert await group(store).read_checkpoint("0") is None
 
 
 async def test_close_ends_the_thread(tmp_path: Path) -> None:
@@ -229,13 +232,13 @@ async def test_close_ends_the_thread(tmp_path: Path) -> None:
     store = SqliteLeaseStore(tmp_path / "leases.db")
     await store.open(SCOPE)
     assert len(threads()) == len(before) + 1
-    creation = asyncio.create_task(store.ensure_leases(["0"]))
+    creation = asyncio.create_task(store.ensure(["0"]))
     await asyncio.sleep(0)
     await store.aclose()
     await creation
     assert threads() == before
     async with opened(tmp_path / "leases.db") as again:
-        assert [snapshot.partition_id for snapshot in await again.list_leases()] == ["0"]
+        assert [snapshot.partition_id for snapshot in await again.list()] == ["0"]
 
 
 async def test_close_that_is_cancelled_still_closes(tmp_path: Path) -> None:
@@ -256,15 +259,15 @@ async def test_steal_that_is_cancelled_is_undone(tmp_path: Path) -> None:
     """A steal cancelled while the thread works on it leaves the lease with its owner, or free."""
     async with opened(tmp_path / "leases.db", "0") as store, opened(tmp_path / "leases.db") as thief:
         await acquire(store, "0", "a")
-        (seen,) = await store.list_leases()
+        (seen,) = await store.list()
         entered, go_on = await held_at_the_next_update(thief)
-        steal = asyncio.create_task(thief.steal_lease(seen, "b"))
+        steal = asyncio.create_task(thief.acquire(seen, "b", held=True))
         await asyncio.to_thread(entered.wait, 10)
         steal.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await steal
-        (after,) = await thief.list_leases()
+        (after,) = await thief.list()
         assert (after.owner, after.is_held) == (None, False)
 
 
@@ -274,9 +277,9 @@ async def test_file_that_stays_locked_raises_store_error(tmp_path: Path) -> None
         with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreError, match=r"acquire of partition 0: .*leases\.db: database is locked"):
-                await store.acquire_lease("0", "a")
+                await store.acquire(unheld("0"), "a")
             other.execute("ROLLBACK")
-        assert await store.acquire_lease("0", "a") is not None
+        assert await store.acquire(unheld("0"), "a") is not None
 
 
 async def test_clock_without_a_boot_takes_expired_leases_only(tmp_path: Path) -> None:
@@ -285,7 +288,7 @@ async def test_clock_without_a_boot_takes_expired_leases_only(tmp_path: Path) ->
     early, late = ShiftedClock(0), ShiftedClock(29.9)
     async with opened(path, "0", clock=early) as store, opened(path, clock=late) as other:
         await acquire(store, "0", "a")
-        assert await other.acquire_lease("0", "b") is None
+        assert await other.acquire(unheld("0"), "b") is None
         late.ahead = 30.0
         assert (await acquire(other, "0", "b")).epoch == 2
 
@@ -322,15 +325,15 @@ async def test_lease_expiry_ignores_changes_of_the_wall_clock(tmp_path: Path, st
         clock.wall += step
         for _ in range(2):
             clock.run(14.9)
-            renewed = await store.renew_lease(live)
+            renewed = await store.renew(live)
             assert renewed is not None
-            assert [snapshot.is_held for snapshot in await other.list_leases()] == [True, True]
-            assert await other.acquire_lease("0", "b") is None
+            assert [snapshot.is_held for snapshot in await other.list()] == [True, True]
+            assert await other.acquire(unheld("0"), "b") is None
         clock.run(0.2)
-        assert [snapshot.is_held for snapshot in await other.list_leases()] == [False, True]
+        assert [snapshot.is_held for snapshot in await other.list()] == [False, True]
         assert (await acquire(other, "0", "b")).epoch == 2
-        assert await other.acquire_lease("1", "b") is None
-        assert await store.renew_lease(dead) is None
+        assert await other.acquire(unheld("1"), "b") is None
+        assert await store.renew(dead) is None
 
 
 async def test_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path: Path) -> None:
@@ -340,11 +343,11 @@ async def test_lease_of_a_former_boot_is_free_after_its_own_duration(tmp_path: P
     async with opened(path, "0", clock=before, lease_duration=60) as store:
         await acquire(store, "0", "a")
     async with opened(path, clock=after, lease_duration=15) as other:
-        assert await other.acquire_lease("0", "b") is None
+        assert await other.acquire(unheld("0"), "b") is None
         after.run(59.9)
-        assert [snapshot.is_held for snapshot in await other.list_leases()] == [True]
+        assert [snapshot.is_held for snapshot in await other.list()] == [True]
         after.run(0.2)
-        assert [snapshot.is_held for snapshot in await other.list_leases()] == [False]
+        assert [snapshot.is_held for snapshot in await other.list()] == [False]
         assert (await acquire(other, "0", "b")).epoch == 2
 
 
@@ -357,8 +360,8 @@ async def test_lease_renewed_under_another_boot_is_kept(tmp_path: Path) -> None:
         for _ in range(20):
             mine.run(10)
             theirs.run(10)
-            assert await other.acquire_lease("0", "b") is None
-            assert await store.renew_lease(lease) is not None
+            assert await other.acquire(unheld("0"), "b") is None
+            assert await store.renew(lease) is not None
 
 
 async def test_lease_renewed_between_read_and_acquire_is_kept(tmp_path: Path) -> None:
@@ -369,28 +372,12 @@ async def test_lease_renewed_between_read_and_acquire_is_kept(tmp_path: Path) ->
         lease = await acquire(store, "0", "a")
         clock.run(31)
         entered, go_on = await held_at_the_next_update(other)
-        acquisition = asyncio.create_task(other.acquire_lease("0", "b"))
+        acquisition = asyncio.create_task(other.acquire(unheld("0"), "b"))
         await asyncio.to_thread(entered.wait, 10)
-        assert await store.renew_lease(lease) is not None
+        assert await store.renew(lease) is not None
         go_on.set()
         assert await acquisition is None
-        assert await store.renew_lease(lease) is not None
-
-
-async def test_file_is_shared_with_a_process_of_the_first_version(tmp_path: Path) -> None:
-    """Who renews and takes leases without knowing the later columns is judged by what it writes, the wall clock's."""
-    path = tmp_path / "leases.db"
-    clock = BootedClock()
-    async with opened(path, "0", clock=clock) as store:
-        lease = await acquire(store, "0", "new")
-        with closing(sqlite3.connect(path, isolation_level=None)) as old:
-            assert old.execute("SELECT expires_at FROM lease").fetchone() == (clock.wall + 30,)
-            old.execute("UPDATE lease SET owner = 'old', token = 'x', epoch = 2, expires_at = ?", (clock.wall + 90,))
-            assert await store.renew_lease(lease) is None
-            clock.run(89)
-            assert await store.acquire_lease("0", "new") is None
-            clock.run(1)
-            assert (await acquire(store, "0", "new")).epoch == 3
+        assert await store.renew(lease) is not None
 
 
 async def test_file_opened_by_several_hosts_at_once_is_made_once(tmp_path: Path) -> None:
@@ -398,8 +385,8 @@ async def test_file_opened_by_several_hosts_at_once_is_made_once(tmp_path: Path)
     stores = [SqliteLeaseStore(tmp_path / "leases.db") for _ in range(8)]
     try:
         await asyncio.gather(*(store.open(SCOPE) for store in stores))
-        await asyncio.gather(*(store.ensure_leases(["0", "1"]) for store in stores))
-        assert len(await stores[0].list_leases()) == 2
+        await asyncio.gather(*(store.ensure(["0", "1"]) for store in stores))
+        assert len(await stores[0].list()) == 2
     finally:
         await asyncio.gather(*(store.aclose() for store in stores))
 
@@ -471,36 +458,50 @@ def old_file(path: Path) -> Path:
     return path
 
 
-async def test_file_of_the_first_version_is_upgraded(tmp_path: Path) -> None:
-    """Leases, epochs and checkpoints of an older file are kept, and what it lacks is added; opening again is fine."""
-    path = old_file(tmp_path / "leases.db")
-    for number in range(2):
-        async with opened(path, "0", "1", "2") as store:
-            seen = [(lease.partition_id, lease.owner, lease.is_held) for lease in await store.list_leases()]
-            assert seen == [
-                ("0", "old" if not number else "new", bool(number)),
-                ("1", "older", True),
-                ("2", None, False),
-            ]
-            assert await store.read_checkpoint("0") == Checkpoint("0", "100", 10)
-            if not number:
-                assert (await acquire(store, "0", "new")).epoch == 8
-                assert await store.read_scope_record() is None
-                assert await store.write_scope_record(ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3), None)
-            found = await store.read_scope_record()
-            assert found is not None
-            assert found.record.partition_count == 3
+def content(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return list(connection.iterdump())
 
 
-async def test_file_of_the_first_version_is_upgraded_by_several_hosts(tmp_path: Path) -> None:
-    """Stores that complete the same older file at the same time all open it."""
+async def test_file_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """An older file is named, with what to do, to hosts and to readers, and stays as it is."""
     path = old_file(tmp_path / "leases.db")
-    stores = [SqliteLeaseStore(path) for _ in range(8)]
-    try:
-        await asyncio.gather(*(store.open(SCOPE) for store in stores))
-        assert [len(await store.list_leases()) for store in stores] == [2] * 8
-    finally:
-        await asyncio.gather(*(store.aclose() for store in stores))
+    before = content(path)
+    for read_only in (False, True):
+        store = SqliteLeaseStore(path)
+        with pytest.raises(ConfigurationError, match=r"leases\.db: has leases .* earlier version .*use another file"):
+            await store.open(SCOPE, read_only=read_only)
+    with pytest.raises(ConfigurationError, match="earlier version"):
+        await SqliteLeaseStore(path).scopes()
+    assert content(path) == before
+
+
+async def test_file_that_is_opened_to_read_does_not_change(tmp_path: Path) -> None:
+    """A reader sees what hosts stored, makes no file, table or group, and cannot write."""
+    path = tmp_path / "leases.db"
+    missing = SqliteLeaseStore(tmp_path / "other.db")
+    with pytest.raises(ConfigurationError, match=r"other\.db: there is no such file"):
+        await missing.open(SCOPE, read_only=True)
+    assert os.listdir(tmp_path) == []
+    async with opened(path, "0") as store:
+        lease = await acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "9", 9))
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", "5", 5), "audit.1")
+        assert await SqliteLeaseStore(path).scopes() == [SCOPE]
+        reader = SqliteLeaseStore(path)
+        await reader.open(SCOPE, read_only=True)
+        try:
+            assert [snapshot.owner for snapshot in await reader.list()] == ["a"]
+            assert await reader.read_checkpoint("0") == Checkpoint("0", "9", 9)
+            assert await group(reader).read_checkpoint("0", "audit.1") == Checkpoint("0", "5", 5)
+            with pytest.raises(StoreError, match="readonly"):
+                await reader.ensure(["1"])
+        finally:
+            await reader.aclose()
+        other = SqliteLeaseStore(path)
+        with pytest.raises(ConfigurationError, match="has nothing of the consumer group audit"):
+            await other.open(replace(SCOPE, consumer_group="audit"), read_only=True)
+        assert await SqliteLeaseStore(path).scopes() == [SCOPE]
 
 
 async def test_scope_record_that_is_damaged_raises(tmp_path: Path) -> None:
@@ -508,13 +509,13 @@ async def test_scope_record_that_is_damaged_raises(tmp_path: Path) -> None:
     path = tmp_path / "leases.db"
     async with opened(path) as store:
         record = ScopeRecord(datetime(2026, 3, 1, tzinfo=UTC), 3)
-        assert await store.write_scope_record(record, None)
+        assert await group(store).write_scope_record(record, None)
         with closing(sqlite3.connect(path)) as connection:
-            connection.execute("UPDATE scope_record SET record = '{}'")
+            connection.execute("UPDATE record SET body = '{}'")
             connection.commit()
-        with pytest.raises(StoreError, match="read scope record: the scope record has version None"):
-            await store.read_scope_record()
-        assert await store.write_scope_record(record, None) is None
+        for call in (group(store).read_scope_record(), group(store).write_scope_record(record, None)):
+            with pytest.raises(StoreError, match=r"scope record: scope\.json in .*: the scope record has version None"):
+                await call
 
 
 def test_lease_duration_that_is_not_positive_is_refused() -> None:
@@ -525,6 +526,7 @@ def test_lease_duration_that_is_not_positive_is_refused() -> None:
 
 _ACQUIRE_ALL = """
 import asyncio, sys
+from eventpump.core.lease import LeaseSnapshot
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import ConsumerScope
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
@@ -533,10 +535,11 @@ async def main(path, name):
     store = SqliteLeaseStore(path)
     await store.open(ConsumerScope("example.servicebus.windows.net", "telemetry", "$Default"))
     partitions = [str(number) for number in range(16)]
-    await store.ensure_leases(partitions)
+    await store.ensure(partitions)
     print("ready", flush=True)
     sys.stdin.readline()
-    leases = [lease for lease in [await store.acquire_lease(each, name) for each in partitions] if lease]
+    taken = [await store.acquire(LeaseSnapshot(each, None, False), name) for each in partitions]
+    leases = [lease for lease in taken if lease]
     for lease in leases:
         assert await store.write_checkpoint(lease, Checkpoint(lease.partition_id, name, 1))
     print(*(lease.partition_id for lease in leases), flush=True)
@@ -582,8 +585,8 @@ def test_file_shared_by_processes_gives_each_lease_once(tmp_path: Path) -> None:
 
     async def look() -> None:
         async with opened(Path(path)) as store:
-            assert {snapshot.partition_id: snapshot.owner for snapshot in await store.list_leases()} == won
+            assert {snapshot.partition_id: snapshot.owner for snapshot in await store.list()} == won
             for partition_id, owner in won.items():
-                assert await store.read_checkpoint(partition_id) == Checkpoint(partition_id, owner, 1)
+                assert await group(store).read_checkpoint(partition_id) == Checkpoint(partition_id, owner, 1)
 
     asyncio.run(look())

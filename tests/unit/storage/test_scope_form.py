@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.interfaces import ScopeRecord, SubscriptionRecord
-from eventpump.storage.leases.scope_form import (
+from eventpump.storage.scope_form import (
     HubNames,
     NamedRecord,
     encode_named_record,
