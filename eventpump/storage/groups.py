@@ -148,7 +148,7 @@ class ScopeRecords:
         return named, found.version
 
     async def _swap(self, operation: str, record: ScopeRecord | None, replaces: str | None) -> str | None:
-        body = encode_named_record(self._names, record).encode()
+        body = encode_named_record(self._names, record, _random_id())
         version = await _call(operation, self._records().swap(SCOPE_RECORD, body, replaces))
         if version is not None:
             self._is_named = True
@@ -239,7 +239,7 @@ class GroupRecords:
         operation = "write subscription"
         await self._scope.ensure_named(operation)
         former = None if replaces is None else replaces.version
-        body = encode_subscription(record).encode()
+        body = encode_subscription(record, _random_id())
         version = await _call(operation, self._leases.records.swap(subscription_name(record.name), body, former))
         return None if version is None else StoredSubscription(record, version)
 
@@ -340,7 +340,7 @@ class GroupRecords:
 
     async def _claim(self, operation: str, lease: PartitionLease, name: str) -> _Claimed | None:
         """Write a claim into a checkpoint's record; its lock is held. None where the lease is lost."""
-        records, claim, partition_id = self._leases.records, secrets.token_hex(8), lease.partition_id
+        records, claim, partition_id = self._leases.records, _random_id(), lease.partition_id
         for _ in range(_WRITE_TRIES):
             stored = await _call(operation, records.read(name), partition_id)
             before = None if stored is None else _checkpoint(operation, partition_id, stored)
@@ -393,6 +393,10 @@ async def _call(operation: str, call: Awaitable[_T], partition_id: str | None = 
         return await call
     except StoreError as error:
         raise StoreError(operation, error.reason, partition_id=partition_id) from error
+
+
+def _random_id() -> str:
+    return secrets.token_hex(8)
 
 
 def _quoted(name: str) -> str:

@@ -1,6 +1,7 @@
 """The stored forms of a consumer group's scope record and of its subscriptions: a JSON object each, in every store.
 
-A store whose place does not name the hub keeps its names in the record: version 2. It may have nothing but the names.
+A scope record names its hub: version 2. It may have nothing but the names. Every body has an `id`, random text of its
+writer: of hosts that write equal records at the same time one succeeds. Bodies of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _MEMBERS: Final = frozenset({_VERSION_MEMBER, _CREATED, _COUNT, _STARTS, _RESET_
 _NAMESPACE: Final = "namespace"
 _HUB: Final = "hub"
 _NAMES: Final = frozenset({_VERSION_MEMBER, _NAMESPACE, _HUB})
+_ID: Final = "id"
 _NAME: Final = "name"
 _INCARNATION: Final = "incarnation"
 _ACTIVE: Final = "isActive"
@@ -72,19 +74,14 @@ class NamedRecord:
     record: ScopeRecord | None
 
 
-def encode_scope_record(record: ScopeRecord) -> str:
-    """Encode a record as ASCII text. Its times carry a time zone."""
-    return _encoded({_VERSION_MEMBER: _VERSION, **_members(record)})
-
-
-def encode_named_record(names: HubNames, record: ScopeRecord | None) -> str:
-    """Encode a record with the names of its hub, or the names alone, as ASCII text."""
+def encode_named_record(names: HubNames, record: ScopeRecord | None, body_id: str) -> bytes:
+    """Encode a record with the names of its hub, or the names alone, as ASCII text. Its times carry a time zone."""
     head = {_VERSION_MEMBER: _NAMED_VERSION, _NAMESPACE: names.namespace, _HUB: names.hub}
-    return _encoded(head if record is None else {**head, **_members(record)})
+    return _encoded(head if record is None else {**head, **_members(record)}, body_id)
 
 
 def parse_named_record(raw: str | bytes) -> NamedRecord:
-    """Parse what `encode_named_record` or `encode_scope_record` returns.
+    """Parse what `encode_named_record` returns, or a record of version 1, which has no names.
 
     Raises:
         ValueError: It is neither, or one of another version of eventpump.
@@ -92,23 +89,14 @@ def parse_named_record(raw: str | bytes) -> NamedRecord:
     what = "scope record"
     decoded = _object(raw, what)
     if decoded.get(_VERSION_MEMBER) != _NAMED_VERSION:
-        return NamedRecord(None, parse_scope_record(raw))
+        return NamedRecord(None, _scope_record(_decoded(raw, what, _MEMBERS)))
     if not isinstance(decoded.get(_NAMESPACE), str) or not isinstance(decoded.get(_HUB), str):
         raise ValueError(f"the {what} does not name its hub")
     names = HubNames(decoded[_NAMESPACE], decoded[_HUB])
-    if decoded.keys() == _NAMES:
+    if decoded.keys() - {_ID} == _NAMES:
         return NamedRecord(names, None)
     _check_members(decoded, what, _MEMBERS | _NAMES)
     return NamedRecord(names, _scope_record(decoded))
-
-
-def parse_scope_record(raw: str | bytes) -> ScopeRecord:
-    """Parse what `encode_scope_record` returns.
-
-    Raises:
-        ValueError: It is not such a record, or one of another version of eventpump.
-    """
-    return _scope_record(_decoded(raw, "scope record", _MEMBERS))
 
 
 def _members(record: ScopeRecord) -> dict[str, Any]:
@@ -132,7 +120,7 @@ def _scope_record(decoded: dict[str, Any]) -> ScopeRecord:
     )
 
 
-def encode_subscription(record: SubscriptionRecord) -> str:
+def encode_subscription(record: SubscriptionRecord, body_id: str) -> bytes:
     """Encode a subscription's record as ASCII text. Its time carries a time zone."""
     return _encoded(
         {
@@ -143,7 +131,8 @@ def encode_subscription(record: SubscriptionRecord) -> str:
             _COUNT: record.partition_count,
             _STARTS: dict(record.starts),
             _ACTIVE: record.is_active,
-        }
+        },
+        body_id,
     )
 
 
@@ -188,13 +177,12 @@ def _object(raw: str | bytes, what: str) -> dict[str, Any]:
 
 
 def _check_members(decoded: dict[str, Any], what: str, members: frozenset[str]) -> None:
-    if decoded.keys() != members:
-        odd = ", ".join(sorted(decoded.keys() ^ members))
-        raise ValueError(f"the {what} lacks members, or has unknown ones: {odd}")
+    if odd := (decoded.keys() - {_ID}) ^ members:
+        raise ValueError(f"the {what} lacks members, or has unknown ones: {', '.join(sorted(odd))}")
 
 
-def _encoded(members: dict[str, Any]) -> str:
-    return json.dumps(members, separators=(",", ":"))
+def _encoded(members: dict[str, Any], body_id: str) -> bytes:
+    return json.dumps({**members, _ID: body_id}, separators=(",", ":")).encode()
 
 
 def _time_text(moment: datetime) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, MutableMapping
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,14 @@ def group(store: LeaseStore, scope: ConsumerScope = SCOPE) -> GroupRecords:
     return _GROUPS.setdefault(store, GroupRecords(store, scope))
 
 
+def unnamed_record(record: ScopeRecord) -> bytes:
+    """Return the body of a scope record from before it named its hub."""
+    members = json.loads(encode_named_record(HubNames("", ""), record, ""))
+    return json.dumps(
+        {key: members[key] for key in members.keys() - {"namespace", "hub", "id"}} | {"version": 1}
+    ).encode()
+
+
 class SharedLeases(MemoryLeases):
     """Leases in memory, whose checkpoints and scope records a test reads and replaces."""
 
@@ -44,7 +53,7 @@ class SharedLeases(MemoryLeases):
 
     def put_scope_record(self, scope: ConsumerScope, stored: StoredScopeRecord) -> None:
         """Replace the record of a consumer group."""
-        body = encode_named_record(HubNames.of(scope), stored.record).encode()
+        body = encode_named_record(HubNames.of(scope), stored.record, "")
         self.records[place(scope) + SCOPE_RECORD] = StoredRecord(body, stored.version)
 
 

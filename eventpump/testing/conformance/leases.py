@@ -687,7 +687,7 @@ class LeaseStoreContract:
         stores = [await _open(harness) for _ in range(4)]
         current: StoredSubscription | None = None
         for round_number in range(3):
-            records = [replace(SUBSCRIPTION, incarnation=f"{round_number}-{number}") for number in range(4)]
+            records = [replace(SUBSCRIPTION, incarnation=f"{round_number}-{number // 2}") for number in range(4)]
             outcomes = await asyncio.gather(
                 *(store.write_subscription(record, current) for store, record in zip(stores, records, strict=True))
             )
@@ -757,9 +757,9 @@ class LeaseStoreContract:
         assert await store.read_scope_record() == stored
 
     async def test_scope_record_first_stored_by_many_at_once_is_one(self, harness: LeaseHarness) -> None:
-        """Of hosts that store the first record at once one succeeds, and every host reads that one's."""
+        """Of hosts that store the first record at once one succeeds, also of equal ones, and every host reads it."""
         stores = [await _open(harness) for _ in range(4)]
-        records = [replace(RECORD, partition_count=count) for count in range(4)]
+        records = [replace(RECORD, partition_count=count) for count in (0, 1, 1, 0)]
         outcomes = await asyncio.gather(
             *(store.write_scope_record(record, None) for store, record in zip(stores, records, strict=True))
         )
@@ -767,7 +767,8 @@ class LeaseStoreContract:
         assert won.record == records[outcomes.index(won)]
         for store in stores:
             assert await store.read_scope_record() == won
-            assert await store.write_scope_record(RECORD, None) is None
+            for record in (RECORD, won.record):
+                assert await store.write_scope_record(record, None) is None
         assert await stores[0].read_scope_record() == won
 
     async def test_scope_record_replaced_by_many_at_once_is_one(self, harness: LeaseHarness) -> None:
