@@ -12,6 +12,7 @@ owner can write, as it does not know the version.
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -284,21 +285,23 @@ class GroupRecords:
 
         Args:
             lease: The lease of the partition.
-            subscription: The name of the subscription's checkpoints. That of "default" is fenced by the lease itself.
+            subscription: The name of the subscription's checkpoints; that of "default" is fenced by the lease itself.
 
         Raises:
             StoreError: The store failed.
         """
-        if subscription == DEFAULT_SUBSCRIPTION:
-            is_held = await self._leases.renew(lease) is not None
-            return CheckpointClaim(await self._leases.read_checkpoint(lease.partition_id)) if is_held else None
         name = checkpoint_name(subscription, lease.partition_id)
         async with self._locks[name]:
             claimed = await self._claim("claim checkpoint", lease, name)
         return None if claimed is None else CheckpointClaim(claimed.record.checkpoint)
 
     async def write_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
+        self,
+        lease: PartitionLease,
+        checkpoint: Checkpoint,
+        subscription: str = DEFAULT_SUBSCRIPTION,
+        *,
+        backwards: bool = False,
     ) -> bool:
         """Store a checkpoint, if the lease is still held; see `LeaseStore.write_checkpoint`.
 
@@ -310,6 +313,7 @@ class GroupRecords:
             lease: The lease of the partition.
             checkpoint: The checkpoint.
             subscription: The name of the subscription's checkpoints. Default: "default".
+            backwards: Whether it replaces one with a higher sequence number. Default: False.
 
         Returns:
             False if the lease is lost; then nothing is stored.
@@ -317,21 +321,31 @@ class GroupRecords:
         Raises:
             StoreError: The store failed; the checkpoint may be stored.
         """
-        return await self._write("write checkpoint", lease, checkpoint, subscription, backwards=False)
-
-    async def reset_checkpoint(
-        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str = DEFAULT_SUBSCRIPTION
-    ) -> bool:
-        """Store a checkpoint, if the lease is still held, also over one with a higher sequence number.
-
-        A call that failed or was cancelled is like one of `write_checkpoint`.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            subscription: The name of the subscription's checkpoints. Default: "default".
-        """
-        return await self._write("reset checkpoint", lease, checkpoint, subscription, backwards=True)
+        assert checkpoint.partition_id == lease.partition_id
+        if subscription == DEFAULT_SUBSCRIPTION:
+            return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
+        operation, name = "write checkpoint", checkpoint_name(subscription, lease.partition_id)
+        async with self._locks[name]:
+            for _ in range(_WRITE_TRIES):
+                claimed = self._claims.get(name)
+                if claimed is None or claimed.token != lease.token:
+                    claimed = await self._claim(operation, lease, name)
+                    if claimed is None:
+                        return False
+                before = claimed.record
+                stored = before.checkpoint
+                if not backwards and stored is not None and checkpoint.sequence_number < stored.sequence_number:
+                    return await self._leases.renew(lease) is not None
+                record = replace(before, checkpoint=checkpoint, generation=before.generation + backwards)
+                # Kept only after a success: the outcome of a failed write is not known, and the next one claims again.
+                self._claims.pop(name, None)
+                swap = self._leases.records.swap(name, record.encode(), claimed.version)
+                version = await _call(operation, swap, lease.partition_id)
+                if version is not None:
+                    self._claims[name] = _Claimed(record, version, lease.token)
+                    return True
+        problem = "the checkpoint changed at every attempt to write it"
+        raise StoreError(operation, problem, partition_id=lease.partition_id)
 
     def forget_claims(self, partition_id: str) -> None:
         """Called when a lease is released or lost: a checkpoint is written only after another claim."""
@@ -356,36 +370,6 @@ class GroupRecords:
                 return claimed
         raise StoreError(operation, "the checkpoint kept changing", partition_id=partition_id)
 
-    async def _write(
-        self, operation: str, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, backwards: bool
-    ) -> bool:
-        assert checkpoint.partition_id == lease.partition_id
-        if subscription == DEFAULT_SUBSCRIPTION:
-            return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
-        name = checkpoint_name(subscription, lease.partition_id)
-        async with self._locks[name]:
-            for _ in range(_WRITE_TRIES):
-                claimed = self._claims.get(name)
-                if claimed is None or claimed.token != lease.token:
-                    claimed = await self._claim(operation, lease, name)
-                    if claimed is None:
-                        return False
-                before = claimed.record
-                stored = before.checkpoint
-                if not backwards and stored is not None and checkpoint.sequence_number < stored.sequence_number:
-                    return await self._leases.renew(lease) is not None
-                generation = before.generation + backwards
-                record = replace(before, checkpoint=checkpoint, generation=generation)
-                # Kept only after a success: the outcome of a failed write is not known, and the next one claims again.
-                self._claims.pop(name, None)
-                swap = self._leases.records.swap(name, record.encode(), claimed.version)
-                version = await _call(operation, swap, lease.partition_id)
-                if version is not None:
-                    self._claims[name] = _Claimed(record, version, lease.token)
-                    return True
-        problem = "the checkpoint changed at every attempt to write it"
-        raise StoreError(operation, problem, partition_id=lease.partition_id)
-
 
 async def _call(operation: str, call: Awaitable[_T], partition_id: str | None = None) -> _T:
     """Await a call of the record store, whose failure is one of the operation."""
@@ -408,6 +392,7 @@ def subscription_name(name: str) -> str:
     return f"{SUBSCRIPTIONS}{_quoted(name)}.json"
 
 
+@functools.lru_cache(4096)
 def checkpoint_name(subscription: str, partition_id: str) -> str:
     """Return the name of a checkpoint's record."""
     return f"{CHECKPOINTS}{_quoted(subscription)}/{partition_id}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import traceback
@@ -569,12 +570,12 @@ async def test_checkpoint_or_reset_that_arrives_late_is_refused(hosts: Hosts, su
     write, reset = Checkpoint("0", "100", 10), Checkpoint("0", "-1", -1)
     if late_one == "reset":
         with pytest.raises(StoreError, match="reset checkpoint of partition 0: ServiceResponseError"):
-            await group(store).reset_checkpoint(lease, reset, subscription)
+            await group(store).write_checkpoint(lease, reset, subscription, backwards=True)
         assert await group(store).write_checkpoint(lease, write, subscription)
     else:
         with pytest.raises(StoreError, match="write checkpoint of partition 0: ServiceResponseError"):
             await group(store).write_checkpoint(lease, write, subscription)
-        assert await group(store).reset_checkpoint(lease, reset, subscription)
+        assert await group(store).write_checkpoint(lease, reset, subscription, backwards=True)
     (send,) = late
     assert (await send()).status_code == 412
     assert await group(store).read_checkpoint("0", subscription) == (write if late_one == "reset" else reset)
@@ -876,3 +877,22 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: st
         BlobLeaseStore("leases", **options)
     assert caught.value.field == field
     assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_open_to_read_creates_nothing(azurite: Azurite, hosts: Hosts) -> None:
+    """A store that is opened to read creates no container, also with `create`, and writes no blob."""
+    reader = BlobLeaseStore("not-there", connection_string=azurite.connection_string, create=True)
+    with pytest.raises(ConfigurationError, match="there is no container not-there"):
+        await reader.open(SCOPE, read_only=True)
+    store = await hosts.store("0")
+    lease = await acquire(store, "0")
+    assert await store.write_checkpoint(lease, Checkpoint("0", "9", 9))
+    assert await group(store).write_checkpoint(lease, Checkpoint("0", "5", 5), "audit.1")
+    before = {blob.name: blob.etag async for blob in hosts.raw.list_blobs()}
+    name = hosts.raw.container_name
+    async with contextlib.aclosing(BlobLeaseStore(name, connection_string=azurite.connection_string)) as other:
+        await other.open(SCOPE, read_only=True)
+        assert [each.owner for each in await other.list()] == [OWNER]
+        assert await other.read_checkpoint("0") == Checkpoint("0", "9", 9)
+        assert await group(other).read_checkpoint("0", "audit.1") == Checkpoint("0", "5", 5)
+    assert {blob.name: blob.etag async for blob in hosts.raw.list_blobs()} == before

@@ -154,7 +154,7 @@ class Host:
                     assert stored_number is not None
                     assert stored_number >= number
             case "reset":
-                await self.group.reset_checkpoint(self.lease, checkpoint, SUBSCRIPTION)
+                await self.group.write_checkpoint(self.lease, checkpoint, SUBSCRIPTION, backwards=True)
 
 
 async def run(harness: Harness, seed: int, steps: int) -> None:

@@ -514,8 +514,7 @@ class StartFinder:
         return facts
 
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
-        write = self._store.reset_checkpoint if is_reset else self._store.write_checkpoint
-        return await write(self._lease(), checkpoint, self._key())
+        return await self._store.write_checkpoint(self._lease(), checkpoint, self._key(), backwards=is_reset)
 
 
 def _pinned_number(start: EventPosition) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 MAX_BODY: Final = 1 << 22
@@ -11,6 +12,7 @@ _MAX_NAME: Final = 1024
 _REFUSED: Final = frozenset("\\?#")
 
 
+@functools.lru_cache(4096)
 def check_name(name: str) -> str:
     """Check a record's name.
 

@@ -149,7 +149,7 @@ async def test_file_is_locked_for_bare_statements_only(tmp_path: Path) -> None:
         statements.clear()
         for number in (5, 3):
             assert await group(store).write_checkpoint(lease, Checkpoint("0", str(number), number))
-        assert await group(store).reset_checkpoint(lease, Checkpoint("0", "1", 1))
+        assert await group(store).write_checkpoint(lease, Checkpoint("0", "1", 1), backwards=True)
         assert await group(store).write_scope_record(record, None)
         assert await store.renew(lease)
         (seen,) = [snapshot for snapshot in await store.list() if snapshot.partition_id == "0"]
