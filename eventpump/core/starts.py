@@ -204,21 +204,32 @@ def retained_from(facts: PartitionFacts) -> int:
     return facts.last_enqueued_sequence_number + 1 if facts.is_empty else facts.beginning_sequence_number
 
 
+def loss_among(first: int, last: int | None, facts: PartitionFacts, through: int | None = None) -> Loss | None:
+    """Return the loss among missing numbers; None if none of them is lost.
+
+    Args:
+        first: The first of them.
+        last: The last of them; None if there is no limit.
+        facts: The partition's properties, read after they were missed.
+        through: A number that the partition had: if it ends before it now, it is another one.
+    """
+    first_kept, newest = retained_from(facts), facts.last_enqueued_sequence_number
+    if first_kept > first:
+        return Loss(LossKind.RETENTION, first, first_kept - 1 if last is None else min(last, first_kept - 1))
+    return Loss(LossKind.BEYOND_END, newest + 1, through) if through is not None and through > newest else None
+
+
 def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hub: bool) -> Loss | None:
     """Return the loss of a reader that continues after a checkpoint, or None.
 
     Args:
         facts: The partition's current properties; not needed if the checkpoint belongs to another hub.
     """
+    number = stored.sequence_number
     if not is_of_this_hub:
-        return Loss(LossKind.RECREATED, stored.sequence_number + 1, None)
+        return Loss(LossKind.RECREATED, number + 1, None)
     assert facts is not None
-    if stored.sequence_number > facts.last_enqueued_sequence_number:
-        return Loss(LossKind.BEYOND_END, facts.last_enqueued_sequence_number + 1, stored.sequence_number)
-    first_kept = retained_from(facts)
-    if stored.sequence_number + 1 < first_kept:
-        return Loss(LossKind.RETENTION, stored.sequence_number + 1, first_kept - 1)
-    return None
+    return loss_among(number + 1, None, facts, through=number)
 
 
 def at_end(partition_id: str, facts: PartitionFacts) -> Checkpoint:
@@ -244,6 +255,11 @@ def end_position(start: EventPosition, facts: PartitionFacts) -> EventPosition:
     return EventPosition.at_offset(pinned.offset, inclusive=start.inclusive and not facts.is_empty)
 
 
+def pinned_number(start: EventPosition) -> int | None:
+    """Return the sequence number that a position names, as the first one to be read; None if it names none."""
+    return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
+
+
 def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int | None:
     """Return the sequence number that reading from a position begins with; None if only reading can show it.
 
@@ -252,7 +268,7 @@ def first_number(start: EventPosition, facts: TimedPartitionFacts | None) -> int
         facts: The partition's properties; None if they were not read.
     """
     if start.sequence_number is not None:
-        return start.sequence_number + (not start.inclusive)
+        return pinned_number(start)
     if start.offset == START_OFFSET:
         return 0
     if facts is None:
@@ -290,18 +306,22 @@ class NumberWatch:
 
     Args:
         expected: The number of the next event; None if it is unknown.
+        through: A number that the partition had; None if none is known.
+        max_pause: The most seconds between two requests.
     """
 
-    __slots__ = ("_ask_at", "_pause", "expected", "first_missing", "last_missing")
+    __slots__ = ("_ask_at", "_max_pause", "_pause", "expected", "first_missing", "last_missing", "through")
 
-    def __init__(self, expected: int | None) -> None:
+    def __init__(self, expected: int | None, *, through: int | None = None, max_pause: float = ASK_PAUSE_MAX) -> None:
         self.expected = expected
+        self.through = through
         self.first_missing: int | None = None
         """The first of the missing numbers that were not checked yet."""
         self.last_missing = -1
         """The last of them."""
         self._ask_at = 0.0
         self._pause = 0.0
+        self._max_pause = max_pause
 
     def passed(self, first: int, last: int, count: int) -> bool:
         """Record a batch by its first and last number. Return False if numbers are missing, now or from before."""
@@ -339,14 +359,10 @@ class NumberWatch:
         first, last = self.first_missing, self.last_missing
         assert first is not None
         self.first_missing, self.last_missing = None, -1
-        first_kept = retained_from(facts)
-        if first_kept <= first:
-            self._pause = min(max(self._pause * 2, ASK_PAUSE), ASK_PAUSE_MAX)
-            self._ask_at = now + self._pause
-            return None
-        self._pause = 0.0
-        self._ask_at = now
-        return Loss(LossKind.RETENTION, first, min(last, first_kept - 1))
+        loss = loss_among(first, last, facts, self.through)
+        self._pause = 0.0 if loss is not None else min(max(self._pause * 2, ASK_PAUSE), self._max_pause)
+        self._ask_at = now + self._pause
+        return loss
 
     def missed(self, first: int, last: int) -> None:
         """Record numbers that are missing, from the first to the last."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import repeat
 
 from eventpump.consumer.link.feed import PartitionFeed
-from eventpump.consumer.record.starts import HubRecreatedError
+from eventpump.consumer.record.continuity import check_hub
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.errors import EventError
 from eventpump.eventhubs.codecs import event_maker
@@ -90,9 +90,8 @@ class FeedMaker:
         async def locate(position: EventPosition) -> EventPosition:
             # Not before the first link: that the hub is this one was found out just now.
             nonlocal was_located
-            if was_located and (await self._hub()).created_at != hub_created_at:
-                problem = "the hub was deleted and recreated while it was read"
-                raise HubRecreatedError(self.spec.hub, self.spec.partition_id, problem)
+            if was_located:
+                check_hub(await self._hub(), hub_created_at, self.spec.partition_id)
             was_located = True
             return position
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.record.checkpoints import CheckpointWriter
-from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.continuity import PumpContinuity
 from eventpump.consumer.record.starts import Beginning
 from eventpump.core.checkpoint import CheckpointTracker, Positioned
 from eventpump.core.pump_state import PumpLife
@@ -51,7 +51,7 @@ class OpenPartition:
     feed: MemberFeed
     tracker: CheckpointTracker
     writer: CheckpointWriter
-    continuity: ContinuityCheck
+    continuity: PumpContinuity
     beginning: Beginning
     origin: tuple[object, ...]
     life: PumpLife

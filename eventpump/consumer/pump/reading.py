@@ -21,7 +21,7 @@ from eventpump.consumer.pump.partition import OpenPartition, delivered_before_se
 from eventpump.consumer.pump.requests import Seek
 from eventpump.consumer.pump.steps import StepwiseProcessor
 from eventpump.consumer.record.checkpoints import CheckpointWriter, store_error
-from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.continuity import PumpContinuity
 from eventpump.consumer.record.starts import (
     BEYOND_END_PAUSE,
     Beginning,
@@ -245,7 +245,7 @@ class PartitionReading:
         self._rejoin(partition, place)
 
     @asynccontextmanager
-    async def detour(self, after: Checkpoint, through: int) -> AsyncIterator[ContinuityCheck]:
+    async def detour(self, after: Checkpoint, through: int) -> AsyncIterator[PumpContinuity]:
         """Read a range in the block, for which no checkpoint is stored; go on as before after it, unless it fails.
 
         Args:
@@ -297,9 +297,9 @@ class PartitionReading:
             partition.feed = self._join(place, shares_from=shares_from)
             self._on_link_changed()
 
-    def _continuity_from(self, beginning: Beginning) -> ContinuityCheck:
+    def _continuity_from(self, beginning: Beginning) -> PumpContinuity:
         """Return a check that no event is missing after a beginning."""
-        return ContinuityCheck(
+        return PumpContinuity(
             beginning,
             self._partition_id,
             self._settings,

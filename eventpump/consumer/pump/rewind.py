@@ -13,7 +13,7 @@ from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Replay, Requests, Seek
-from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.continuity import PumpContinuity
 from eventpump.consumer.record.starts import HubRecreatedError
 from eventpump.core.starts import retained_from
 from eventpump.errors import EventPumpError, OwnershipLostError
@@ -123,7 +123,7 @@ class Rewinding:
         finally:
             resolve(replay.done, is_done)
 
-    async def _deliver_range(self, continuity: ContinuityCheck, through: int, dispatch: Dispatch) -> bool:
+    async def _deliver_range(self, continuity: PumpContinuity, through: int, dispatch: Dispatch) -> bool:
         """Deliver the events of a replay. Return whether all of them were processed."""
         limit, partition = self._settings.max_batch_size, self._partition
         while await self._replays_on():

@@ -23,9 +23,10 @@ from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.consumer.reader.ending import RangeWatch
 from eventpump.consumer.reader.keyed_reading import KeyedReading
-from eventpump.consumer.record.starts import HubRecreatedError
+from eventpump.consumer.record.continuity import ContinuityCheck, check_hub
+from eventpump.consumer.record.starts import HubRecreatedError, data_loss
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, retained_from
+from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, pinned_number, retained_from
 from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
 from eventpump.eventhubs.codecs import event_maker
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, LastEnqueued, ReceivedEvent
@@ -104,7 +105,12 @@ class HubReader:
         self._is_at_end = False
         self._last: bytes | None = None
         self._start = settings.position
-        self._numbers = NumberWatch(_first_number(settings.position))
+        self._continuity: ContinuityCheck[bytes] = ContinuityCheck(
+            NumberWatch(pinned_number(settings.position)),
+            lambda message: ReceivedEvent(message).sequence_number,
+            self._properties_if_known,
+            lambda: asyncio.get_running_loop().time(),
+        )
         self._held: list[bytes] = []
         self._keyed: KeyedReading | None = None
         self._unprocessed: list[bytes] = []
@@ -164,7 +170,7 @@ class HubReader:
                 if self._start.offset == LATEST_OFFSET:
                     self._start = end_position(self._start, properties)
                     if not self._start.inclusive:
-                        self._numbers = NumberWatch(properties.last_enqueued_sequence_number + 1)
+                        self._continuity.numbers.expected = properties.last_enqueued_sequence_number + 1
                 if self._end is not None:
                     self._bound(self._end, properties)
         except BaseException:
@@ -360,7 +366,7 @@ class HubReader:
             # Held until it is returned: a call that is cancelled while it asks the service loses nothing.
             messages = self._held = self._held or list(cursor.take(max_messages))
             if messages:
-                if not self._follows(messages):
+                if not self._continuity.follows(messages):
                     try:
                         async with asyncio.timeout_at(None if until is None else max(until, loop.time() + ASK_TIME)):
                             await self._judge_gap(messages)
@@ -368,7 +374,7 @@ class HubReader:
                         if self._settings.on_data_loss == "fail":
                             return []
                         # Otherwise short reads of a slow service would ask, and time out, again and again.
-                        self._numbers.not_answered(loop.time())
+                        self._continuity.numbers.not_answered(loop.time())
                     if not self._held:
                         continue
                 messages, self._held = self._within(messages[:max_messages]), messages[max_messages:]
@@ -410,8 +416,7 @@ class HubReader:
         Raises:
             DataLossError: `on_data_loss` is "fail".
         """
-        expected, kept_from, end = self._numbers.expected, self._retained.first, self._end
-        assert end is not None
+        expected, kept_from, end = self._continuity.numbers.expected, self._retained.first, self._last_number
         if expected is None or expected >= kept_from:
             # Nothing was read yet, or the missing numbers were judged already: it is not known which are gone.
             _log.warning(
@@ -420,14 +425,7 @@ class HubReader:
                 self._settings.partition_id,
             )
             return
-        last = kept_from - 1
-        if end.sequence_number is not None:
-            last = min(last, end.sequence_number if end.inclusive else end.sequence_number - 1)
-        error = self._loss_error(Loss(LossKind.RETENTION, expected, last))
-        if self._settings.on_data_loss == "fail":
-            self._failure = error
-            raise error
-        self._on_loss(error)
+        self._lost(Loss(LossKind.RETENTION, expected, kept_from - 1 if end is None else min(end, kept_from - 1)))
 
     def _wake(self) -> None:
         if self._cursor is not None:
@@ -439,12 +437,11 @@ class HubReader:
 
     def _has_nothing_left(self, properties: PartitionProperties) -> bool:
         """Return whether a partition holds no event of the range, and new events will lie beyond its end."""
-        end, newest = self._end, properties.last_enqueued_sequence_number
+        end = self._end
         assert end is not None
         self._retained.first = retained_from(properties)
-        if end.sequence_number is not None:
-            last = end.sequence_number if end.inclusive else end.sequence_number - 1
-            return properties.beginning_sequence_number > last or (properties.is_empty and newest >= last)
+        if self._last_number is not None:
+            return self._retained.first > self._last_number
         assert end.enqueued_time is not None
         # The properties of a partition that was emptied may lack the time of its newest event.
         if properties.is_empty:
@@ -525,30 +522,20 @@ class HubReader:
         """Check, before a link is opened, that the hub is the one that was read, and return where to begin."""
         assert self._transport is not None
         settings = self._settings
-        created_at = (await self._transport.get_hub_properties(settings.hub)).created_at
-        before, self._hub_created_at = self._hub_created_at, created_at
-        if before in {None, created_at}:
+        hub = await self._transport.get_hub_properties(settings.hub)
+        before, self._hub_created_at = self._hub_created_at, hub.created_at
+        try:
+            check_hub(hub, before, settings.partition_id)
             return position
-        error = HubRecreatedError(
-            settings.hub, settings.partition_id, "the hub was deleted and recreated while it was being read"
-        )
-        if settings.on_data_loss in {None, "fail"}:
-            raise error
-        self._on_loss(error)
+        except HubRecreatedError as error:
+            if settings.on_data_loss in {None, "fail"}:
+                raise
+            self._on_loss(error)
         self._start, self._last = EventPosition.earliest(), None
         if settings.on_data_loss == "latest":
             properties = await self._transport.get_partition_properties(settings.hub, settings.partition_id)
             self._start = end_position(EventPosition.latest(), properties)
         return self._start
-
-    def _follows(self, messages: list[bytes]) -> bool:
-        """Check that no number is missing before or in a batch. Only its first and last message are looked at."""
-        try:
-            first, last = ReceivedEvent(messages[0]).sequence_number, ReceivedEvent(messages[-1]).sequence_number
-        except EventError:
-            self._numbers.expected = None
-            return True
-        return self._numbers.passed(first, last, len(messages))
 
     async def _judge_gap(self, messages: list[bytes]) -> None:
         """Find out whether missing numbers are lost, and apply `on_data_loss`.
@@ -556,33 +543,18 @@ class HubReader:
         Raises:
             DataLossError: `on_data_loss` is "fail". Every later read raises it, too.
         """
-        numbers, settings, transport = self._numbers, self._settings, self._transport
-        assert transport is not None
-        now = asyncio.get_running_loop().time()
-        with suppress(EventError):
-            numbers.look_into([ReceivedEvent(message).sequence_number for message in messages])
-        if not numbers.is_due(now):
-            return
-        try:
-            properties = await transport.get_partition_properties(settings.hub, settings.partition_id)
-        except ServiceError as error:
-            _log.warning(
-                "hub %s, partition %s: could not find out whether missing events are lost: %s",
-                *(settings.hub, settings.partition_id, error),
-            )
-            numbers.not_answered(now)
-            return
-        loss = numbers.judge(properties, now)
+        settings, transport = self._settings, self._transport
+        loss = await self._continuity.find_loss(messages)
         if loss is None:
             return
-        if settings.on_data_loss == "fail":
-            self._failure = self._loss_error(loss)
-            raise self._failure
-        self._on_loss(self._loss_error(loss))
+        self._lost(loss)
         if settings.on_data_loss == "latest":
+            properties = self._continuity.facts
+            assert transport is not None
+            assert properties is not None
             before, self._held, self._last = self._feed, [], None
             self._start = end_position(EventPosition.latest(), properties)
-            numbers.expected = properties.last_enqueued_sequence_number + 1
+            self._continuity.numbers.expected = properties.last_enqueued_sequence_number + 1
             self._feed = self._make_feed(transport)
             self._cursor = self._feed.cursor()
             self._feed.start()
@@ -591,17 +563,34 @@ class HubReader:
                     self._silence.forget(before)
                 await before.aclose()
 
-    def _loss_error(self, loss: Loss) -> DataLossError:
-        settings = self._settings
-        return DataLossError(
-            settings.hub,
-            settings.partition_id,
-            loss.describe(),
-            first_missing=loss.first_missing,
-            last_missing=loss.last_missing,
-        )
+    async def _properties_if_known(self) -> PartitionProperties | None:
+        try:
+            return await self._ask()
+        except ServiceError as error:
+            where = self._settings.hub, self._settings.partition_id
+            _log.warning("hub %s, partition %s: could not find out whether missing events are lost: %s", *where, error)
+            return None
+
+    def _lost(self, loss: Loss) -> None:
+        """Report a loss.
+
+        Raises:
+            DataLossError: `on_data_loss` is "fail".
+        """
+        error = data_loss(self._settings.hub, self._settings.partition_id, loss)
+        if self._settings.on_data_loss == "fail":
+            self._failure = error
+            raise error
+        self._on_loss(error)
 
     # --------------------------------------------------------------------------------------------------- the end
+
+    @property
+    def _last_number(self) -> int | None:
+        """The sequence number of the last event of the range; None without an end, and where that is a time."""
+        if self._end is None or self._end.sequence_number is None:
+            return None
+        return self._end.sequence_number - (not self._end.inclusive)
 
     def _bound(self, end: EventPosition, properties: PartitionProperties) -> None:
         """Convert the end to a sequence number or a time, and find out whether the range is empty."""
@@ -612,12 +601,10 @@ class HubReader:
         self._end = end
         if end.enqueued_time is not None:
             self._retained.is_end_passed = not properties.is_empty and properties.last_enqueued_time > end.enqueued_time
-        start = self._settings.position
-        if end.sequence_number is not None:
-            last = end.sequence_number if end.inclusive else end.sequence_number - 1
+        start, last = self._settings.position, self._last_number
+        if last is not None:
             self._is_at_end = self._is_at_end or last < properties.beginning_sequence_number
-            if start.sequence_number is not None:
-                first = start.sequence_number if start.inclusive else start.sequence_number + 1
+            if (first := pinned_number(start)) is not None:
                 self._is_at_end = self._is_at_end or first > last
             elif _is_after(start, properties):
                 self._is_at_end = self._is_at_end or newest >= last
@@ -630,11 +617,9 @@ class HubReader:
             self._is_at_end = True
             self._stop()
             return messages[: bisect_left(messages, True, key=self._is_past)]
-        if self._end.sequence_number is not None:
-            last = self._end.sequence_number if self._end.inclusive else self._end.sequence_number - 1
-            if ReceivedEvent(messages[-1]).sequence_number >= last:
-                self._is_at_end = True
-                self._stop()
+        if self._last_number is not None and ReceivedEvent(messages[-1]).sequence_number >= self._last_number:
+            self._is_at_end = True
+            self._stop()
         return messages
 
     def _stop(self) -> None:
@@ -643,13 +628,11 @@ class HubReader:
 
     def _is_past(self, message: bytes) -> bool:
         end, event = self._end, ReceivedEvent(message)
+        if self._last_number is not None:
+            return event.sequence_number > self._last_number
         assert end is not None
-        if end.sequence_number is not None:
-            past: float = event.sequence_number - end.sequence_number
-        else:
-            assert end.enqueued_time is not None
-            past = (event.enqueued_time - end.enqueued_time).total_seconds()
-        return past > 0 if end.inclusive else past >= 0
+        assert end.enqueued_time is not None
+        return event.enqueued_time > end.enqueued_time if end.inclusive else event.enqueued_time >= end.enqueued_time
 
 
 def _check_processor(processor: object) -> None:
@@ -664,11 +647,6 @@ def _is_running() -> ConfigurationError:
 
 def _log_loss(error: DataLossError) -> None:
     _log.warning("%s", error)
-
-
-def _first_number(start: EventPosition) -> int | None:
-    """Return the sequence number at which reading from a position begins; None if that is not known."""
-    return None if start.sequence_number is None else start.sequence_number + (not start.inclusive)
 
 
 def _is_after(start: EventPosition, properties: PartitionProperties) -> bool:

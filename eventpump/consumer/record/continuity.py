@@ -3,21 +3,116 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 from eventpump.consumer.record.starts import Beginning, BeginningRecord, HubRecreatedError
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.interfaces import Clock, HubDirectory, PartitionProperties
+from eventpump.interfaces import Clock, HubDirectory, HubProperties, PartitionProperties
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed
 
+_T = TypeVar("_T")
 
-class ContinuityCheck:
-    """Checks one partition from the position where reading began.
+
+def check_hub(found: HubProperties, created_at: datetime | None, partition_id: str) -> None:
+    """Check that a hub is the one that is being read.
+
+    Args:
+        found: The hub's properties.
+        created_at: When the hub that is being read was created; None before the first link.
+        partition_id: The partition that is being read.
+
+    Raises:
+        HubRecreatedError: It is another one of the same name.
+    """
+    if created_at not in (None, found.created_at):
+        raise HubRecreatedError(found.name, partition_id, "the hub was deleted and recreated while it was being read")
+
+
+class ContinuityCheck(Generic[_T]):
+    """Finds the events of a partition that are missing, and asks the service whether they are lost.
+
+    What follows a loss is up to the caller.
+
+    Args:
+        numbers: The sequence numbers that are read.
+        number_of: Returns the sequence number of an event.
+        ask: Reads the partition's properties; None if the service did not answer, and is to be asked later.
+        time: Returns the time between two requests, in seconds.
+
+    Attributes:
+        numbers: The sequence numbers that are read.
+        facts: The partition's properties, as they were read last; None before.
+    """
+
+    def __init__(
+        self,
+        numbers: NumberWatch,
+        number_of: Callable[[_T], int],
+        ask: Callable[[], Awaitable[PartitionProperties | None]],
+        time: Callable[[], float],
+    ) -> None:
+        self.numbers = numbers
+        self.facts: PartitionProperties | None = None
+        self._number_of = number_of
+        self._ask = ask
+        self._time = time
+
+    def follows(self, events: Sequence[_T]) -> bool:
+        """Return whether no sequence number is missing before or in a batch. Reads only its first and last event."""
+        try:
+            first, last = self._number_of(events[0]), self._number_of(events[-1])
+        except EventError:
+            # The reader of the event finds that out as well. Which number should follow is not known.
+            self.numbers.expected = None
+            return True
+        return self.numbers.passed(first, last, len(events))
+
+    def misses(self, missing: Collection[tuple[int, int]]) -> bool:
+        """Record the sequence numbers that are missing in a partition of which only a stream is read.
+
+        Args:
+            missing: The first and the last number, each.
+
+        Returns:
+            Whether any are missing, now or from before.
+        """
+        for first, last in missing:
+            self.numbers.missed(first, last)
+        return self.numbers.first_missing is not None
+
+    async def find_loss(self, events: Sequence[_T] = ()) -> Loss | None:
+        """Ask the service, if it is time to, whether missing sequence numbers are lost.
+
+        Args:
+            events: The batch for which `follows` was false; empty where `misses` was true.
+
+        Returns:
+            What is lost; None if nothing is, or if that is not known yet.
+        """
+        numbers, now = self.numbers, self._time()
+        with suppress(EventError):
+            numbers.look_into(list(map(self._number_of, events)))
+        if not numbers.is_due(now):
+            return None
+        facts = await self._ask()
+        if facts is None:
+            numbers.not_answered(now)
+            return None
+        self.facts = facts
+        return numbers.judge(facts, now)
+
+
+class PumpContinuity(ContinuityCheck[ReceivedEvent]):
+    """Checks what one pump reads, from the position where reading began.
+
+    `find_loss` raises `HubRecreatedError` where the hub was deleted and created again.
 
     Args:
         beginning: Where reading began, and in which hub.
@@ -44,68 +139,30 @@ class ContinuityCheck:
         until_done: Callable[[Callable[[], Awaitable[PartitionProperties]]], Awaitable[PartitionProperties]],
         report: Callable[..., None],
     ) -> None:
-        self._numbers = NumberWatch(beginning.expected)
+        super().__init__(
+            NumberWatch(beginning.expected),
+            attrgetter("sequence_number"),
+            self._properties_if_known,
+            clock.monotonic,
+        )
         self._hub_created_at: datetime = beginning.hub_created_at
         self._partition_id = partition_id
         self._settings = settings
         self._directory = directory
         self._group = group
-        self._clock = clock
         self._step = step
         self._until_done = until_done
         self._report = report
 
-    def follows(self, events: tuple[ReceivedEvent, ...]) -> bool:
-        """Return whether no sequence number is missing before or in a batch. Reads only its first and last event."""
+    async def _properties_if_known(self) -> PartitionProperties | None:
+        """Read the partition's properties, until that succeeds if delivery must not go on without them."""
         try:
-            return self._numbers.passed(events[0].sequence_number, events[-1].sequence_number, len(events))
-        except EventError:
-            # The processor finds that out as well. Which number should follow is not known.
-            self._numbers.expected = None
-            return True
-
-    def misses(self, missing: Collection[tuple[int, int]]) -> bool:
-        """Record the sequence numbers that are missing in a partition of which only a stream is read.
-
-        Args:
-            missing: The first and the last number, each.
-
-        Returns:
-            Whether any are missing, now or from before.
-        """
-        for first, last in missing:
-            self._numbers.missed(first, last)
-        return self._numbers.first_missing is not None
-
-    async def find_loss(self, events: tuple[ReceivedEvent, ...]) -> Loss | None:
-        """Ask the service, if it is time to, whether missing sequence numbers are lost.
-
-        Args:
-            events: The batch for which `follows` was false; empty where `misses` was true.
-
-        Returns:
-            What is lost; None if nothing is, or if that is not known yet.
-
-        Raises:
-            HubRecreatedError: The hub was deleted and created again.
-        """
-        numbers, now = self._numbers, self._clock.monotonic()
-        try:
-            if events and events[-1].sequence_number - events[0].sequence_number + 1 != len(events):
-                numbers.look_into([event.sequence_number for event in events])
-        except EventError:
-            numbers.expected = None
-        if not numbers.is_due(now):
-            return None
-        try:
-            facts = await self._step(self._properties())
+            return await self._step(self._properties())
         except ServiceError as error:
             self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
-            numbers.not_answered(now)
-            if self._settings.on_data_loss != "fail":
-                return None
-            facts = await self._until_done(lambda: self._step(self._properties()))
-        return numbers.judge(facts, now)
+        if self._settings.on_data_loss != "fail":
+            return None
+        return await self._until_done(lambda: self._step(self._properties()))
 
     async def report_last_gap(self, timeout: float) -> None:
         """Report whether sequence numbers are lost that are missing and not judged yet: a later owner cannot see them.
@@ -113,7 +170,7 @@ class ContinuityCheck:
         Args:
             timeout: Seconds to wait for the service.
         """
-        numbers, now = self._numbers, self._clock.monotonic()
+        numbers, now = self.numbers, self._time()
         first, last = numbers.first_missing, numbers.last_missing
         if first is None:
             return
@@ -133,10 +190,5 @@ class ContinuityCheck:
     async def _properties(self) -> PartitionProperties:
         """Read the partition's properties. Raises `HubRecreatedError` if they may be those of another hub."""
         facts = await self._directory.get_partition_properties(self._settings.hub, self._partition_id)
-        await self._check_hub()
+        check_hub(await self._group.hub(), self._hub_created_at, self._partition_id)
         return facts
-
-    async def _check_hub(self) -> None:
-        if (await self._group.hub()).created_at != self._hub_created_at:
-            problem = "the hub was deleted and recreated while it was being read"
-            raise HubRecreatedError(self._settings.hub, self._partition_id, problem)

@@ -24,8 +24,8 @@ from eventpump.core.starts import (
     at_end,
     entered,
     find_loss,
-    first_number,
     hub_of,
+    pinned_number,
     retained_from,
     start_of,
     starts_text,
@@ -94,13 +94,21 @@ def loss_error(hub: str, partition_id: str, loss: Loss) -> DataLossError:
             "the checkpoint is kept; to continue: "
             'on_data_loss="earliest" reads the present hub from its beginning, "latest" from its end'
         )
-    return DataLossError(
-        hub,
-        partition_id,
-        f"{loss.describe()}; {advice}",
-        first_missing=loss.first_missing,
-        last_missing=loss.last_missing,
-    )
+    return data_loss(hub, partition_id, loss, advice)
+
+
+def data_loss(hub: str, partition_id: str, loss: Loss, advice: str = "") -> DataLossError:
+    """Return the error for a loss.
+
+    Args:
+        hub: The hub.
+        partition_id: The partition.
+        loss: What is lost.
+        advice: What to do about it, or how it came about.
+    """
+    first, last = loss.first_missing, loss.last_missing
+    problem = f"{loss.describe()}; {advice}" if advice else loss.describe()
+    return DataLossError(hub, partition_id, problem, first_missing=first, last_missing=last)
 
 
 class SharedRead:
@@ -461,7 +469,7 @@ class StartFinder:
             start = group.start_of(partition_id)
             if start.offset != LATEST_OFFSET:
                 # The start of a subscription is pinned by its number: what is missing there is lost.
-                expected = None if group.key == DEFAULT_SUBSCRIPTION else _pinned_number(start)
+                expected = None if group.key == DEFAULT_SUBSCRIPTION else pinned_number(start)
                 return Beginning(start, None, expected, hub.created_at)
             pinned = at_end(partition_id, await self.facts())
             await self.store(pinned, is_reset=False)
@@ -515,10 +523,6 @@ class StartFinder:
 
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
         return await self._store.write_checkpoint(self._lease(), checkpoint, self._key(), backwards=is_reset)
-
-
-def _pinned_number(start: EventPosition) -> int | None:
-    return None if start.sequence_number is None else first_number(start, None)
 
 
 def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:

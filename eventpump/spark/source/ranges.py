@@ -1,9 +1,10 @@
-"""Progress of reading a range, and detection of lost events. Pure."""
+"""Progress of reading a range. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
+from eventpump.core.starts import NumberWatch, retained_from
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import PartitionProperties
 from eventpump.spark.source.offsets import SequenceRange
@@ -27,14 +28,15 @@ class RangeProgress:
     Attributes:
         next: The next number to read.
         end: The number before which the range ends.
-        gap: The first number that was missing in the last `received`; None if none was.
+        numbers: The numbers that are missing.
     """
 
     def __init__(self, wanted: SequenceRange) -> None:
         self.partition_id = wanted.partition_id
         self.next = wanted.start
         self.end = max(wanted.start, wanted.end)
-        self.gap: int | None = None
+        # Each gap is judged at once: the task ends with its range.
+        self.numbers = NumberWatch(None, through=self.end - 1, max_pause=0.0)
         self._has_passed_end = False
 
     @property
@@ -58,7 +60,6 @@ class RangeProgress:
         Raises:
             ValueError: The numbers go backwards; the text has them.
         """
-        self.gap = None
         first, last = number_of(messages[0]), number_of(messages[-1])
         if first == self.next and last - first == len(messages) - 1 and last < self.end:
             # The usual case is recognized by its two ends; numbers within a delivery always increase.
@@ -68,8 +69,8 @@ class RangeProgress:
         for number in numbers:
             if number < self.next:
                 raise ValueError(f"received event {number}, but expected {self.next} or a later one")
-            if number > self.next and self.gap is None and self.next < self.end:
-                self.gap = self.next
+            if number > self.next and self.next < self.end:
+                self.numbers.missed(self.next, min(number, self.end) - 1)
             self.next = number + 1
         if self.next > self.end:
             self._has_passed_end = True
@@ -77,29 +78,12 @@ class RangeProgress:
             return messages[: bisect_left(numbers, self.end)]
         return messages
 
-    def missing(self, since: int, properties: PartitionProperties) -> str | None:
-        """Return a description of the lost events, by the partition's properties after a gap or a time-out.
-
-        Args:
-            since: The first number that is missing.
-
-        Returns:
-            None if nothing is lost: the events were compacted, or are only late.
-        """
-        last = properties.last_enqueued_sequence_number
-        first = last + 1 if properties.is_empty else properties.beginning_sequence_number
-        if first > since:
-            return f"events {since} to {min(first, self.end) - 1} are gone: the partition now begins at {first}"
-        if last + 1 < self.end:
-            return (
-                f"events up to {self.end - 1} were expected, but the partition ends at {last}: the hub was "
-                "probably deleted and recreated"
-            )
-        return None
+    def overdue(self) -> None:
+        """Record that the rest of the range is missing, after a time-out."""
+        self.numbers.missed(self.next, self.end - 1)
 
     def give_up_missing(self, properties: PartitionProperties) -> None:
-        """Skip the events that `missing` reported as lost after a time-out."""
-        last = properties.last_enqueued_sequence_number
-        first = last + 1 if properties.is_empty else properties.beginning_sequence_number
-        self.end = max(min(self.end, last + 1), self.next)
-        self.next = min(max(self.next, first), self.end)
+        """Skip the events that are lost, after `overdue`."""
+        self.end = max(min(self.end, properties.last_enqueued_sequence_number + 1), self.next)
+        self.next = min(max(self.next, retained_from(properties)), self.end)
+        self.numbers.through = self.end - 1

@@ -15,7 +15,10 @@ import pyarrow as pa
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.link.feed import FeedCursor, PartitionFeed, as_received
+from eventpump.consumer.record.continuity import ContinuityCheck
+from eventpump.consumer.record.starts import data_loss
 from eventpump.core.backoff import Backoff
+from eventpump.core.starts import LossKind
 from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
@@ -27,7 +30,7 @@ from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.lookups import persist
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
 from eventpump.spark.source.rangecache import RangeCache, RangeKey
-from eventpump.spark.source.ranges import RangeProgress
+from eventpump.spark.source.ranges import RangeProgress, number_of
 from eventpump.spark.source.rows import PackedEvents, RowEncoder
 
 _log = logging.getLogger("eventpump.spark")
@@ -271,6 +274,9 @@ class _RangeLink:
         self._max_bytes = max_bytes
         self._keep_links = keep_links
         self._progress = RangeProgress(wanted)
+        self._continuity: ContinuityCheck[bytes] = ContinuityCheck(
+            self._progress.numbers, number_of, self._ask, lambda: asyncio.get_running_loop().time()
+        )
         self._refused_since: float | None = None
         self._rng = random.Random()
         self._refusals = Backoff(*_REFUSED_DELAYS)
@@ -383,25 +389,40 @@ class _RangeLink:
             messages = progress.received(messages)
         except ValueError as error:
             raise DataLossError(self._hub, progress.partition_id, str(error)) from None
-        if progress.gap is not None:
-            self._report(progress.missing(progress.gap, await self._ask()))
+        if progress.numbers.first_missing is not None:
+            await self._is_lost()
         return messages
 
     async def _find_out(self) -> None:
         """Find out whether events that did not arrive are late or gone."""
         progress = self._progress
-        properties = await self._ask()
-        problem = progress.missing(progress.next, properties)
-        if problem is None:
-            _log.info(
-                "partition %s: no event for %g s, although %d are expected",
-                progress.partition_id,
-                self._options.receiver_timeout,
-                progress.left,
-            )
+        progress.overdue()
+        if await self._is_lost():
+            assert self._continuity.facts is not None
+            progress.give_up_missing(self._continuity.facts)
             return
-        self._report(problem)
-        progress.give_up_missing(properties)
+        _log.info(
+            "partition %s: no event for %g s, although %d are expected",
+            progress.partition_id,
+            self._options.receiver_timeout,
+            progress.left,
+        )
+
+    async def _is_lost(self) -> bool:
+        """Return whether missing events are lost, which is logged.
+
+        Raises:
+            DataLossError: They are, and `fail_on_data_loss` is set.
+        """
+        loss = await self._continuity.find_loss()
+        if loss is None:
+            return False
+        cause = "" if loss.kind is LossKind.RETENTION else "the hub was probably deleted and recreated"
+        error = data_loss(self._hub, self._progress.partition_id, loss, cause)
+        if self._options.fail_on_data_loss:
+            raise error
+        _log.warning("%s", error)
+        return True
 
     async def _ask(self) -> PartitionProperties:
         return await persist(
@@ -409,13 +430,6 @@ class _RangeLink:
             self._options.retry_timeout,
             retry=self._options.retry,
         )
-
-    def _report(self, problem: str | None) -> None:
-        if problem is None:
-            return
-        if self._options.fail_on_data_loss:
-            raise DataLossError(self._hub, self._progress.partition_id, problem)
-        _log.warning("hub %s, partition %s: %s", self._hub, self._progress.partition_id, problem)
 
     async def release(self) -> None:
         """Release the link of a completely read range: keep it if it is exclusive and can continue, otherwise close

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eventpump.core.starts import Loss, LossKind
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.interfaces import PartitionProperties
 from eventpump.spark.source.offsets import SequenceRange
@@ -60,14 +61,15 @@ def test_range_ends_at_the_first_event_at_or_past_its_end() -> None:
     """Where the last event of a range is missing, the next one ends it; then nothing goes on at its end."""
     progress = _progress(3, 10)
     assert list(map(number_of, progress.received(_messages([3, 4, 12])))) == [3, 4]
-    assert (progress.is_done, progress.is_at_end, progress.gap) == (True, False, 5)
+    assert (progress.is_done, progress.is_at_end) == (True, False)
+    assert (progress.numbers.first_missing, progress.numbers.last_missing) == (5, 9)
 
 
 def test_range_given_exactly_leaves_its_link_at_the_end() -> None:
     """Only where nothing behind the end was taken off a link can it serve the range that follows."""
     progress = _progress(3, 6)
     progress.received(_messages([3, 5]))
-    assert progress.gap == 4
+    assert (progress.numbers.first_missing, progress.numbers.last_missing) == (4, 4)
     assert (progress.is_done, progress.is_at_end) == (True, True)
 
 
@@ -80,22 +82,33 @@ def test_range_with_numbers_that_run_backwards_raises() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "reported"),
+    ("properties", "lost"),
     [
         (_properties(0, 9), None),
         (_properties(4, 9), None),
         (_properties(4, 100), None),
-        (_properties(7, 100), "events 4 to 6 are gone: the partition now begins at 7"),
-        (_properties(50, 100), "events 4 to 9 are gone"),
-        (_properties(0, 20, is_empty=True), "events 4 to 9 are gone: the partition now begins at 21"),
-        (_properties(0, 8), "events up to 9 were expected, but the partition ends at 8"),
-        (_properties(0, -1, is_empty=True), "events up to 9 were expected, but the partition ends at -1"),
+        (_properties(7, 100), Loss(LossKind.RETENTION, 4, 6)),
+        (_properties(50, 100), Loss(LossKind.RETENTION, 4, 9)),
+        (_properties(0, 20, is_empty=True), Loss(LossKind.RETENTION, 4, 9)),
+        (_properties(0, 8), Loss(LossKind.BEYOND_END, 9, 9)),
+        (_properties(0, -1, is_empty=True), Loss(LossKind.BEYOND_END, 0, 9)),
     ],
 )
-def test_range_with_missing_events_is_slow_or_lost(properties: PartitionProperties, reported: str | None) -> None:
+def test_range_with_missing_events_is_slow_or_lost(properties: PartitionProperties, lost: Loss | None) -> None:
     """Missing events are gone where the partition begins behind them or ends before them; else they are slow."""
-    found = _progress(4, 10).missing(4, properties)
-    assert found == reported or (reported is not None and found is not None and reported in found)
+    progress = _progress(4, 10)
+    progress.overdue()
+    assert progress.numbers.is_due(0.0)
+    assert progress.numbers.judge(properties, 0.0) == lost
+
+
+def test_range_judges_each_gap_at_once() -> None:
+    """A range has an end, after which no later question would find what was lost."""
+    progress = _progress(0, 100)
+    for numbers in ([0, 2], [3, 7], [9, 10]):
+        progress.received(_messages(numbers))
+        assert progress.numbers.is_due(0.0)
+        assert progress.numbers.judge(_properties(0, 200), 0.0) is None
 
 
 @pytest.mark.parametrize(
