@@ -141,7 +141,7 @@ class HandlerRunner:
         self._cancels_slow = settings.on_handler_timeout == "cancel"
         self._blocked_after = blocked_after
         self._blocked_pause = blocked_pause
-        self._stepped = stepped
+        self.stepped = stepped
         self._report = report
         # What only this process measures goes by the loop's clock: it costs less to read than the one that leases go
         # by, and stands still while the machine is suspended, as timers and handlers do.
@@ -338,7 +338,7 @@ class HandlerRunner:
             work: The work.
             waits: Called whenever the work begins to wait.
         """
-        return Watched(work, self._now, self._blocked_after, self._blocked, self._stepped, waits)
+        return Watched(work, self._now, self._blocked_after, self._blocked, self.stepped, waits)
 
     async def take_cancellation_back(self) -> None:
         """Remove every request to cancel the current task: it was meant for code that has ended.

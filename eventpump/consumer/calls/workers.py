@@ -7,11 +7,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
 from eventpump.consumer.calls.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
+from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.processor import PartitionContext
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
 from eventpump.core.loop_load import NOTED_STEP
 from eventpump.eventhubs.events import ReceivedEvent
@@ -32,11 +35,10 @@ class KeyedWorkers:
     When it waits, further workers are started, as many as keys are ready and `concurrency` allows.
 
     Args:
-        concurrency: The most calls at a time.
-        key: Returns the key of an event; None if it is independent of all others.
+        processor: What is called with the events of one key, in order.
+        context: What it is called with.
         runner: Measures the calls, and cancels them at their deadlines.
         tasks: Owns the workers.
-        handle: Called with the events of one key, in order; returns what to await.
         may_start: Returns whether a call may begin now. Called before a call, unless it was within `CLEAR_FOR` before.
         recover: Called with the entries of a call that raised, and its error; and with one of the queue's `unready`,
             and None. Finishes them, or finds the key of `unkeyed` (`key_again`); or returns False: then they are not
@@ -44,35 +46,31 @@ class KeyedWorkers:
         waits: Called soon after a worker has begun to wait.
         ended: Called when a worker has ended.
         failed: Called with an error that ends a worker and that is not the handler's.
-        stepped: Called with the seconds of a step of `key` that is not short.
     """
 
     def __init__(
         self,
-        concurrency: int,
-        *,
-        key: Callable[[ReceivedEvent], object],
+        processor: KeyedProcessor,
+        context: PartitionContext,
         runner: HandlerRunner,
         tasks: TaskSet,
-        handle: Callable[[tuple[ReceivedEvent, ...]], Awaitable[object]],
+        *,
         may_start: Callable[[], bool],
         recover: Callable[[list[Entry], Exception | None], Awaitable[bool]],
         waits: Callable[[], None],
         ended: Callable[[], None],
         failed: Callable[[Exception], None],
-        stepped: Callable[[float], None],
     ) -> None:
-        self._concurrency = concurrency
-        self._key_of = key
+        self._concurrency = processor.settings.concurrency
+        self._key_of = processor.key
         self._runner = runner
         self._tasks = tasks
-        self._handle = handle
+        self._handle = partial(processor.first_call, context)
         self._may_start = may_start
         self._recover = recover
         self._on_wait = waits
         self._on_end = ended
         self._failed = failed
-        self._stepped = stepped
         self._loop = asyncio.get_running_loop()
         # Not that of a handler, in which a worker may be started: what it has set is not for the calls of others.
         self._context = copy_context()
@@ -118,7 +116,7 @@ class KeyedWorkers:
         queue.sort(self._key_of)
         took = self._loop.time() - began
         if took > NOTED_STEP:
-            self._stepped(took)
+            self._runner.stepped(took)
 
     @property
     def _free(self) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 
-from eventpump.aio.tasks import resolve, wait_for_event
+from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import HandlerRunner, has_place
-from eventpump.consumer.calls.workers import Entry, KeyedWorkers
-from eventpump.consumer.keyed import KeyedProcessor, bounds_of
+from eventpump.consumer.calls.keyed_driver import KeyedDriver
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.dispatch import still_belongs
 from eventpump.consumer.pump.failing import FailureHandling
@@ -21,7 +20,7 @@ from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import ReceivedEvent
 
 
-class KeyedDispatch:
+class KeyedDispatch(KeyedDriver):
     """Accepts events without waiting for their end, and has workers call the processor.
 
     Everything that is accepted belongs to one queue. It is finished, or dropped as a whole, before events of another
@@ -47,36 +46,15 @@ class KeyedDispatch:
     ) -> None:
         self._ownership = ownership
         self._loop_gate = ownership.services.loop_gate
-        self._loop = asyncio.get_running_loop()
-        self._runner = runner
-        self._context = context
         self._requests = requests
         self._failing = failing
-        self._processor = processor
         self._partition: OpenPartition | None = None
-        self._bounds = bounds_of(processor.settings)
-        self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(self._bounds)
         self._recorded = 0
-        self._seen = 0
-        self._dropped = asyncio.Event()
         self._doubts: dict[ReceivedEvent, BaseException | None] = {}
-        self._waiters: list[asyncio.Future[None]] = []
         self._held_back: asyncio.Future[None] | None = None
         self._is_held = False
         self._heeds_requests = True
-        self._workers = KeyedWorkers(
-            processor.settings.concurrency,
-            key=processor.key,
-            runner=runner,
-            tasks=ownership.tasks,
-            handle=partial(processor.first_call, context),
-            may_start=self._may_start,
-            recover=self._recover,
-            waits=self._progressed,
-            ended=self._worker_ended,
-            failed=self._worker_failed,
-            stepped=self._loop_gate.stepped,
-        )
+        super().__init__(processor, context, runner, ownership.tasks, failing.new_failures)
 
     @property
     def in_hand(self) -> int:
@@ -86,14 +64,16 @@ class KeyedDispatch:
     async def deliver(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> tuple[ReceivedEvent, ...]:
         """Accept a batch, as there is room for it; see `Dispatch`."""
         self._partition = partition
-        accepted = 0
         while self._ownership.may_deliver():
-            accepted = self._accept(partition, events, accepted)
+            count = self._accept(events)
+            if count:
+                self._accepted(partition, events[:count])
             self._workers.look(self._queue)
-            if accepted == len(events):
+            events = events[count:]
+            if not events:
                 break
             if self._is_called_away(partition):
-                return events[accepted:]
+                return events
             await self._change()
         return ()
 
@@ -102,24 +82,15 @@ class KeyedDispatch:
         requests = self._requests
         return requests.interrupts_batch() if partition.replayed.is_running else requests.is_due
 
-    def _accept(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...], first: int) -> int:
-        """Accept the events from an index on for which there is room. Return the index of the next one."""
-        queue = self._queue
-        chunk = events[first : first + queue.room]
-        sizes = queue.fitting([len(event.raw) for event in chunk])
-        number = first + len(sizes)
-        if partition.doubts and number > first and events[first] in partition.doubts:
-            self._doubts[events[first]] = partition.doubts.pop(events[first])
-            queue.doubtful.add(events[first])
-        queue.accept(events[first:number], sizes)
-        self._seen = queue.events
-        if number > first:
-            last = next(filter(has_place, reversed(events[first:number])), None)
-            if last is not None:
-                self._context.last_delivered = last
-                if not partition.replayed.is_running:
-                    partition.tracker.events_delivered(last)
-        return number
+    def _accepted(self, partition: OpenPartition, events: tuple[ReceivedEvent, ...]) -> None:
+        if partition.doubts and events[0] in partition.doubts:
+            self._doubts[events[0]] = partition.doubts.pop(events[0])
+            self._queue.doubtful.add(events[0])
+        last = next(filter(has_place, reversed(events)), None)
+        if last is not None:
+            self._context.last_delivered = last
+            if not partition.replayed.is_running:
+                partition.tracker.events_delivered(last)
 
     async def settle(self, *, heeds_requests: bool) -> bool:
         """Wait until everything that was accepted is finished; see `Dispatch`."""
@@ -216,150 +187,34 @@ class KeyedDispatch:
         self._held_back = None
         self.wake()
 
-    def _worker_failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._ownership.life.is_ending:
             self._ownership.fail(error)
 
-    def _worker_ended(self) -> None:
+    def _goes_on(self) -> bool:
+        return self._ownership.goes_on()
+
+    def _advance(self) -> None:
         self.record()
-        self._changed()
-
-    def _progressed(self) -> None:
-        # Not without a reason: a worker that waits for a change would end its own wait.
-        if self._queue.events != self._seen:
-            self._seen = self._queue.events
-            self.record()
-            self._changed()
-
-    def _changed(self) -> None:
-        """Let what waits look again."""
-        waiters = self._waiters
-        if waiters:
-            self._waiters = []
-            for waiter in waiters:
-                resolve(waiter, None)
-
-    async def _change(self) -> None:
-        """Wait until something has changed that what waits may look at."""
-        waiter = self._loop.create_future()
-        self._waiters.append(waiter)
-        await waiter
 
     # ------------------------------------------------------------------------------------------------------- failures
 
-    async def _recover(self, batch: list[Entry], error: Exception | None) -> bool:
-        """Apply the failure policy to the events of a call that raised, or that cannot be called yet.
+    async def _failed(
+        self, failures: ProcessorFailures, error: Exception, events: tuple[ReceivedEvent, ...]
+    ) -> tuple[FailureStep, float | None]:
+        operation = "filter" if events[0] in self._doubts else "process_events"
+        return await self._failing.failed(failures, operation, error, events)
 
-        Returns:
-            Whether they are finished, or the key of the one whose key was not known is now.
-        """
-        return await self._finish(self._failing.new_failures(), batch, error)
-
-    async def _finish(self, failures: ProcessorFailures, batch: Sequence[Entry], error: Exception | None) -> bool:
-        """Deliver events until they are processed or passed over, or a missing key is known. Return whether they are.
-
-        Args:
-            failures: Their failures.
-            batch: Their entries.
-            error: What they have just failed with; None if they are to be delivered first.
-        """
-        events, dropped = tuple([entry.event for entry in batch]), self._dropped
-        is_unkeyed = self._queue.unkeyed is batch[0]
-        # Not `retrying`: the policy decides whether an attempt follows, and during the delay other keys have the
-        # worker's place.
-        while True:
-            if error is None:
-                if not await self._may_go_on(dropped, 0.0):
-                    return False
-                error = await self._deliver_again(batch, events)
-                if error is None:
-                    break
-            operation = "filter" if events[0] in self._doubts else "process_events"
-            step, delay = await self._failing.failed(failures, operation, error, events)
-            match step:
-                case FailureStep.RETRY:
-                    if delay is None or not await self._may_go_on(dropped, delay):
-                        return False
-                case FailureStep.NARROW:
-                    return await self._finish_singly(failures, batch)
-                case FailureStep.SKIP | FailureStep.PARK:
-                    if not await self._pass_over(failures, step, events, error, dropped):
-                        return False
-                    break
-                case _:
-                    return False
-            error = None
-        if is_unkeyed and self._queue.unkeyed is not batch[0]:
-            return True
-        for entry in batch:
-            self._queue.finish(entry)
+    async def _pass_over(
+        self, failures: ProcessorFailures, step: FailureStep, events: tuple[ReceivedEvent, ...], error: Exception
+    ) -> bool:
+        wait = partial(self._may_go_on, self._dropped)
+        if not await self._failing.pass_over(failures, step, events, error, wait=wait):
+            return False
         self._doubts.pop(events[0], None)
         return True
 
-    async def _finish_singly(self, failures: ProcessorFailures, batch: Sequence[Entry]) -> bool:
-        """Deliver the events of a batch that failed one by one; as `_finish`."""
-        failures.narrowed()
-        for entry in batch:
-            if not await self._finish(failures, (entry,), None):
-                return False
-            failures.settled()
-            self._progressed()
-            # Handlers that never wait must not block the event loop.
-            await asyncio.sleep(0)
-        return True
-
-    async def _deliver_again(self, batch: Sequence[Entry], events: tuple[ReceivedEvent, ...]) -> Exception | None:
-        """Call the processor, once it is known that the event belongs to the stream. Return what was raised.
-
-        An event whose key is not known is given its place in the line of its key instead.
-        """
-        (event, *_), partition = events, self._partition
+    async def _belongs(self, event: ReceivedEvent) -> bool:
+        partition = self._partition
         assert partition is not None
-        try:
-            if event in self._doubts:
-                belongs = await still_belongs(self._runner, partition, self._doubts, event, event)
-                if not belongs:
-                    return None
-            if batch[0] is self._queue.unkeyed:
-                return self._workers.key_again(self._queue, event)
-            await self._runner.run(
-                "process_events", self._processor.process_events, self._context, events, events=events
-            )
-        except Exception as raised:
-            return raised
-        return None
-
-    async def _pass_over(
-        self,
-        failures: ProcessorFailures,
-        step: FailureStep,
-        events: tuple[ReceivedEvent, ...],
-        error: Exception,
-        dropped: asyncio.Event,
-    ) -> bool:
-        """Skip or park an event. Return whether that is done."""
-        if not await self._may_go_on(dropped, 0.0):
-            return False
-
-        async def wait(delay: float) -> bool:
-            return await self._may_go_on(dropped, delay)
-
-        return await self._failing.pass_over(failures, step, events, error, wait=wait)
-
-    async def _may_go_on(self, dropped: asyncio.Event, delay: float) -> bool:
-        """Wait before something is done with events in hand.
-
-        Args:
-            dropped: Set when they are dropped.
-            delay: Seconds to wait at least.
-
-        Returns:
-            Whether to go on; not if the pump ends, or the events are dropped.
-        """
-        if delay:
-            await self._workers.rest(self._queue, wait_for_event(dropped, delay))
-        while not dropped.is_set() and not self._may_start():
-            if not self._ownership.goes_on():
-                return False
-            await self._change()
-        return not dropped.is_set()
+        return event not in self._doubts or await still_belongs(self._runner, partition, self._doubts, event, event)

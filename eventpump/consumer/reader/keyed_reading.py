@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from eventpump.aio.tasks import TaskSet, wait_for_event
+from eventpump.aio.tasks import TaskSet
 from eventpump.consumer.calls.handler import HandlerRunner, HandlerTimeout, as_exception, is_undecodable
-from eventpump.consumer.calls.workers import Entry, KeyedWorkers
-from eventpump.consumer.keyed import KeyedProcessor, bounds_of
+from eventpump.consumer.calls.keyed_driver import KeyedDriver
+from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
-from eventpump.core.backoff import Backoff, is_used_up
-from eventpump.core.keyed import KeyedQueue
+from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import HostReport
@@ -31,7 +28,7 @@ BLOCKED_AFTER, BLOCKED_PAUSE = 1.0, 10.0
 _log = logging.getLogger("eventpump.consumer")
 
 
-class KeyedReading:
+class KeyedReading(KeyedDriver):
     """Has a keyed processor called with the events of a partition, until they end or one cannot be processed.
 
     Args:
@@ -58,25 +55,18 @@ class KeyedReading:
         close_timeout: float,
         rng: random.Random,
     ) -> None:
-        self._processor = processor
-        self._context = context
         self._read = read
         self._make = make
         self._begins_at = begins_at
-        self._retry = retry
         self._close_timeout = close_timeout
         self._rng = rng
-        self._queue: KeyedQueue[ReceivedEvent] = KeyedQueue(bounds_of(processor.settings))
-        self._waiting: deque[ReceivedEvent] = deque()
-        self._seen = 0
+        self._waiting: list[ReceivedEvent] = []
         self._is_read = False
-        self._ending = asyncio.Event()
-        self._news = asyncio.Event()
         self._failure: Exception | None = None
         self._read_error: Exception | None = None
         self._is_cancelled = False
         self._tasks = TaskSet(self._unexpected)
-        self._runner = HandlerRunner(
+        runner = HandlerRunner(
             context.partition_id,
             HANDLER_TIMEOUT,
             blocked_after=BLOCKED_AFTER,
@@ -84,19 +74,9 @@ class KeyedReading:
             stepped=lambda _: None,
             report=self._report,
         )
-        self._workers = KeyedWorkers(
-            processor.settings.concurrency,
-            key=processor.key,
-            runner=self._runner,
-            tasks=self._tasks,
-            handle=partial(processor.first_call, context),
-            may_start=lambda: not self._ending.is_set(),
-            recover=self._recover,
-            waits=self._progressed,
-            ended=self._news.set,
-            failed=self._fail,
-            stepped=lambda _: None,
-        )
+        limit = RetryOptions(max_retries=0) if retry is None else retry
+        failures = partial(ProcessorFailures, FailureStep.RETRY, FailureStep.STOP, limit)
+        super().__init__(processor, context, runner, self._tasks, failures)
 
     @property
     def place(self) -> EventPosition | None:
@@ -120,7 +100,7 @@ class KeyedReading:
                 processed.
         """
         receiving = self._tasks.spawn(self._receive(), "eventpump keyed reader")
-        receiving.add_done_callback(lambda _: self._news.set())
+        receiving.add_done_callback(lambda _: self._changed())
         try:
             while self._failure is None and (self._queue.events or not self._is_read):
                 await self._change()
@@ -137,7 +117,7 @@ class KeyedReading:
 
     async def _end(self) -> None:
         """Begin no further call, and wait for those that run, which are cancelled when they have had their time."""
-        self._ending.set()
+        self._dropped.set()
         self._workers.check_again()
         within = 0.0 if self._is_cancelled else self._close_timeout
         self._runner.set_deadlines(within, within)
@@ -170,73 +150,57 @@ class KeyedReading:
                 if not messages:
                     return
                 self._waiting.extend(map(self._make, messages))
-                self._accept()
+                self._accept_waiting()
                 while self._waiting:
                     await self._change()
-                    self._accept()
+                    self._accept_waiting()
         except Exception as error:
             self._read_error = error
         finally:
             self._is_read = True
 
-    def _accept(self) -> None:
+    def _accept_waiting(self) -> None:
         """Accept the events that wait, as there is room for them."""
-        queue, waiting = self._queue, self._waiting
-        chunk = list(islice(waiting, queue.room))
-        sizes = queue.fitting([len(event.raw) for event in chunk])
-        accepted = chunk[: len(sizes)]
-        queue.accept(accepted, sizes)
-        for _ in accepted:
-            waiting.popleft()
-        self._seen = queue.events
-        if accepted:
-            self._context.last_delivered = accepted[-1]
-        self._workers.look(queue)
+        if count := self._accept(self._waiting):
+            self._context.last_delivered = self._waiting[count - 1]
+            del self._waiting[:count]
+        self._workers.look(self._queue)
 
     # ------------------------------------------------------------------------------------------ called by the workers
 
-    async def _recover(self, batch: list[Entry], error: Exception | None) -> bool:
-        """Give events that failed to the handler again, as often as is allowed; or find the key of one again.
+    def _may_start(self) -> bool:
+        return not self._dropped.is_set()
 
-        Returns:
-            Whether they are processed, or the key is known.
-        """
-        retry, events, queue = self._retry, tuple([entry.event for entry in batch]), self._queue
-        is_unkeyed = queue.unkeyed is batch[0]
-        if is_unkeyed:
-            error = self._workers.key_again(queue, events[0])
-        backoff = None if retry is None else Backoff.of(retry)
-        # Not `retrying`: each failure goes to `process_error`, and during the delay other keys have the worker's place.
-        while error is not None:
-            if self._ending.is_set():
-                _log.warning("partition %s: process_events failed, too: %r", self._context.partition_id, error)
-                return False
-            can_retry = not is_undecodable(error, self._context.partition_id, events)  # as by a host
-            if retry is None or backoff is None or not can_retry or is_used_up(retry, backoff.failures):
-                self._fail(error)
-                await self._call_process_error(error)
-                return False
-            delay = backoff.next(self._rng)
-            where = self._context.partition_id
-            _log.warning("partition %s: process_events failed, trying again in %.1f s: %r", where, delay, error)
-            await self._call_process_error(error)
-            await self._workers.rest(self._queue, wait_for_event(self._ending, delay))
-            if self._ending.is_set():
-                return False
-            if is_unkeyed:
-                error = self._workers.key_again(queue, events[0])
-                continue
-            error = None
-            try:
-                await self._runner.run(
-                    "process_events", self._processor.process_events, self._context, events, events=events
-                )
-            except Exception as raised:
-                error = raised
-        if not is_unkeyed:
-            for entry in batch:
-                queue.finish(entry)
+    def _goes_on(self) -> bool:
+        return self._may_start()
+
+    def _advance(self) -> None:
+        self._queue.advance()
+
+    async def _belongs(self, event: ReceivedEvent) -> bool:
         return True
+
+    async def _pass_over(self, *_: object) -> bool:
+        raise AssertionError("a reader passes nothing over")
+
+    async def _failed(
+        self, failures: ProcessorFailures, error: Exception, events: tuple[ReceivedEvent, ...]
+    ) -> tuple[FailureStep, float | None]:
+        """Report a failure: the events are delivered again as often as is allowed, and then reading ends."""
+        where = self._context.partition_id
+        if self._dropped.is_set():
+            _log.warning("partition %s: process_events failed, too: %r", where, error)
+            return FailureStep.STOP, None
+        can_retry = not is_undecodable(error, where, events)  # as by a host
+        # When it failed is of no use: nothing is parked.
+        step = failures.failed(len(events), 0.0, can_retry=can_retry)
+        delay = failures.delay(self._rng) if step is FailureStep.RETRY else None
+        if delay is None:
+            self._fail(error)
+        else:
+            _log.warning("partition %s: process_events failed, trying again in %.1f s: %r", where, delay, error)
+        await self._call_process_error(error)
+        return step, delay
 
     async def _call_process_error(self, error: Exception) -> None:
         """Call `process_error`. What it raises is logged."""
@@ -245,17 +209,12 @@ class KeyedReading:
         except Exception:
             _log.exception("partition %s: process_error failed", self._context.partition_id)
 
-    def _progressed(self) -> None:
-        if self._queue.events != self._seen:
-            self._seen = self._queue.events
-            self._news.set()
-
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
             self._failure = error
-        self._ending.set()
+        self._dropped.set()
         self._workers.check_again()
-        self._news.set()
+        self._changed()
 
     def _unexpected(self, operation: str, error: BaseException) -> None:
         self._fail(as_exception(operation, error))
@@ -265,8 +224,3 @@ class KeyedReading:
         # The caller that cancels handlers does not need to know that they end late.
         level = logging.DEBUG if self._is_cancelled else report.level
         _log.log(level, "partition %s: %s", self._context.partition_id, report.describe())
-
-    async def _change(self) -> None:
-        """Wait until something has changed that what waits may look at."""
-        self._news.clear()
-        await self._news.wait()
