@@ -54,7 +54,7 @@ class Delivery:
     ) -> None:
         self._ownership = ownership
         self._life = ownership.life
-        self._settings = ownership.subscription.settings
+        self._settings = ownership.settings
         self._runner = runner
         self._context = context
         self._requests = requests

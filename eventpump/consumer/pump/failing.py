@@ -31,7 +31,7 @@ class FailureHandling:
     def __init__(self, ownership: Ownership, runner: HandlerRunner, context: PartitionContext) -> None:
         self._ownership = ownership
         self._services = ownership.services
-        self._settings = ownership.subscription.settings
+        self._settings = ownership.settings
         self._runner = runner
         self._context = context
         self.processor: EventProcessor | None = None

@@ -10,9 +10,9 @@ from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
 from eventpump.consumer.pump.services import HostServices
-from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import UnexpectedFailure
 
 _T = TypeVar("_T")
@@ -27,7 +27,8 @@ class Ownership:
     Args:
         services: What all pumps of a host share.
         lease: The lease of the partition.
-        subscription: Whose events the pump delivers.
+        subscription: The name of the subscription whose events the pump delivers.
+        settings: Its options.
         end: Ends the pump in order, for a reason.
         on_lost: Called with how it was found that the lease is lost.
 
@@ -43,14 +44,15 @@ class Ownership:
         self,
         services: HostServices,
         lease: PartitionLease,
-        subscription: Subscription,
+        subscription: str,
+        settings: HostSettings,
         *,
         end: Callable[[CloseReason], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        settings = subscription.settings
         self.services = services
         self.subscription = subscription
+        self.settings = settings
         self.partition_id = lease.partition_id
         self.end = end
         self.lost = on_lost
@@ -118,9 +120,7 @@ class Ownership:
             *facts: Its fields.
         """
         services = self.services
-        services.reporter.report(
-            kind(services.owner_id, self.partition_id, *facts, subscription=self.subscription.name)
-        )
+        services.reporter.report(kind(services.owner_id, self.partition_id, *facts, subscription=self.subscription))
 
     def unexpected(self, operation: str, error: BaseException) -> None:
         """Report an error that should not be possible."""

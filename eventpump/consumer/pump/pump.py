@@ -66,7 +66,9 @@ class PartitionPump:
         self._services = services
         self._subscription = subscription
         self._on_overdue = on_overdue
-        ownership = self._ownership = Ownership(services, lease, subscription, end=self.stop, on_lost=on_lost)
+        ownership = self._ownership = Ownership(
+            services, lease, subscription.name, subscription.settings, end=self.stop, on_lost=on_lost
+        )
         self._life = ownership.life
         runner = self._runner = HandlerRunner(
             lease.partition_id,
@@ -91,6 +93,7 @@ class PartitionPump:
         failing = self._failing = FailureHandling(ownership, runner, context)
         reading = self._reading = PartitionReading(
             ownership,
+            subscription,
             shared,
             silence=silence,
             failing=failing,

@@ -30,7 +30,7 @@ from eventpump.consumer.record.starts import (
     StartFinder,
     loss_error,
 )
-from eventpump.consumer.record.subscriptions import SubscriptionEndedError, SubscriptionStart
+from eventpump.consumer.record.subscriptions import Subscription, SubscriptionEndedError, SubscriptionStart
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION, CheckpointTracker
 from eventpump.core.pump_state import CloseReason
@@ -61,6 +61,7 @@ class PartitionReading:
 
     Args:
         ownership: The pump's lease and state.
+        subscription: Whose events are read.
         shared: The receive link of the partition.
         silence: Checks its link when it is silent.
         failing: Reports an error that ends the pump to the processor.
@@ -77,6 +78,7 @@ class PartitionReading:
     def __init__(
         self,
         ownership: Ownership,
+        subscription: Subscription,
         shared: SharedPartition,
         *,
         silence: SilenceWatch,
@@ -85,7 +87,7 @@ class PartitionReading:
         on_suspended: Callable[[], None],
         on_link_changed: Callable[[], None],
     ) -> None:
-        services, subscription = ownership.services, ownership.subscription
+        services = ownership.services
         self._ownership = ownership
         self._partition_id = ownership.partition_id
         self._services = services

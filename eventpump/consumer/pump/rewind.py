@@ -35,7 +35,7 @@ class Rewinding:
         self, ownership: Ownership, requests: Requests, reading: PartitionReading, failing: FailureHandling
     ) -> None:
         self._ownership = ownership
-        self._settings = ownership.subscription.settings
+        self._settings = ownership.settings
         self._requests = requests
         self._reading = reading
         self._failing = failing
