@@ -22,10 +22,10 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
+from eventpump.consumer.lease.parking import Parking
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
-from eventpump.consumer.pump.parking import Parking
-from eventpump.consumer.pump.services import HostServices
 from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError

@@ -18,10 +18,10 @@ from eventpump.consumer.host.planning import LeasePlanner
 from eventpump.consumer.host.renewals import RenewalTimes
 from eventpump.consumer.host.startup import HostOpening
 from eventpump.consumer.host.unserved import UnservedSubscriptions
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.processor import ProcessorSource
 from eventpump.consumer.pump.pump import PartitionPump
-from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.starts import GroupStart
 from eventpump.consumer.record.subscriptions import Subscription, SubscriptionRecords, Subscriptions

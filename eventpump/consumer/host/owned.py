@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from eventpump.aio.tasks import TaskSet
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.link.feeds import FeedMaker
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.pump.pump import PartitionPump
-from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.starts import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
 from eventpump.core.lease import PartitionLease

@@ -11,7 +11,7 @@ from typing import TypeVar
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import StoppedError, TaskSet
 from eventpump.cancellation import is_failure
-from eventpump.consumer.pump.services import HostServices
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.starts import GroupStart
 from eventpump.consumer.record.subscriptions import Subscriptions

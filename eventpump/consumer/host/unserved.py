@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from eventpump.aio.tasks import gather
 from eventpump.cancellation import is_failure
-from eventpump.consumer.pump.services import HostServices
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.record.checkpoints import store_error
 from eventpump.consumer.record.subscriptions import Subscriptions
 from eventpump.core.starts import lag_after, start_of

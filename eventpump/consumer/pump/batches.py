@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import HandlerRunner, InHand, has_place
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.dispatch import SerialDispatch
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.requests import Requests
 from eventpump.errors import ClosedError, ConfigurationError

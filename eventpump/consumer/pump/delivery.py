@@ -8,12 +8,12 @@ from typing import Final
 
 from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, has_place
 from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
 from eventpump.consumer.pump.dispatch import Dispatch, SerialDispatch
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.keyed_dispatch import KeyedDispatch
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Requests

@@ -7,9 +7,9 @@ from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.calls.handler import Call, HandlerRunner, has_place
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.requests import Requests
 from eventpump.consumer.pump.steps import Steps

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from eventpump.consumer.calls.handler import HandlerRunner, has_place, is_undecodable
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import EventProcessor, PartitionContext
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.core.backoff import Backoff
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.errors import ProcessorFailedError

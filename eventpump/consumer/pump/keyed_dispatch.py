@@ -9,10 +9,10 @@ from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import HandlerRunner, has_place
 from eventpump.consumer.calls.keyed_driver import KeyedDriver
 from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.dispatch import still_belongs
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.requests import Requests
 from eventpump.core.failures import FailureStep, ProcessorFailures

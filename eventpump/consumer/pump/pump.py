@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 from eventpump.aio.tasks import wait_for_event
 from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, as_exception
+from eventpump.consumer.lease.ownership import Ownership
+from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.delivery import Delivery
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Drain, Replay, Requests, Seek
 from eventpump.consumer.pump.rewind import Rewinding
-from eventpump.consumer.pump.services import HostServices
 from eventpump.consumer.record.subscriptions import Subscription
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import PartitionLease

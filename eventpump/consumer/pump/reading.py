@@ -11,12 +11,12 @@ from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import PumpEndedError
 from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.link.member import MemberCalls, MemberFeed
 from eventpump.consumer.link.sharing import SharedPartition
 from eventpump.consumer.link.silence import SilenceWatch, SilentLink
 from eventpump.consumer.processor import EventProcessor
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition, delivered_before_seek, describe_position, not_delivered
 from eventpump.consumer.pump.requests import Seek
 from eventpump.consumer.pump.steps import StepwiseProcessor

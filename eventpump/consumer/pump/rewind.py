@@ -6,10 +6,10 @@ import asyncio
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import has_place
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.pump.dispatch import Dispatch
 from eventpump.consumer.pump.failing import FailureHandling
-from eventpump.consumer.pump.ownership import Ownership
 from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Replay, Requests, Seek

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from eventpump.aio.tasks import StoppedError, TaskSet, wait_for_event
 from eventpump.cancellation import is_failure
 from eventpump.consumer.calls.handler import PumpEndedError, as_exception
-from eventpump.consumer.pump.services import HostServices
+from eventpump.consumer.lease.services import HostServices
 from eventpump.core.lease import PartitionLease
 from eventpump.core.pump_state import CloseReason, PumpLife, PumpState
 from eventpump.options.consumer import HostSettings

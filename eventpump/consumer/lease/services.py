@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eventpump.consumer.bounds.limits import BoundedLeaseStore
 from eventpump.consumer.bounds.loop_gate import LoopGate
-from eventpump.consumer.pump.parking import Parking
+from eventpump.consumer.lease.parking import Parking
 from eventpump.core.budget import BufferBudget
 from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
