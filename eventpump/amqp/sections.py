@@ -542,19 +542,12 @@ def _walk_event(
         while pos < end:
             constructor = raw[pos + 3]
             if raw[pos] or raw[pos + 1] != 0x53 or constructor < 0xA0:
-                if raw[pos]:
-                    raise AmqpDecodeError("a message does not consist of sections")
-                code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
-                if code == DATA and constructor == _NULL:
+                code = _code_of_rare(raw, pos)
+                if code == DATA:
                     body, bodies, pos = b"", bodies + 1, pos + 4
                     continue
-                if code in (DATA, MESSAGE_ANNOTATIONS):
-                    raise AmqpDecodeError(
-                        "a data section does not hold binary, or the message annotations are not a map"
-                    )
-                # A descriptor in a longer form, or a value without a size: rare, and left to the general decoder.
                 pos = skip(raw, pos, end)
-                bodies += 2 if code in (0, DATA, AMQP_SEQUENCE, AMQP_VALUE) else 0
+                bodies += 2 if code in (0, AMQP_SEQUENCE, AMQP_VALUE) else 0
                 continue
             if constructor & 0x10:
                 start = pos + 8
@@ -604,6 +597,19 @@ def _walk_event(
     except (IndexError, UnicodeDecodeError):
         raise AmqpDecodeError("a section runs past the end of its message, or its text is not UTF-8") from None
     return sequence, offset, enqueued, body if bodies == 1 else None
+
+
+def _code_of_rare(raw: bytes, pos: int) -> int:
+    """Return the code of a section with a value without a size, or 0 for a descriptor in a longer form.
+
+    Of data and message annotations only data that is null is a section.
+    """
+    if raw[pos]:
+        raise AmqpDecodeError("a message does not consist of sections")
+    code = raw[pos + 2] if raw[pos + 1] == 0x53 else 0
+    if code == MESSAGE_ANNOTATIONS or (code == DATA and raw[pos + 3] != _NULL):
+        raise AmqpDecodeError("a data section does not hold binary, or the message annotations are not a map")
+    return code
 
 
 def salvage_annotations(raw: bytes, names: EventFields) -> tuple[int | None, str | None, int | None]:
