@@ -28,6 +28,7 @@ from tests.fuzz import captures
 from tests.fuzz.captures import Dialogue, performative_of, split_frames
 from tests.fuzz.entry import BreachError, Entry, attempt, require, same, size_of
 from tests.fuzz.mutations import mutate_frames, pieces
+from tests.support.inside import unread_by
 from tests.unit.amqp.pair import story
 
 _STEPS: Final = b"\x10\x11\x12\x16\x17\x18\x40\x41\x44"
@@ -91,7 +92,7 @@ class _Shell:
         """Return everything that must not depend on how bytes came."""
         engine = self.engine
         sessions = [_session(session) for _, session in sorted(engine.sessions.items())]
-        pending = b"".join(engine._pending)
+        pending = unread_by(engine)
         return [
             ("events", self.rest),
             ("messages", self.messages),
@@ -257,7 +258,7 @@ def check_output(shell: _Shell) -> None:
 
 def kept_by(engine: Connection) -> int:
     """Return the bytes that an engine keeps."""
-    kept = sum(map(len, engine._pending)) + sum(map(len, engine.output))
+    kept = len(unread_by(engine)) + sum(map(len, engine.output))
     for session in engine.sessions.values():
         kept += sum(len(header) + len(payload) for _, header, payload in session._blocked)
         kept += sum(len(link.incoming.buffer or b"") for link in session.links.values())

@@ -132,7 +132,8 @@ async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch
     deaf.flush()
     unread = deaf.protocol and deaf.protocol._transport
     assert isinstance(unread, WebSocketTransport)
-    unread._stream.pause_reading()
+    tcp_stream = unread._stream
+    tcp_stream.pause_reading()
     options: dict[str, Any] = {**OVER, "retry": NO_RETRY}
     async with EventProducer(emulator.ws_connection_string, HUB, **options) as producer:
         for _ in range(16):
@@ -149,7 +150,7 @@ async def test_stop_closes_clients_on_websockets(monkeypatch: pytest.MonkeyPatch
     for peer in (tcp, websocket):
         assert peer.closed is not None
         assert peer.closed.error == AmqpError("amqp:connection:forced", "The service is stopping.")
-    unread._stream.resume_reading()
+    tcp_stream.resume_reading()
     for peer in (tcp, websocket, deaf):
         await peer.aclose()
 

@@ -222,6 +222,11 @@ def test_sink_publishes_small_and_large_batches_alike(
     assert [each.partitions for each in sink.receipts] == [each.partitions for each in other.receipts]
 
 
+def kept_links(writer: Any) -> int:
+    """Return how many links the sink keeps for its next small batch."""
+    return len(writer._running("sink").kept)
+
+
 def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: SparkSession, sink: SinkHub) -> None:
     """Of a batch that is not small after all, the driver gets no rows, and nothing is sent before it is planned."""
     rows = numbered(spark, 0, 3000, "id AS n", "repeat(CAST(id AS STRING), 600) AS body", "0 AS partition")
@@ -229,7 +234,7 @@ def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: Spa
     for batch_id in range(2):
         writer(rows, batch_id)
     assert [each.count for each in sink.receipts] == [3000] * 2
-    assert len(writer._running("sink").kept) == 0
+    assert kept_links(writer) == 0
 
 
 def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
@@ -237,7 +242,7 @@ def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub
     writer = sink.writer(small_batches="always")
     for batch_id in range(3):
         writer(numbered(spark, batch_id * 10, batch_id * 10 + 10), batch_id)
-    assert len(writer._running("sink").kept) == 3
+    assert kept_links(writer) == 3
     sink.writer(small_batches="never")(numbered(spark, 30, 40), 3)
     sink.require_exactly(range(40))
 

@@ -18,6 +18,7 @@ from eventpump.options.consumer import HostSettings
 from eventpump.reports import HostReport
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.inside import budget_of
 from tests.support.leases import SharedLeases
 from tests.support.store import FlakyLeaseStore
 
@@ -158,7 +159,7 @@ class Fleet:
             left = [task for task in asyncio.all_tasks() - self._before if not task.done()]
             assert not left, f"tasks outlived their hosts: {left}"
             for name, host in self.hosts.items():
-                assert (host.buffered_bytes, host._budget.links) == (0, 0), f"{name} counts what it does not hold"
+                assert (host.buffered_bytes, budget_of(host).links) == (0, 0), f"{name} counts what it does not hold"
 
     def host(self, name: str = "a", processor: Any = None, **options: Any) -> HubHost:
         """Make a host, not running yet."""

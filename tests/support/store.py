@@ -87,7 +87,7 @@ class FlakyLeaseStore:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    async def _before(self, operation: str, partition_id: str | None) -> BaseException | None:
+    async def before(self, operation: str, partition_id: str | None) -> BaseException | None:
         """Do what faults say, and give the error to raise after the work."""
         self.calls.append((operation, partition_id))
         for _ in range(self.turns):
@@ -117,7 +117,7 @@ class FlakyLeaseStore:
 
     async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """See `LeaseStore`."""
-        after = await self._before("open", None)
+        after = await self.before("open", None)
         await self._store.open(scope, read_only=read_only)
         _raise(after)
 
@@ -128,41 +128,41 @@ class FlakyLeaseStore:
 
     async def ensure(self, partition_ids: Sequence[str]) -> None:
         """See `LeaseStore`."""
-        after = await self._before("ensure", None)
+        after = await self.before("ensure", None)
         await self._store.ensure(partition_ids)
         _raise(after)
 
     async def list(self) -> list[LeaseSnapshot]:
         """See `LeaseStore`."""
-        after = await self._before("list", None)
+        after = await self.before("list", None)
         found = await self._store.list()
         _raise(after)
         return found
 
     async def acquire(self, snapshot: LeaseSnapshot, owner: str, *, held: bool = False) -> PartitionLease | None:
         """See `LeaseStore`."""
-        after = await self._before("steal" if held else "acquire", snapshot.partition_id)
+        after = await self.before("steal" if held else "acquire", snapshot.partition_id)
         lease = await self._store.acquire(snapshot, owner, held=held)
         _raise(after)
         return lease
 
     async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`."""
-        after = await self._before("renew", lease.partition_id)
+        after = await self.before("renew", lease.partition_id)
         renewed = await self._store.renew(lease)
         _raise(after)
         return renewed
 
     async def release(self, lease: PartitionLease) -> bool:
         """See `LeaseStore`."""
-        after = await self._before("release", lease.partition_id)
+        after = await self.before("release", lease.partition_id)
         is_released = await self._store.release(lease)
         _raise(after)
         return is_released
 
     async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """See `LeaseStore`."""
-        after = await self._before("read", partition_id)
+        after = await self.before("read", partition_id)
         checkpoint = await self._store.read_checkpoint(partition_id)
         _raise(after)
         return checkpoint
@@ -184,7 +184,7 @@ class FlakyLeaseStore:
         self.in_flight[key] = self.in_flight.get(key, 0) + 1
         self.peak_in_flight[key] = max(self.peak_in_flight.get(key, 0), self.in_flight[key])
         try:
-            after = await self._before(operation, partition_id)
+            after = await self.before(operation, partition_id)
             done = await work()
             _raise(after)
         finally:
@@ -193,7 +193,7 @@ class FlakyLeaseStore:
 
     async def aclose(self) -> None:
         """See `LeaseStore`."""
-        after = await self._before("close", None)
+        after = await self.before("close", None)
         await self._store.aclose()
         _raise(after)
 

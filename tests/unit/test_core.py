@@ -50,6 +50,7 @@ from eventpump.producer.packing import BatchPacker
 from tests.fuzz.entry import seed_of_today
 from tests.support import messages
 from tests.support.damage import damage, outcome
+from tests.support.inside import published
 from tests.support.messages import message
 
 core: Any = compiled.core
@@ -469,7 +470,7 @@ def event_to_send(random: Random) -> Any:
             return EventData(value=random.choice((None, 5, "text")))
         case 4:
             event = EventData(body)
-            event._published_number = 5
+            published(event, 5)
             return event
         case 5:
             event = EventData(body)
@@ -840,13 +841,13 @@ def test_encoding_does_not_change_reference_counts() -> None:
 def batch_in_python(batch: EventBatch, **options: Any) -> EventBatch:
     """Return a batch like a new one, of the references."""
     made: EventBatch = core.references["PlainBatch"](batch.max_size_in_bytes, **options)
-    made._packer = core.references["PlainPacker"](
+    packer = core.references["PlainPacker"](
         batch.max_size_in_bytes,
         partition_key=batch.partition_key if batch.partition_id is None else None,
         idempotent=batch.is_idempotent,
         stamped=batch.is_stamped,
     )
-    made._add = made._packer.add
+    made._packer, made._add = packer, packer.add
     return made
 
 
@@ -862,7 +863,9 @@ def test_batch_is_that_of_the_reference(cases: Cases) -> None:
         theirs = batch_in_python(ours, **options)
         for _ in range(random.randrange(9)):
             event = event_to_send(random)
-            ours._state = theirs._state = random.choice((BatchState.OPEN,) * 9 + tuple(BatchState))
+            state = random.choice((BatchState.OPEN,) * 9 + tuple(BatchState))
+            for batch in (ours, theirs):
+                batch._state = state
             found = outcome(ours.try_add, event)
             assert found == outcome(theirs.try_add, event), seed
             assert (ours.size, ours.count, ours.events) == (theirs.size, theirs.count, theirs.events), seed
@@ -977,7 +980,7 @@ class Numbered(EventData):
 def test_event_to_send_is_pickled(protocol: int) -> None:
     """With what it has, a subclass with its own too; the state has one form in both builds."""
     event = EventData("text", properties={"a": 1}, subject="s")
-    event._published_number = 7
+    published(event, 7)
     for made in (event, EventData(b"x"), Numbered(5)):
         found = pickle.loads(pickle.dumps(made, protocol))
         assert type(found) is type(made)
@@ -986,7 +989,7 @@ def test_event_to_send_is_pickled(protocol: int) -> None:
         assert getattr(found, "number", None) == getattr(made, "number", None)
         assert copy.deepcopy(made).encode() == made.encode()
     theirs = core.references["PlainEventData"]("text", properties={"a": 1}, subject="s")
-    theirs._published_number = 7
+    published(theirs, 7)
     assert theirs.__getstate__() == event.__getstate__()
 
 
@@ -1106,16 +1109,18 @@ class Buffer:
         encoded = random.choice((None, None, None, (b"head", b"rest"), (b"", b""), (bytearray(b"x"), b"y")))
         kind, found = outcome(self.intake.accept, event, partition_id, partition_key, encoded)
         if kind is DeliveryReceipt:
-            return found._batch.events[found._index] is event, found._index, repr(found), found.done()
+            batch, index = found._batch, found._index
+            return batch.events[index] is event, index, repr(found), found.done()
         return kind, str(found), repr(self.intake.take_refused()).partition("<")[0]
 
     @property
     def state(self) -> Any:
         """What it holds."""
-        filling = [(lane.filling and (lane.filling._pieces, lane.filling.size)) for lane in self.lanes.values()]
-        full = [[batch._pieces for batch in lane.full] for lane in self.lanes.values()]
+        batches = [[*lane.full, *([lane.filling] if lane.filling else [])] for lane in self.lanes.values()]
+        held = [[(batch._pieces, batch.size) for batch in each] for each in batches]
+        filling = [lane.filling is not None for lane in self.lanes.values()]
         room = [getattr(self.room, name) for name in ("_held", "_free_bytes", "_free_events", "bytes", "events")]
-        return filling, full, room, self.reports, self.batches.deadline
+        return filling, held, room, self.reports, self.batches.deadline
 
 
 class Nowhere:

@@ -13,7 +13,6 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -628,14 +627,7 @@ def _nothing() -> None:
 
 def make_again(hub: FakeHub) -> None:
     """Delete a hub and create it under the same name: empty, with as many partitions."""
-    if (recreate := getattr(hub, "recreate", None)) is not None:
-        recreate()
-        return
-    created, count = hub.now() + timedelta(seconds=1), len(hub.partition_ids)
-    hub.detach()
-    hub._partitions.clear()
-    hub.add_partitions(count)
-    hub.created_at = created
+    hub.recreate()
 
 
 @contextlib.contextmanager

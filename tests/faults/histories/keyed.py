@@ -162,6 +162,10 @@ class KeyedSubscriptionLedger(KeyedLedger, SubscriptionLedger):
 class Unruly(UnrulyProcessor):
     """What the processor does; see there."""
 
+    def stream(self, purpose: str) -> random.Random:
+        """Return a stream of random numbers of its own."""
+        return self._world.stream(f"{purpose} of {self._life.name}")
+
     async def _claim(
         self, context: PartitionContext, event: ReceivedEvent, call: Call, *, is_named: bool = True
     ) -> None:
@@ -179,7 +183,7 @@ class UnrulyKeyed(KeyedProcessor):
     def __init__(self, unruly: Unruly, **bounds: Any) -> None:
         super().__init__(unruly.process_events, key=self._key_of, **bounds)
         self._unruly = unruly
-        self._keys = unruly._world.stream(f"keys of {unruly._life.name}")
+        self._keys = unruly.stream("keys")
 
     def _key_of(self, event: ReceivedEvent) -> Hashable:
         if self._keys.random() < 0.03 and not self._unruly._manners.is_good.is_set():
@@ -329,7 +333,7 @@ class KeyedStreamsHistory(SubscribersHistory):
             return
         self.world.note("drained", host.life.name, name, done)
         for partition_id in done:
-            if missing := ledger._missing((ledger.making, partition_id), before.get(partition_id, 0)):
+            if missing := ledger.missing((ledger.making, partition_id), before.get(partition_id, 0)):
                 self.world.violate(f"{name}: partition {partition_id}: drain returned, without {sorted(missing)}")
 
     async def pause(self) -> None:

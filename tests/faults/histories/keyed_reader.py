@@ -23,6 +23,7 @@ from eventpump.options.consumer import ReaderSettings
 from tests.faults.histories.manners import Oddity
 from tests.faults.histories.one_partition import PASSING, OnePartition
 from tests.faults.histories.world import Life, LifeTransport, Violation, World, choose
+from tests.support.inside import number_at
 
 KEYS = 5
 FOLLOWERS = 2
@@ -159,7 +160,7 @@ class _Follower(KeyedProcessor):
         process = self.process
         assert process is not None
         partition = self._history.partition
-        number = self._history.hub._index(partition, process.reader.position)
+        number = number_at(self._history.hub, partition.partition_id, process.reader.position)
         missing = set(range(partition.next)) - self.processed - self.reported
         if passed := {each for each in missing if each < number}:
             self._world.violate(f"{process.life.name}: the position is {number}, and {sorted(passed)} not processed")

@@ -46,6 +46,7 @@ from tests.faults.histories.rewinds import PROFILES as REWINDS_PROFILES
 from tests.faults.histories.rewinds import Replay, RewindHistory, Rewound, Seeking, SeekingSubscriber
 from tests.faults.histories.subscribers import NAMES, SubscribersProfile, SubscriptionLedger
 from tests.faults.histories.world import Life, World, own_paces
+from tests.support.inside import partition_read
 
 _KEYED = KEYED_PROFILES["unruly"]
 _CALM = REWINDS_PROFILES["calm"]
@@ -218,7 +219,7 @@ class KeyedRewindHistory(RewindHistory):
     def is_replaying(self, host: str, partition_id: str, name: str) -> bool:
         """Return whether a pump, the one that would call user code now, delivers the events of a replay."""
         pump = self._pump(host, partition_id, name)
-        partition = None if pump is None else pump._partition
+        partition = partition_read(pump)
         return partition is not None and partition.is_replaying
 
     def make_ledger(self, name: str, *args: Any) -> SubscriptionLedger:

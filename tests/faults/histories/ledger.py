@@ -246,12 +246,12 @@ class Ledger:
         place = self._places.get((partition_id, epoch))
         if place is None:
             return  # nothing was read under this epoch: it is where reading is pinned, or what was there before
-        missing = self._missing(place, number + 1)
+        missing = self.missing(place, number + 1)
         if missing:
             text = f"partition {partition_id}: checkpoint {number} is stored, and {_short(missing)} not processed"
             self._world.violate(text)
 
-    def _missing(self, place: Place, end: int) -> set[int]:
+    def missing(self, place: Place, end: int) -> set[int]:
         """Return the numbers below an end that must be processed and are not."""
         shore = self._shores[place]
         if shore.required is None:
@@ -273,7 +273,7 @@ class Ledger:
         found: dict[str, set[int]] = {}
         for partition_id in self._hub.partition_ids:
             place = (self.making, partition_id)
-            missing = self._missing(place, self.end(partition_id))
+            missing = self.missing(place, self.end(partition_id))
             if but_gone:
                 missing = {number for number in missing if number >= self._shores[place].truncated}
             if missing:

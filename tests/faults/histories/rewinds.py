@@ -39,6 +39,7 @@ from tests.faults.histories.subscribers import (
     SubscriptionLedger,
 )
 from tests.faults.histories.world import Life, World, own_paces
+from tests.support.inside import owned
 
 _CALLS = {"seek": 4.0, "replay": 2.0, "pause": 1.5, "unpause": 1.5, "drain": 1.0, "subscribe": 2.0}
 
@@ -270,8 +271,7 @@ class RewindHistory(SubscribersHistory):
 
     def _pump(self, host: str, partition_id: str, name: str) -> Any:
         member = next(each for each in self.hosts if each.life.name == host)
-        manager = member.host._manager
-        slot = None if manager is None else manager._partitions.get(partition_id)
+        slot = owned(member.host, partition_id)
         return None if slot is None else slot.pumps.get(name)
 
     def processor(self, life: Life) -> UnrulyProcessor | None:
@@ -406,7 +406,7 @@ class RewindHistory(SubscribersHistory):
         for partition_id in done:
             end, generation = before.get(partition_id, (0, 0))
             place = (ledger.making, partition_id)
-            if ledger.generations[place] == generation and (missing := ledger._missing(place, end)):
+            if ledger.generations[place] == generation and (missing := ledger.missing(place, end)):
                 self.world.violate(f"{name}: partition {partition_id}: drain returned, without {sorted(missing)}")
         return done
 

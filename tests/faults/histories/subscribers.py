@@ -41,6 +41,7 @@ from tests.faults.histories.consumer import (
 from tests.faults.histories.ledger import Call, Ledger, Start, named_call
 from tests.faults.histories.manners import Manners, Oddity, UnrulyProcessor
 from tests.faults.histories.world import Life, Violation, World, choose, own_paces
+from tests.support.inside import feed_of, number_at, owned
 
 NAMES = ("alerts", "archive", "audit")
 GROUP = "catching-up"
@@ -189,19 +190,19 @@ class SubscriptionLedger(Ledger):
             position = EventPosition.earliest() if text is None else EventPosition.parse(text)
             shore.required = shore.truncated = partition.first
             if is_of_this_hub:
-                shore.required = self._start_of[making, partition_id] = hub._index(partition, position)
+                shore.required = self._start_of[making, partition_id] = number_at(hub, partition_id, position)
                 shore.is_pinned = position.sequence_number is not None
             self.pinned.add(partition_id)
 
     def is_for(self, number: int) -> bool:
         return self.part is None or self.part.has(number)
 
-    def _missing(self, place: tuple[int, str], end: int) -> set[int]:
+    def missing(self, place: tuple[int, str], end: int) -> set[int]:
         if self.part is not None:
             first = self._left_out.get(place, 0)
             self._shores[place].exempt.update(each for each in range(first, end) if not self.part.has(each))
             self._left_out[place] = max(first, end)
-        return super()._missing(place, end)
+        return super().missing(place, end)
 
     def added(self, partition_id: str) -> None:
         """Record a partition that is new in the hub: it is read from its beginning."""
@@ -251,10 +252,9 @@ class _OfCall(Ledger):
         self._of: dict[Call, Ledger] = {}
 
     def begin(self, host: str, partition_id: str, epoch: int, events: tuple[ReceivedEvent, ...]) -> Call:
-        manager = self._member.host._manager
-        assert manager is not None
-        pump = manager._partitions[partition_id].pumps[self._name]
-        ledger = self._history.by_key[pump._reading.key]
+        partition = owned(self._member.host, partition_id)
+        assert partition is not None
+        ledger = self._history.by_key[partition.pumps[self._name]._reading.key]
         call = ledger.begin(host, partition_id, epoch, events)
         self._of[call] = ledger
         return call
@@ -410,11 +410,12 @@ class SubscribersHistory(ConsumerHistory):
 
     def _look_for_orphans(self, host: HistoryHost) -> None:
         super()._look_for_orphans(host)
-        manager, bound = host.host._manager, self.options["prefetch_events"]
-        for slot in [] if manager is None else manager._partitions.values():
-            feed = None if slot.shared is None else slot.shared._feed
+        bound = self.options["prefetch_events"]
+        for partition_id in self.hub.partition_ids:
+            slot = owned(host.host, partition_id)
+            feed = None if slot is None else feed_of(slot.shared)
             if feed is not None and feed.events_held > bound:
-                text = f"partition {slot.partition_id}: {host.life.name} holds {feed.events_held} events of {bound}"
+                text = f"partition {partition_id}: {host.life.name} holds {feed.events_held} events of {bound}"
                 self.world.violate(text)
 
     # ------------------------------------------------------------------------------------------------------- hosts

@@ -26,6 +26,7 @@ from eventpump.amqp.connection import (
 )
 from eventpump.amqp.link import Link
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected, Source, Target, Transfer
+from tests.support.inside import forms_of, unread_by
 from tests.support.memory import traced_memory
 from tests.unit.amqp.pair import Pair, config, frame, payloads, story
 
@@ -245,7 +246,7 @@ def test_receive_in_turns_gives_the_same_events(recording: Recording) -> None:
     in_turns, events = recording.replay(whole, InTurns)
     assert story(events) == story(expected)
     assert len(events) > len(expected)
-    assert whole_turn._forms.keys() == in_turns._forms.keys()
+    assert forms_of(whole_turn).keys() == forms_of(in_turns).keys()
 
 
 @BOTH
@@ -254,8 +255,8 @@ def test_receive_of_runs_equals_the_general_decoder(recording: Recording) -> Non
     fast, events = recording.replay(whole)
     general, expected = recording.replay(whole, General)
     assert story(events) == story(expected)
-    assert fast._forms
-    assert not general._forms
+    assert forms_of(fast)
+    assert not forms_of(general)
 
 
 # ----------------------------------------------------------------------------------- hand-written transfers
@@ -355,10 +356,10 @@ def bounded(engine: Connection) -> bool:
     """Return whether what the engine retains of the stream is within its limits."""
     links = [link for session in engine.sessions.values() for link in session.links.values()]
     return (
-        sum(map(len, engine._pending)) <= engine.config.max_frame_size
+        len(unread_by(engine)) <= engine.config.max_frame_size
         and all(len(link.incoming.buffer or b"") <= link.largest_message for link in links)
         and len(links) <= 256 * (engine.config.handle_max + 1)
-        and len(engine._forms) <= 1024
+        and len(forms_of(engine)) <= 1024
         and not engine._inboxes
         and not engine._events
     )

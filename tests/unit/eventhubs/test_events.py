@@ -31,6 +31,7 @@ from eventpump.eventhubs.events import (
     without_body,
 )
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
+from tests.support.inside import published
 
 NOW = datetime.datetime(2024, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
 texts = st.text(max_size=20)
@@ -584,7 +585,7 @@ def test_text_and_json_of_a_subclass_are_of_its_own_body() -> None:
 def test_events_survive_pickling_and_copying(protocol: int) -> None:
     """Process pools and Spark send them between processes; what was read already makes no difference."""
     event = EventData("text", properties={"a": 1}, subject="s")
-    event._published_number = 7
+    published(event, 7)
     for made in (pickle.loads(pickle.dumps(event, protocol)), copy.deepcopy(event)):
         assert made.encode() == event.encode()
         assert made.published_sequence_number == 7

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
@@ -29,12 +32,35 @@ class _Dripping(asyncio.Transport):
         self.is_cut = True
 
 
+class _Listening(asyncio.Server):
+    """A server whose connections a test makes."""
+
+    def __init__(self) -> None:
+        self.make: Callable[[], asyncio.Protocol]
+
+    async def create(self, make: Callable[[], asyncio.Protocol], *_: Any, **__: Any) -> Self:
+        """Do what `create_server` of a loop does."""
+        self.make = make
+        return self
+
+    @property
+    def sockets(self) -> Any:
+        return (SimpleNamespace(getsockname=lambda: ("host", 1)),)
+
+    def close(self) -> None:
+        """Nothing listens."""
+
+    async def wait_closed(self) -> None:
+        """Nothing listens."""
+
+
 @pytest.mark.parametrize("drips", [False, True])
-async def test_handshake_that_is_slow_is_cut(drips: bool) -> None:
+async def test_handshake_that_is_slow_is_cut(drips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that is no WebSocket after the time for it is cut, also one that sends a header each second."""
-    server = websocket.WebSocketServer(asyncio.Protocol, handshake_timeout=20.0)
-    stream = _Dripping()
-    served = websocket._Served(server._http(), server._accepted, server._lost)
+    listening, stream = _Listening(), _Dripping()
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_server", listening.create)
+    server = await websocket.WebSocketServer.start(asyncio.Protocol, "host", 0, tls=None, handshake_timeout=20.0)
+    served = listening.make()
     served.connection_made(stream)
     for second in range(20):
         if drips:
@@ -44,5 +70,4 @@ async def test_handshake_that_is_slow_is_cut(drips: bool) -> None:
     await asyncio.sleep(0.001)
     assert stream.is_cut
     served.connection_lost(None)
-    assert server._opening == {}
-    await server._http.shutdown()
+    await server.aclose()

@@ -44,6 +44,7 @@ from eventpump.producer.intake import DeliveryReceipt, SendResult
 from eventpump.producer.producer import HubProducer
 from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.inside import published
 from tests.support.seeds import seeds
 
 MIB = 1024 * 1024
@@ -69,9 +70,8 @@ class ScriptedProducer(HubProducer):
         first: int = 0,
         encode: EventEncoding | None = None,
     ) -> None:
-        super().__init__(
-            FakeTransport(FakeHub(partitions=partitions)), "telemetry", idempotent=idempotent, encode=encode
-        )
+        self.transport = FakeTransport(FakeHub(partitions=partitions))
+        super().__init__(self.transport, "telemetry", idempotent=idempotent, encode=encode)
         self.limit = limit
         self.sent: defaultdict[str, list[list[bytes]]] = defaultdict(list)
         self.script: defaultdict[str, list[Exception | float]] = defaultdict(list)
@@ -1197,7 +1197,7 @@ async def test_idempotence_refuses_numbered_events_and_pipelining() -> None:
         buffered(ScriptedProducer(idempotent=True), max_in_flight=2)
     async with buffered(ScriptedProducer(idempotent=True)) as producer:
         sent = event()
-        sent._published_number = 7
+        published(sent, 7)
         with pytest.raises(EventError, match="published already"):
             await producer.send(sent)
 
@@ -1244,8 +1244,7 @@ async def test_send_during_the_opening_does_not_overtake() -> None:
 async def test_close_during_the_opening_ends_both() -> None:
     """Calls that wait for the opening raise that it was closed."""
     service = ScriptedProducer()
-    assert isinstance(service._transport, FakeTransport)
-    service._transport.hub.latency = 1
+    service.transport.hub.latency = 1
     producer = buffered(service)
     sends = [asyncio.ensure_future(producer.send(event())) for _ in range(2)]
     await asyncio.sleep(0.5)
@@ -1274,8 +1273,7 @@ async def test_close_sends_what_was_accepted() -> None:
         await closing
     assert service.bodies("0") == ["x"]
     assert service.close_deadlines == [None]
-    assert isinstance(service._transport, FakeTransport)
-    assert service._transport.is_closed
+    assert service.transport.is_closed
     assert repr(producer) == "<HubBufferedProducer closed, 0 events, 0 bytes>"
 
 

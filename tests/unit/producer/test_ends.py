@@ -390,13 +390,14 @@ async def test_close_keeps_its_deadline_with_a_hanging_store(
 
 async def test_close_goes_on_where_a_part_of_it_raises(scene: Scene) -> None:
     """What the store raises as it is closed is raised, after everything was closed."""
-    producer = scene.known()
+    transport = FakeTransport(scene.hub)
+    producer = scene.known(transport=transport)
     scene.producers.clear()
     await producer.send(event("a"), partition_id="0")
     scene.store.script["close"] = [Odd()]
     with pytest.raises(Odd):
         await producer.aclose()
-    assert producer._transport.is_closed  # type: ignore[attr-defined] # the fake's
+    assert transport.is_closed
     assert not tasks_named(PUBLISHER)
 
 

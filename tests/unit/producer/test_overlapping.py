@@ -26,6 +26,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.producer.producer import HubProducer
 from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore
 from eventpump.testing.transport import FakeHub, FakeTransport, SendFault
+from tests.support.inside import publishers_of
 from tests.support.states import SharedStates
 
 RETRY = RetryOptions(max_retries=3, base_delay=0.1, max_delay=1.0)
@@ -116,7 +117,7 @@ class History:
         producer = self.living.pop(task)
         task.cancel()
         await self._ended(task)
-        await asyncio.gather(*(each.aclose() for each in list(producer._context.kept)))
+        await asyncio.gather(*(each.aclose() for each in publishers_of(producer)))
         with contextlib.suppress(PublishOutcomeUnknownError):
             await producer.aclose(0.0)
 

@@ -69,10 +69,10 @@ class Unruly(MemorySource):
         link = await super().open(partition_id, position, sink, **options)
         if not self.calm and self.rng.random() < 0.5:
             self.mischief += 1
-            loop, error = asyncio.get_running_loop(), ValueError("no error of ours")
+            loop, error, close = asyncio.get_running_loop(), ValueError("no error of ours"), link._close
 
             def detach() -> None:
-                link._close()
+                close()
                 sink.messages([])
                 sink.detached(error)  # type: ignore[arg-type]  # that is the test
                 sink.detached(ConnectionLostError("again"))

@@ -532,7 +532,7 @@ async def test_store_calls_end_before_a_lease_could(
             await asyncio.sleep(5)
         fleet.host("a", renew_interval=8)
         store, took = fleet.stores["a"], []
-        before = store._before
+        before = store.before
 
         async def timed(called: str, partition_id: str | None) -> BaseException | None:
             began = clock.monotonic()
@@ -542,7 +542,7 @@ async def test_store_calls_end_before_a_lease_could(
                 if called == operation:
                     took.append(clock.monotonic() - began)
 
-        monkeypatch.setattr(store, "_before", timed)
+        monkeypatch.setattr(store, "before", timed)
         if operation != "ensure":
             store.hang(operation)
         fleet.runs["a"] = asyncio.create_task(fleet.hosts["a"].run())

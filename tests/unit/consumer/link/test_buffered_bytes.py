@@ -23,6 +23,7 @@ from eventpump.options.consumer import FeedSettings
 from eventpump.reports import LinkFailed, PartitionFailed
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, Record, RecordingProcessor
+from tests.support.inside import budget_of, feed_of, owned
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
@@ -50,7 +51,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         # Those of closed links, too, as long as what they brought is in hand.
         accounts[:] = [each for each in accounts if each.held or not each.is_closed]
         for host, largest in watched:
-            budget = host._budget
+            budget = budget_of(host)
             holding = [each for each in accounts if each.held and each._budget is budget]
             assert host.buffered_bytes == sum(each.held for each in holding)
             assert host.buffered_bytes <= budget.max_bytes + len(holding) * (largest + OVERHEAD)
@@ -132,7 +133,7 @@ async def test_idle_partitions_lend_and_get_back_within_a_round(watch: Watch) ->
         fleet.hub.publish("0", *[b"x" * size] * 5000)
         await asyncio.sleep(60)
         look()
-        share = host._budget.share
+        share = budget_of(host).share
         assert held["0"] > 8 * share
         for partition_id in fleet.hub.partition_ids[1:]:
             fleet.hub.publish(partition_id, *[b"x" * size] * 3000)
@@ -245,12 +246,10 @@ async def test_what_is_kept_for_its_place_has_no_body() -> None:
         fleet.hub.publish("0", b"x" * 100_000, b"y" * 100_000)
         host = await fleet.start("a", track_last_enqueued=True)
         await fleet.until(lambda: len(fleet.record.numbers("0")) == 2, 60)
-        manager = host._manager
-        assert manager is not None
-        shared = next(iter(manager._partitions.values())).shared
-        assert shared is not None
-        assert shared._feed is not None
-        feed = shared._feed
+        partition = owned(host, "0")
+        assert partition is not None
+        feed = feed_of(partition.shared)
+        assert feed is not None
         assert feed.facts.newest is not None
         assert feed.facts.first is not None
         assert max(len(feed.facts.newest), len(feed.facts.first)) < LARGE

@@ -17,6 +17,7 @@ from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import LinkFailed, LinkRewound, LinkStateChanged, SubscriptionSlow
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor
+from tests.support.inside import own_links, owned
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
@@ -40,8 +41,8 @@ def _groups(fleet: Fleet) -> list[tuple[str, int | None]]:
     """The links that are attached now, by consumer group and owner level."""
     return sorted(
         (link.spec.consumer_group, link.spec.owner_level)
-        for partition in fleet.hub._partitions.values()
-        for link in partition.links
+        for partition_id in fleet.hub.partition_ids
+        for link in fleet.hub.partition(partition_id).links
     )
 
 
@@ -223,9 +224,10 @@ async def test_catch_up_beside_one_that_leaves_closes_the_link_that_is_not_read(
         for _ in range(400):
             fleet.hub.publish("0", count=2)
             await asyncio.sleep(0.25)
-            slot = host._manager._partitions["0"]  # type: ignore[union-attr]
+            slot = owned(host, "0")
+            assert slot is not None
             assert slot.shared is not None
-            if any(each.is_pinned for each in slot.shared._own.values()):
+            if any(each.is_pinned for each in own_links(slot.shared).values()):
                 break
         else:
             pytest.fail("nothing was kept for it")
@@ -278,7 +280,7 @@ async def test_catch_up_whatever_happens_to_the_links_neither_misses_nor_repeats
                 case 1:
                     fleet.hub.detach("0", ConnectionLostError("cut"))
                 case 2:
-                    links = list(fleet.hub._partitions["0"].links)
+                    links = list(fleet.hub.partition("0").links)
                     if links:
                         rng.choice(links).end(error_for("amqp:link:detach-forced", "detached"))
                 case _:

@@ -22,6 +22,7 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ConsumerScope, PartitionProperties, ReceiveLinkSpec
 from eventpump.options.consumer import FeedSettings
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.inside import feed_of, members_of, own_links
 from tests.support.seeds import seeds
 
 
@@ -56,7 +57,7 @@ class _World:
 
     def link_changed(self, name: str) -> None:
         """Record that one has a link of its own now, or has none any more."""
-        member = self.shared._own.get(name)
+        member = own_links(self.shared).get(name)
         is_own = member is not None and member.has_own_link
         if is_own != dict(self.own).get(name, False):
             self.own.append((name, is_own))
@@ -92,7 +93,7 @@ class _World:
 async def _world(**options: Any) -> AsyncIterator[_World]:
     world = _World(**options)
     yield world
-    for member in [*world.shared._members.values(), *world.shared._own.values()]:
+    for member in members_of(world.shared):
         await member.aclose()
     await world.shared.aclose()
     assert world.unexpected == []
@@ -256,7 +257,7 @@ async def test_one_that_stops_short_of_the_others_holds_none_back() -> None:
         for first in range(1000, 3000, 10):
             world.hub.publish("0", count=10)
             assert await _read(fast, 10) == list(range(first, first + 10))
-            feed = world.shared._feed
+            feed = feed_of(world.shared)
             assert feed is not None
             assert feed.events_held <= 35
         fast.stop()
@@ -364,7 +365,7 @@ async def test_join_under_random_faults_delivers_each_range(seed: int) -> None:
                 case _:
                     hub.publish("0", count=rng.randrange(60))
             await asyncio.sleep(rng.choice([0, 0, 0.001, 0.5]))
-            feed = world.shared._feed
+            feed = feed_of(world.shared)
             assert feed is None or feed.events_held <= bound
         total = len(hub.events("0"))
         for _ in range(3000):

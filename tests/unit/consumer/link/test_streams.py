@@ -113,10 +113,8 @@ async def test_partition_key_is_the_key_where_no_function_is_given() -> None:
         await host.subscribe("seven", _recording(got), keys={"sensor-7", "sensor-8"})
         await host.subscribe("none", _recording(keyless), keys=[None])
         fleet.runs["a"] = asyncio.create_task(host.run())
-        partition = fleet.hub._partitions["0"]
         for key in ("sensor-7", "sensor-1", None, "sensor-8"):
-            fleet.hub._store(partition, EventData(b"x").encode(key))
-        fleet.hub._serve(partition)
+            fleet.hub.store(EventData(b"x").encode(key), 0, "0")
         await asyncio.sleep(5)
         assert got.numbers("0") == [0, 3]
         assert keyless.numbers("0") == [2]

@@ -24,6 +24,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, EventSkipped, LinkStateChanged, PositionSought, RangeReplayed
 from eventpump.testing.transport import FakeHub
 from tests.support.fleet import NO_PROCESSOR, Fleet, Record, RecordingProcessor, stocked
+from tests.support.inside import owned, partition_read
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
@@ -993,9 +994,9 @@ class _History:
             raise ValueError("sometimes")
 
     def _replay(self, context: PartitionContext) -> int | None:
-        manager = self.fleet.hosts[context.owner_id]._manager
-        assert manager is not None
-        partition = manager._partitions[context.partition_id].pumps[self.name]._partition
+        owning = owned(self.fleet.hosts[context.owner_id], context.partition_id)
+        assert owning is not None
+        partition = partition_read(owning.pumps[self.name])
         assert partition is not None
         return partition.replayed._running
 

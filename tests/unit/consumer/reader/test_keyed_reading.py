@@ -31,6 +31,7 @@ from eventpump.producer.producer import HubProducer
 from eventpump.sources.memory import MemorySource
 from eventpump.sources.transport import SourceTransport
 from eventpump.testing.transport import FakeHub, FakeTransport
+from tests.support.inside import number_at
 
 Events = Sequence[ReceivedEvent]
 Step = Callable[[ReceivedEvent], Awaitable[None]]
@@ -104,7 +105,7 @@ def _reader(hub: FakeHub, /, **options: Any) -> HubReader:
 
 def _number_at(hub: FakeHub, reader: HubReader) -> int:
     """Return the number of the event that a new reader at the position of another one would get first."""
-    return hub._index(hub.partition("0"), reader.position)
+    return number_at(hub, "0", reader.position)
 
 
 async def _brief(event: ReceivedEvent) -> None:

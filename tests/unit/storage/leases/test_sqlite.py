@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -69,11 +69,17 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("eventpump sqlite")]
 
 
+async def trace(store: SqliteLeaseStore, call: Callable[[str], object]) -> None:
+    """Have each statement that a store runs from now on passed to a function, in the store's thread."""
+    worker = store._worker
+    assert worker is not None
+    await worker.thread.run(lambda connection: connection.set_trace_callback(call))
+
+
 async def traced(store: SqliteLeaseStore) -> list[str]:
     """The statements that a store runs from now on; with the parameters put in."""
     statements: list[str] = []
-    assert store._worker is not None
-    await store._worker.thread.run(lambda connection: connection.set_trace_callback(statements.append))
+    await trace(store, statements.append)
     return statements
 
 
@@ -86,8 +92,7 @@ async def held_at_the_next_update(store: SqliteLeaseStore) -> tuple[threading.Ev
             entered.set()
             go_on.wait(10)
 
-    assert store._worker is not None
-    await store._worker.thread.run(lambda connection: connection.set_trace_callback(hold))
+    await trace(store, hold)
     return entered, go_on
 
 

@@ -33,6 +33,10 @@ class _Timer:
         self._watch.wake()
 
 
+def is_watching(watch: Watch) -> bool:
+    return watch._stream is not None
+
+
 def waited(watch: Watch) -> bool:
     """Wait, and return whether something ended the wait before its time was over."""
     began = time.monotonic()
@@ -97,7 +101,7 @@ def test_socket_that_is_ambiguous_is_not_watched(watch: Watch, ends: tuple[socke
     with twin:
         watch.found({client.fileno(), twin.fileno()}, client.getpeername()[1])
     accepted.send(b"x")
-    assert watch._stream is None
+    assert not is_watching(watch)
     watch.wait(0.0)
 
 
@@ -111,7 +115,7 @@ def test_socket_that_is_not_read_is_not_watched_any_more(
     for _ in range(100):
         watch.wait(0.0)
         watch.looked(found=False)
-    assert watch._stream is None
+    assert not is_watching(watch)
 
 
 def test_socket_that_is_read_stays_watched(watch: Watch, ends: tuple[socket.socket, socket.socket]) -> None:
@@ -125,7 +129,7 @@ def test_socket_that_is_read_stays_watched(watch: Watch, ends: tuple[socket.sock
         watch.looked(found=False)
         watch.wait(0.0)
         watch.looked(found=False)
-    assert watch._stream is not None
+    assert is_watching(watch)
 
 
 def test_wake_after_close_does_nothing(ends: tuple[socket.socket, socket.socket]) -> None:
