@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from eventpump.eventhubs.events import Checkpoint as Checkpoint
     from eventpump.eventhubs.events import EventData, EventPosition
     from eventpump.eventhubs.events import LastEnqueued as LastEnqueued
+    from eventpump.eventhubs.events import MessageContent as MessageContent
 
 
 class Clock(Protocol):
@@ -861,7 +862,7 @@ if not TYPE_CHECKING:  # to checkers it would mean that every name exists
             "core.lease": "LeaseSnapshot PartitionLease",
             "core.router": "PartitionRouter",
             "eventhubs.decoding": "Decoder",
-            "eventhubs.events": "Checkpoint LastEnqueued",
+            "eventhubs.events": "Checkpoint LastEnqueued MessageContent",
         },
         own=[name for name, made in globals().items() if getattr(made, "__module__", None) == __name__],
     )

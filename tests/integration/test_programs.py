@@ -111,6 +111,14 @@ def test_example_of_sources_needs_no_service() -> None:
     assert "{'sensor-0': 100, 'sensor-1': 100, 'sensor-2': 100}" in results[0].stdout
 
 
+def test_example_of_the_schema_registry_decodes_what_it_encoded() -> None:
+    """It runs by itself: the published encoder makes the events that are sent, and decodes those that are received."""
+    result = _run("examples/schema_registry.py", without=["EVENTPUMP_CONNECTION_STRING", "REGISTRY"])
+    assert result.returncode == 0, result.stderr
+    values = re.findall(r"^\d+ avro/binary\+0 \{'sensor': 'sensor-\d', 'value': ([\d.]+)\}$", result.stdout, re.M)
+    assert list(map(float, values)) == [20 + number / 2 for number in range(10)]
+
+
 def test_example_of_keys_applies_every_order_once_and_in_order() -> None:
     """It runs by itself: several at a time, what cannot be applied is parked, and every balance is right."""
     result = _run("examples/keyed.py", "--count", "1000", without=["EVENTPUMP_CONNECTION_STRING"])

@@ -558,6 +558,19 @@ def test_event_in_json_is_text_with_its_content_type() -> None:
         EventData(b"{").body_as_json()
 
 
+def test_encoders_of_a_schema_registry_make_and_read_events() -> None:
+    """Body and content type come and go by the two methods of their protocol, beside the options given."""
+    sent = EventData.from_message_content(b"\x02", "avro/binary+7", properties={"unit": "C"}, message_id="m")
+    place: dict[str, Any] = {"offset": "3", "sequence_number": 3, "enqueued_time": NOW}
+    received = ReceivedEvent.from_message_content(b"\x02", "avro/binary+7", properties={"unit": "C"}, **place)
+    for event in (sent, received, received.to_event_data()):
+        assert event.__message_content__() == {"content": b"\x02", "content_type": "avro/binary+7"}
+        assert event.properties == {"unit": "C"}
+    assert (sent.standard, received.offset) == ({"content_type": "avro/binary+7", "message_id": "m"}, "3")
+    assert EventData(b"x").__message_content__() == {"content": b"x", "content_type": ""}
+    assert ReceivedEvent.build(b"x", **place).__message_content__() == {"content": b"x", "content_type": ""}
+
+
 def test_received_event_is_sent_on_by_its_copy() -> None:
     """Body, application properties and standard properties are those received."""
     event = EventData(b"body", properties={"a": 1}, correlation_id="c", subject="s")
