@@ -7,13 +7,14 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shlex
 import ssl
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from eventpump.aio.signals import handling_signals
 from eventpump.cli.main import CONNECTION_VARIABLE
@@ -22,6 +23,7 @@ from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.config import HubSpec, config_document, load_config, parse_hub
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.server import Emulator
+from eventpump.emulator.web_tokens import ANY
 from eventpump.errors import ConfigurationError
 from eventpump.texts import without_secrets
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _SAMPLE = "telemetry:4:dashboard,archive"
 KEY_VARIABLE = "EVENTPUMP_EMULATOR_KEY"
 """Has the key where `--key` is not given: arguments of a process can be seen by every user of the machine."""
+JWT_VARIABLE = "EVENTPUMP_EMULATOR_ACCEPT_JWT"
+"""Has the secret where `--accept-jwt` is not given, for the same reason."""
 BAD_INPUT = 2
 """The exit code for invalid input."""
 
@@ -41,7 +45,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "emulator",
         help="run a local Event Hubs service",
         description="Run a local Event Hubs service. Prints the connection string once it accepts connections; "
-        "with --ws-port, the one for WebSockets on a second line.",
+        "with --ws-port, the one for WebSockets on a second line, and with --tls auto, the path of the authority's "
+        "certificate on the last line.",
     )
     add = parser.add_argument
     add(
@@ -65,13 +70,25 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST",
         help="an additional host name that clients use, accepted in signatures; may be repeated",
     )
-    add("--port", default="5672", help="the port; 0 selects a free one (default: %(default)s)")
+    add("--port", help="the port; 0 selects a free one (default: 5672)")
     add("--ws-port", metavar="PORT", help="also serve AMQP over WebSockets on this port; 0 selects a free one")
     add("--data", metavar="DIR", help="store the hubs in this directory (default: in memory)")
     add("--fsync", action="store_true", help="with --data: also survive power loss")
     add("--capture", metavar="DIR", help="also write the events as Avro files of Event Hubs Capture in this directory")
     add("--capture-seconds", default="300", metavar="S", help="write a file after this long (default: %(default)s)")
     add("--capture-bytes", default="314572800", metavar="N", help="or after this many bytes (default: %(default)s)")
+    add(
+        "--standard-ports",
+        action="store_true",
+        help="with TLS: listen on 5671, and on 443 for WebSockets, where SDKs connect to by themselves; often needs a "
+        "right",
+    )
+    add(
+        "--tls",
+        choices=["auto"],
+        help="serve TLS with a certificate that is made for it, by an authority of its own for clients to trust",
+    )
+    add("--tls-directory", metavar="DIR", help="with --tls auto: keep the certificate here, so that it is trusted once")
     add("--tls-cert", metavar="FILE", help="serve TLS with this certificate chain (PEM)")
     add("--tls-key", metavar="FILE", help="the certificate's private key (PEM)")
     add(
@@ -79,6 +96,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="KEY",
         help=f"the key of the connection string, which other users of the machine see (default: ${KEY_VARIABLE}, or "
         f"{DEFAULT_KEY})",
+    )
+    add(
+        "--accept-jwt",
+        metavar=f"{ANY}|SECRET",
+        help="accept JSON web tokens in place of Microsoft Entra's: any, on loopback only, or those signed with the "
+        f"secret by HS256, with an expiration time and Event Hubs as audience (default: ${JWT_VARIABLE}, or none)",
     )
     add("--retention-bytes", metavar="N", help="keep at most this many bytes of events, over all partitions")
     add("--retention-seconds", metavar="S", help="keep events for at most this long")
@@ -105,12 +128,20 @@ def run(args: argparse.Namespace) -> int:
         else:
             asyncio.run(_serve(_emulator(args), stops_with_stdin=args.stop_with_stdin))
     except ConfigurationError as error:
-        if error.field in ("port", "ws_port"):
-            option = "--" + error.field.replace("_", "-")
-            error = ConfigurationError(option, error.problem.replace(f"try {error.field}", f"try {option}"))
+        if error.field in _OPTIONS:
+            error = ConfigurationError(_option(error.field), _NAMED.sub(lambda name: _option(name[0]), error.problem))
         print(f"eventpump emulator: {without_secrets(str(error))}", file=sys.stderr)
         return BAD_INPUT
     return 0
+
+
+_OPTIONS = ("accept_jwt", "port", "standard_ports", "tls_directory", "ws_port")
+_NAMED = re.compile(r"\b(standard_ports|(ws_)?port(?= 0))\b")
+"""What errors of these options name of them."""
+
+
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def _specs(args: argparse.Namespace) -> list[HubSpec]:
@@ -127,12 +158,15 @@ def _emulator(args: argparse.Namespace) -> Emulator:
     return Emulator(
         specs,
         host=args.host,
-        port=_number("--port", args.port, 65_535),
+        port=0 if args.standard_ports and args.port is None else _number("--port", args.port or "5672", 65_535),
         ws_port=None if args.ws_port is None else _number("--ws-port", args.ws_port, 65_535),
         key=args.key or os.environ.get(KEY_VARIABLE) or DEFAULT_KEY,
         data=args.data,
         fsync=args.fsync,
-        tls=_tls(args.tls_cert, args.tls_key),
+        tls=_tls(args.tls, args.tls_cert, args.tls_key),
+        tls_directory=args.tls_directory,
+        standard_ports=args.standard_ports,
+        accept_jwt=args.accept_jwt or os.environ.get(JWT_VARIABLE) or None,
         refuse_long_keys=args.refuse_long_keys,
         names=args.name,
         capture=_capture(args.capture, args.capture_seconds, args.capture_bytes),
@@ -161,9 +195,11 @@ def _retention(size: str | None, seconds: str | None, *, is_durable: bool) -> Re
     )
 
 
-def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
+def _tls(auto: Literal["auto"] | None, cert: str | None, key: str | None) -> ssl.SSLContext | Literal["auto"] | None:
     if cert is None and key is None:
-        return None
+        return auto
+    if auto is not None:
+        raise ConfigurationError("--tls", "cannot be combined with --tls-cert and --tls-key")
     if cert is None or key is None:
         raise ConfigurationError("--tls-cert", "must be used together with --tls-key")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -189,6 +225,8 @@ async def _serve(emulator: Emulator, *, stops_with_stdin: bool) -> None:
             _say(emulator.connection_string)
             if emulator.ws_port is not None:
                 _say(emulator.ws_connection_string)
+            if emulator.authority_file is not None:
+                _say(str(emulator.authority_file))
             if sys.stdout.isatty():
                 _say(hint(emulator))
             await stop.wait()

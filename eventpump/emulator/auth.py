@@ -48,10 +48,6 @@ class VerifiedToken:
     rights: Right = Right.ALL
 
 
-TokenVerifier = Callable[[str], VerifiedToken | None]
-"""Checks a JWT; None refuses it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Rights on an entity.
@@ -71,6 +67,10 @@ class Denial:
 
     code: int
     description: str
+
+
+TokenVerifier = Callable[[str], VerifiedToken | Denial | None]
+"""Checks a JWT; None refuses it, and a denial says why."""
 
 
 class KeyRing:
@@ -113,6 +113,8 @@ class KeyRing:
             return Denial(400, "the token is not text")
         if token_type == JWT_TOKEN_TYPE:
             verified = self._token_verifier(token) if self._token_verifier is not None else None
+            if isinstance(verified, Denial):
+                return verified
             if verified is None:
                 return Denial(401, "InvalidToken: this service does not accept the JSON web token.")
             if verified.expires_at <= now:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,15 +24,19 @@ from eventpump.emulator.faults import Faults
 from eventpump.emulator.ledger import ProducerRetention
 from eventpump.emulator.log import DURABLE_RETENTION, Retention
 from eventpump.emulator.service import Deadlines, Service
+from eventpump.emulator.web_tokens import ANY, accepting
 from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.conditions import CONNECTION_FORCED
 from eventpump.net.stream import BufferedReads, ConnectionProtocol
 
 if TYPE_CHECKING:
+    from eventpump.emulator.certificates import OwnCertificate
     from eventpump.net.websocket import WebSocketServer
 
 STOP_TIMEOUT = 3.0
 """Seconds that clients have to close their connections when the service stops."""
+STANDARD_PORTS = 5671, 443
+"""The service's own, of AMQP and of WebSockets: where SDKs connect to if nothing names a port."""
 
 
 class Emulator:
@@ -55,9 +60,17 @@ class Emulator:
         key: Its key, against which signatures are verified. Default: "SAS_KEY_VALUE".
         rules: Additional access rules. Default: `()`.
         token_verifier: Accepts JWTs; None to refuse them.
+        accept_jwt: Accepts JWTs in place of Microsoft Entra's, without a verifier of one's own: "any" every one, on a
+            loopback address only; another text those that are signed with it as the secret (HS256), have an expiration
+            time and are for Event Hubs ("https://eventhubs.azure.net") or a name of this service. None to refuse them.
         data: A directory that stores the hubs across restarts; None keeps them in memory.
         fsync: Whether to survive power loss too, not only a killed process. Default: False.
-        tls: The TLS context of the server; None for plain TCP, like the official emulator.
+        tls: The TLS context of the server; "auto" for a certificate by an authority of its own, whose certificate is
+            in `authority_file`; None for plain TCP, like the official emulator.
+        tls_directory: A directory that keeps the certificate of `tls="auto"` and its key, so that clients need to trust
+            it once; None for another certificate each time.
+        standard_ports: Listen on 5671, and on 443 for WebSockets, in place of `port` and `ws_port`: connection strings
+            have no port then. Requires `tls`, and often a right of the process. Default: False.
         retention: How much is kept; beyond it the oldest events are dropped. By default 1 GiB, over all partitions, for
             an hour, or with `data` seven days. Durable hubs are held in memory too.
         max_message_size: The largest event or batch that is accepted, in bytes. Default: 1,048,576.
@@ -91,9 +104,12 @@ class Emulator:
         key: str = DEFAULT_KEY,
         rules: Iterable[AccessRule] = (),
         token_verifier: TokenVerifier | None = None,
+        accept_jwt: str | None = None,
         data: str | Path | None = None,
         fsync: bool = False,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | Literal["auto"] | None = None,
+        tls_directory: str | Path | None = None,
+        standard_ports: bool = False,
         retention: Retention | None = None,
         max_message_size: int = 1024 * 1024,
         deadlines: Deadlines | None = None,
@@ -113,14 +129,29 @@ class Emulator:
         _check_key(key_name, key)
         if max_message_size < 1024:
             raise ConfigurationError("max_message_size", "must be at least 1024 bytes")
+        if standard_ports and (tls is None or port or ws_port is not None):
+            raise ConfigurationError("standard_ports", "requires tls, and cannot be combined with port or ws_port")
+        if tls_directory is not None and tls != "auto":
+            raise ConfigurationError("tls_directory", 'requires tls="auto"')
+        if isinstance(tls, str) and tls != "auto":
+            raise ConfigurationError("tls", f'must be a context, "auto" or None, not {tls[:40]!r}')
+        if accept_jwt is not None:
+            _check_accepted(accept_jwt, host, token_verifier)
+        names = tuple(names)
+        hosts = _hosts(host, names)
         self._host = host
-        self._requested_ports = port, ws_port
+        self._names = names
+        self._standard_ports = standard_ports
+        self._requested_ports = STANDARD_PORTS if standard_ports else (port, ws_port)
         self._key_name = key_name
         self._key = key
-        self._keys = KeyRing([AccessRule(key_name, key), *rules], token_verifier, hosts=_hosts(host, names))
+        verifier = token_verifier if accept_jwt is None else accepting(accept_jwt, hosts=hosts, now=now)
+        self._keys = KeyRing([AccessRule(key_name, key), *rules], verifier, hosts=hosts)
         self._data = None if data is None else Path(data)
         self._fsync = fsync
         self._tls = tls
+        self._tls_directory = None if tls_directory is None else Path(tls_directory)
+        self._own_certificate: OwnCertificate | None = None
         self._retention = retention or (Retention() if data is None else DURABLE_RETENTION)
         self._max_message_size = max_message_size
         self._deadlines = deadlines or Deadlines()
@@ -149,6 +180,13 @@ class Emulator:
     async def _start(self, port: int, ws_port: int | None) -> None:
         if self._server is not None:
             raise RuntimeError("the emulator is already started")
+        try:
+            await self._listen(port, ws_port, self._server_tls())
+        except BaseException:
+            self._discard_certificate()
+            raise
+
+    async def _listen(self, port: int, ws_port: int | None, tls: ssl.SSLContext | None) -> None:
         service = Service(
             keys=self._keys,
             retention=self._retention,
@@ -173,11 +211,11 @@ class Emulator:
         try:
             with self._listening("port", port):
                 server = await asyncio.get_running_loop().create_server(
-                    make if self._tls is None else make_tls,
+                    make if tls is None else make_tls,
                     self._host,
                     port,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=None if self._tls is None else self._deadlines.no_token,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else self._deadlines.no_token,
                     backlog=1024,
                 )
             if ws_port is not None:
@@ -188,7 +226,7 @@ class Emulator:
                         make,
                         self._host,
                         ws_port,
-                        tls=self._tls,
+                        tls=tls,
                         max_message=WEBSOCKET_MESSAGE,
                         handshake_timeout=self._deadlines.no_token,
                     )
@@ -209,16 +247,36 @@ class Emulator:
         try:
             yield
         except (OSError, UnicodeError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                reason = f"the address is in use; try {field} 0, which selects a free one"
+            field = "standard_ports" if self._standard_ports else field
+            reason = refused(error, field)
             raise ConfigurationError(field, f"cannot listen on {self._host}:{port}: {reason}") from None
+
+    def _server_tls(self) -> ssl.SSLContext | None:
+        if not isinstance(self._tls, str):
+            return self._tls
+        if self._own_certificate is None:
+            from eventpump.emulator.certificates import OwnCertificate  # few need what makes certificates
+
+            served = {self._host} - {"0.0.0.0", "::", ""}  # noqa: S104 - not bound here
+            self._own_certificate = OwnCertificate.open({*LOOPBACK, *served, *self._names}, self._tls_directory)
+        return self._own_certificate.context
+
+    def _discard_certificate(self) -> None:
+        if self._own_certificate is not None:
+            self._own_certificate.discard()
+        self._own_certificate = None
 
     async def aclose(self) -> None:
         """Stop: write accepted events, close every connection cleanly, free the port. May be called twice.
 
         If it is cancelled, connections are dropped instead of closed.
         """
+        try:
+            await self._stop()
+        finally:
+            self._discard_certificate()
+
+    async def _stop(self) -> None:
         service, server, ws_server = self._service, self._server, self._ws_server
         if service is None or server is None:
             return
@@ -257,7 +315,7 @@ class Emulator:
         """
         self._running()
         ports = self._port, self._ws_port
-        await self.aclose()
+        await self._stop()
         await self._start(*ports)
 
     async def __aenter__(self) -> Self:
@@ -287,6 +345,11 @@ class Emulator:
         return self._ws_port
 
     @property
+    def authority_file(self) -> Path | None:
+        """The certificate of the authority that clients must trust, in PEM; None without `tls="auto"`, or not yet."""
+        return None if self._own_certificate is None else self._own_certificate.authority
+
+    @property
     def hubs(self) -> dict[str, int]:
         """The names and partition counts of the hubs it serves; empty while it does not run."""
         service = self._service
@@ -311,7 +374,8 @@ class Emulator:
     def _spell(self, port: int, key_name: str, key: str) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         emulator = "" if self._tls is not None else ";UseDevelopmentEmulator=true"
-        return f"Endpoint=sb://{host}:{port};SharedAccessKeyName={key_name};SharedAccessKey={key}{emulator}"
+        at = host if self._standard_ports else f"{host}:{port}"
+        return f"Endpoint=sb://{at};SharedAccessKeyName={key_name};SharedAccessKey={key}{emulator}"
 
     # ------------------------------------------------------------------------------------------ for tests
 
@@ -396,6 +460,38 @@ class Emulator:
             raise RuntimeError("the emulator is not started")
         self._home.enter()
         return self._service
+
+
+def _check_accepted(accepted: str, host: str, verifier: TokenVerifier | None) -> None:
+    if verifier is not None:
+        raise ConfigurationError("accept_jwt", "cannot be combined with token_verifier")
+    if not accepted:
+        raise ConfigurationError("accept_jwt", 'must be "any" or a secret, not empty')
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host.lower() in LOOPBACK
+    if accepted == ANY and not is_loopback:
+        raise ConfigurationError(
+            "accept_jwt",
+            f"any token is accepted on a loopback address only, not on {host[:80]!r}: "
+            "give the key that tokens must be signed with",
+        )
+
+
+def refused(error: Exception, field: str) -> str:
+    """Return why listening failed, and what to do."""
+    free = f"try {field} 0, which selects a free one"
+    if field == "standard_ports":
+        free = "without standard_ports, port 0 and ws_port 0 select free ones"
+    match error:
+        case OSError(errno=errno.EADDRINUSE):
+            return f"the address is in use; {free}"
+        case OSError(errno=errno.EACCES | errno.EPERM):
+            return f"this process does not have the right to listen on this port; {free}"
+        case OSError(strerror=str(reason)):
+            return reason
+    return str(error)
 
 
 def _hosts(host: str, names: Iterable[str]) -> frozenset[str] | None:

@@ -11,13 +11,23 @@ import socket
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
+from azure.core.credentials import AccessToken
 
+from eventpump import EventData, EventProducer
 from eventpump.amqp.connection import SASL_HEADER
 from eventpump.emulator.config import HubSpec, load_config
 from tests.support.forks import COMMAND, start_python
+
+
+class Stub:
+    """A credential of Entra's kind, whose token is a word."""
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        return AccessToken("stub", 2**32)
 
 
 async def launch(*arguments: str) -> asyncio.subprocess.Process:
@@ -92,6 +102,26 @@ async def test_emulator_serves_tls_and_the_official_config_file(tmp_path: Path) 
         process.terminate()
         await process.communicate()
     assert process.returncode == 0
+
+
+async def test_emulator_makes_its_own_certificate_and_accepts_tokens(tmp_path: Path) -> None:
+    """With `--tls auto` the last line is the authority's file, by which a client with a stub token connects."""
+    process = await launch(
+        "--hub", "a:1", "--port", "0", "--ws-port", "0", "--tls", "auto", "--tls-directory", str(tmp_path / "tls"),
+        "--accept-jwt", "any",
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        first, second, authority = [(await process.stdout.readline()).decode().strip() for _ in range(3)]
+        assert authority == str(tmp_path / "tls" / "authority.pem")
+        for line, kind in ((first, "tcp"), (second, "websocket")):
+            endpoint = line.partition(";")[0]
+            options: dict[str, Any] = {"transport_type": "websocket"} if kind == "websocket" else {}
+            async with EventProducer(endpoint, "a", credential=Stub(), ca_file=authority, **options) as producer:
+                await producer.send(EventData("hello"))
+        process.terminate()
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"", b"")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +221,12 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json"), "--tls-key"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json", "--tls-key", "{tmp}/broken.json"), "PEM"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/nothing", "--tls-key", "{tmp}/nothing"), "No such file"),
+        (("--hub", "a:1", "--tls", "auto", "--tls-cert", "x", "--tls-key", "x"), "--tls: cannot be combined with"),
+        (("--hub", "a:1", "--tls-directory", "{tmp}"), "--tls-directory: requires"),
+        (("--hub", "a:1", "--tls", "auto", "--tls-directory", "{tmp}/broken.json"), "--tls-directory: "),
+        (("--hub", "a:1", "--standard-ports"), "--standard-ports: requires tls"),
+        (("--hub", "a:1", "--tls", "auto", "--standard-ports", "--port", "1"), "--standard-ports: requires tls"),
+        (("--hub", "a:1", "--host", "0.0.0.0", "--accept-jwt", "any"), "--accept-jwt: any token is accepted on a"),
         (("--hub", "a:1", "--key", "secret;text"), "key"),
         (("--hub", "a:1", "--key", "secret\ntext"), "key"),
         (("--hub", "a:1", "--key", " secret"), "key"),
