@@ -277,6 +277,7 @@ CONNECTION_STEPS: Mapping[Role, _Steps] = MappingProxyType(
         Role.SERVER: {
             **_STEPS,
             (_S.SASL_HEADER, _I.RECEIVE_SASL_HEADER): (_A.SEND_MECHANISMS, _S.SASL),
+            (_S.SASL_HEADER, _I.RECEIVE_AMQP_HEADER): (_A.SEND_AMQP_HEADER, _S.OPENING),
             (_S.SASL, _I.RECEIVE_INIT): (_A.NOTHING, _S.SASL_ANSWER),
             (_S.SASL_ANSWER, _I.ACCEPT): (_A.SEND_ACCEPTANCE, _S.AMQP_HEADER),
             (_S.SASL_ANSWER, _I.REFUSE): (_A.SEND_REFUSAL, _S.CLOSED),
@@ -293,7 +294,7 @@ CONNECTION_STEPS: Mapping[Role, _Steps] = MappingProxyType(
 """Every change of a connection's state, per role: what it does, and the state after it.
 
 Where there is no entry, a call does nothing, and what the peer sent breaks a rule (`FAIL`). A client begins in `START`,
-a server in `SASL_HEADER`.
+a server in `SASL_HEADER`, where it takes the AMQP header only if its config does not require SASL.
 """
 
 _SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
@@ -385,7 +386,7 @@ class Connection:
                 self._frames.trace.frame(0, None, is_sent=True)
 
     def time_out(self) -> list[Event]:
-        """Close, as the peer was silent for too long.
+        """Close, as the peer was silent for too long. A shell that has more to say about it closes before.
 
         Returns:
             Events, as `receive`.
@@ -453,7 +454,9 @@ class Connection:
                 config = self.config
                 self._frames.send_sasl(SaslInit(config.mechanism, config.initial_response, config.hostname))
             case ConnectionAction.SEND_ACCEPTANCE | ConnectionAction.SEND_REFUSAL:
-                self._frames.send_sasl(SaslOutcome(code=0 if action is ConnectionAction.SEND_ACCEPTANCE else 1))
+                is_accepted = action is ConnectionAction.SEND_ACCEPTANCE
+                greeting = self.config.greeting if is_accepted else None
+                self._frames.send_sasl(SaslOutcome(code=0 if is_accepted else 1, additional_data=greeting))
             case ConnectionAction.SEND_AMQP_HEADER:
                 self.output.append(AMQP_HEADER)
             case ConnectionAction.SEND_OPEN:
@@ -645,6 +648,9 @@ class Connection:
         """Read a protocol header (2.2)."""
         header = data[pos : pos + 8]
         expected = AMQP_HEADER if self.state is ConnectionState.AMQP_HEADER else SASL_HEADER
+        may_skip_sasl = self.state is ConnectionState.SASL_HEADER and self.role is Role.SERVER
+        if may_skip_sasl and not self.config.requires_sasl and header[4:5] == AMQP_HEADER[4:5]:
+            expected = AMQP_HEADER
         if header != expected[: len(header)]:
             if self.role is Role.SERVER:
                 # 2.2: answer with the header that is expected here, then close.

@@ -51,13 +51,13 @@ class SessionFlow(ABC):
         self.state = SessionState.BEGIN_SENT
         self.unsettled: dict[int, int] = {}
         self.outgoing_delivery_id = 0
-        self.next_outgoing_id = 0
+        self.next_outgoing_id = config.first_transfer_id
         self.next_incoming_id = 0
         self.incoming_window = config.incoming_window
         self.remote_incoming_window = 0
         self.is_starved = False
         self._blocked: deque[tuple[int, bytes, memoryview]] = deque()
-        self._initial_outgoing_id = 0
+        self._initial_outgoing_id = config.first_transfer_id
 
     @abstractmethod
     def end(self, error: AmqpError | None = None) -> None:
@@ -67,6 +67,12 @@ class SessionFlow(ABC):
     def is_open(self) -> bool:
         """Whether links can be attached and used here."""
         return self.state is SessionState.MAPPED and self.frames.is_open
+
+    @property
+    def outgoing_window(self) -> int:
+        """The outgoing window that this end states."""
+        window = self.config.outgoing_window
+        return max(self.remote_incoming_window, 0) if window is None else window
 
     @property
     def is_blocked(self) -> bool:
@@ -96,18 +102,21 @@ class SessionFlow(ABC):
         drain: bool = False,
         echo: bool = False,
     ) -> None:
-        """Queue a flow: this end's windows, and the credit of the link of a handle, where one is given (2.7.4)."""
-        config = self.config
-        self.incoming_window = config.incoming_window
+        """Queue a flow: this end's windows, and the credit of the link of a handle, where one is given (2.7.4).
+
+        A link's flow states that no message waits for credit: what is not sent yet is not counted here.
+        """
+        self.incoming_window = self.config.incoming_window
         self.send(
             Flow(
                 next_incoming_id=self.next_incoming_id,
                 incoming_window=self.incoming_window,
                 next_outgoing_id=self.next_outgoing_id,
-                outgoing_window=config.outgoing_window,
+                outgoing_window=self.outgoing_window,
                 handle=handle,
                 delivery_count=delivery_count,
                 link_credit=credit,
+                available=None if handle is None else 0,
                 drain=drain,
                 echo=echo,
             )

@@ -17,14 +17,17 @@ from eventpump.amqp.receiver import Delivery, Reassembly, Violation
 from eventpump.amqp.types import UInt
 from eventpump.errors import ClosedError, EventTooLargeError, ProtocolError
 
-TRANSFER_OVERHEAD = 64
-"""More than a frame header and a transfer as encoded here take together."""
+_SPARE = 34
+"""Bytes that a frame of a delivery in several frames leaves free, as those of the service do (protocol.md 6.1)."""
 
-_TAIL_SETTLED = b"\x41\x42\x40\x40\x42\x42\x42"
-_TAIL_UNSETTLED = b"\x42\x42\x40\x40\x42\x42\x42"
-_TAIL_SETTLED_MORE = b"\x41\x41\x40\x40\x42\x42\x42"
-_TAIL_UNSETTLED_MORE = b"\x42\x41\x40\x40\x42\x42\x42"
-"""A transfer's fields from `settled` on: settled, more, rcv-settle-mode, state, resume, aborted, batchable."""
+_TRUE, _FALSE = b"\x41", b"\x42"
+_TAILS = (b"\x40\x40\x42\x42\x42", b"\x40\x40\x42\x42\x41")
+"""A transfer's fields after `more`: rcv-settle-mode, state, resume, aborted, batchable; which is false, or true."""
+_RUN_TAIL = b"\xa0\x00\x43" + _TRUE + _FALSE + _TAILS[True]
+"""Those after the delivery id, of a plain settled transfer: an empty tag, message-format 0, settled, and the rest."""
+_MORE, _LAST = b"\x40\x40\x40\x42" + _TRUE + b"\x40\x40\x42", b"\x40\x40\x40\x42" + _FALSE + b"\x40\x40\x42"
+"""Those after the handle, of a delivery's transfers after the first: they repeat nothing (2.7.5), and end with
+`resume`, as the service's do."""
 
 
 class AttachState(enum.Enum):
@@ -88,6 +91,13 @@ A link of ours begins in `ATTACH_SENT`, one of the peer's in `ATTACH_RECEIVED`.
 """
 
 
+def _delivery_id(value: int) -> bytes:
+    """Encode a delivery id: another one each time, and so not by `_uint`."""
+    if value < 256:
+        return b"\x52" + bytes((value,)) if value else b"\x43"
+    return b"\x70" + value.to_bytes(4, "big")
+
+
 @lru_cache
 def _uint(value: int) -> bytes:
     """Encode a handle or a message format, of which there are few."""
@@ -115,6 +125,7 @@ class Link:
         incoming: Receiver: the delivery that is arriving.
         is_detach_reported: Whether the end of the link was reported when this end detached it (`fail`).
         kept: What the peer's attach takes here, in bytes, as `Connection.kept` counts it.
+        snd_settle_mode: The settlement mode that this end's attach states (2.8.2): 0 unsettled, 1 settled, 2 mixed.
         context: Free for the shell that owns the link.
     """
 
@@ -141,6 +152,7 @@ class Link:
         self.incoming = Reassembly(session.unfinished_bytes)
         self._enforces_credit = session.config.enforce_credit
         self.kept = 0
+        self.snd_settle_mode = 2
         self._pack: struct.Struct | None = None
         self._prefix = b""
 
@@ -211,11 +223,12 @@ class Link:
             return
         assert self.remote is not None
         remote = self.remote
+        self.snd_settle_mode = remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode
         answer = Attach(
             name=self.name,
             handle=self.handle,
             role=self.is_receiver,
-            snd_settle_mode=remote.snd_settle_mode if snd_settle_mode is None else snd_settle_mode,
+            snd_settle_mode=self.snd_settle_mode,
             rcv_settle_mode=remote.rcv_settle_mode if rcv_settle_mode is None else rcv_settle_mode,
             source=source or remote.source or Source(),
             target=target or remote.target or Target(),
@@ -372,15 +385,34 @@ class Link:
         self.delivery_count = (self.delivery_count + count) & UINT
 
     def settle(self, first: int, last: int, outcome: Any) -> None:
-        """Settle deliveries `first` to `last` with one outcome, in one disposition (2.6.12)."""
-        self.session.send(Disposition(role=True, first=first, last=last, settled=True, state=outcome))
+        """Settle deliveries `first` to `last`, of either direction, with one outcome, in one disposition (2.6.12).
+
+        Of those that this end sent, no outcome is reported any more.
+        """
+        if not self.is_receiver:
+            for delivery_id in range(first, last + 1):
+                self.session.unsettled.pop(delivery_id, None)
+        # One delivery is named once (2.7.6), as the service does.
+        end = None if last == first else last
+        self.session.send(Disposition(role=self.is_receiver, first=first, last=end, settled=True, state=outcome))
 
     # ------------------------------------------------------------------------------------------- sending
 
-    def send(self, payload: bytes, *, message_format: int = 0, settled: bool = False) -> int:
+    def send(
+        self,
+        payload: bytes,
+        *,
+        message_format: int = 0,
+        settled: bool = False,
+        tag: bytes | None = None,
+        batchable: bool = False,
+    ) -> int:
         """Send one message in as many frames as it takes.
 
         What the session window holds back is sent when the peer opens it. The caller checks `credit` first.
+
+        Args:
+            tag: The delivery tag, of at most 32 bytes; by default the delivery id, or none of a settled one.
 
         Returns:
             Its delivery id, by which `Outcomes` reports its outcome.
@@ -388,8 +420,10 @@ class Link:
         Raises:
             ClosedError: The link is not attached.
             EventTooLargeError: Larger than the peer allows.
+            ValueError: The link was attached for settled messages only, or for unsettled ones only (2.8.2).
         """
         self._require_attached()
+        self._require_mode(settled=settled)
         limit = self.remote_max_message_size
         if limit is not None and len(payload) > limit:
             raise EventTooLargeError(len(payload), limit)
@@ -397,28 +431,42 @@ class Link:
         self.delivery_count = (self.delivery_count + 1) & UINT
         session = self.session
         delivery_id = session.next_delivery_id(None if settled else self.handle)
-        identity = b"\x70" + delivery_id.to_bytes(4, "big") + b"\xa0\x04" + delivery_id.to_bytes(4, "big")
-        head = identity + _uint(message_format)
-        room = session.frames.max_frame_size - TRANSFER_OVERHEAD
-        last = _TAIL_SETTLED if settled else _TAIL_UNSETTLED
-        more = _TAIL_SETTLED_MORE if settled else _TAIL_UNSETTLED_MORE
+        if tag is None:
+            tag = b"" if settled else delivery_id.to_bytes(4, "big")
+        identity = _delivery_id(delivery_id) + b"\xa0" + bytes((len(tag),)) + tag + _uint(message_format)
+        fields = identity + (_TRUE if settled else _FALSE) + _FALSE + _TAILS[batchable]
+        # What a frame takes beside the fields and the payload: its header, the descriptor, size, count and the handle.
+        largest = session.frames.max_frame_size - _SPARE - 14 - len(_uint(self.handle))
         pos, size = 0, len(payload)
         view = memoryview(payload)  # a large message is not copied frame by frame
-        while size - pos > room:
-            session.send_transfer(self.handle, self._header(head + more, room), view[pos : pos + room])
-            pos += room
-        session.send_transfer(self.handle, self._header(head + last, size - pos), view[pos:])
+        if size > (room := largest - len(fields)):
+            fields = identity + (_TRUE if settled else _FALSE) + _TRUE + _TAILS[batchable]
+            while size - pos > room:
+                session.send_transfer(self.handle, self._header(fields, room), view[pos : pos + room])
+                pos += room
+                fields, room = _MORE, largest - len(_MORE)
+            session.send_transfer(self.handle, self._header(_LAST, size - pos), view[pos:])
+        else:
+            session.send_transfer(self.handle, self._header(fields, size), view)
         return delivery_id
 
+    def _require_mode(self, *, settled: bool) -> None:
+        if self.snd_settle_mode == (0 if settled else 1):
+            one, other = ("settled", "unsettled") if settled else ("unsettled", "settled")
+            raise ValueError(f"a message cannot be sent {one} on a link that was attached for {other} ones")
+
     def _header(self, fields: bytes, payload_size: int) -> bytes:
-        """Build a frame header and a transfer with its 11 fields (2.3.1, 2.7.5)."""
+        """Build a frame header and a transfer with these fields after the handle (2.3.1, 2.7.5)."""
         body = _uint(self.handle) + fields
-        performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, 11)) + body
+        count = 9 if fields in (_MORE, _LAST) else 11
+        performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, count)) + body
         size = 8 + len(performative) + payload_size
         return size.to_bytes(4, "big") + b"\x02\x00" + self.session.channel.to_bytes(2, "big") + performative
 
     def send_run(self, payloads: Sequence[bytes], start: int = 0, max_bytes: int = 262_144) -> int:
-        """Send messages pre-settled, format 0, as many from `start` on as credit, window and `max_bytes` allow.
+        """Send messages pre-settled, batchable, with format 0 and an empty tag, as the service sends events.
+
+        As many are sent from `start` on as credit, window and `max_bytes` allow.
 
         At least one is sent where credit and window allow one, however large.
 
@@ -428,17 +476,19 @@ class Link:
         Raises:
             ClosedError: The link is not attached.
             EventTooLargeError: The first of them is larger than the peer allows.
+            ValueError: The link was attached for unsettled messages only (2.8.2).
         """
         self._require_attached()
+        self._require_mode(settled=True)
         session = self.session
         count = min(self.credit, session.remote_incoming_window, len(payloads) - start)
         if count <= 0:
             session.mark_starved()
             return 0
         if self._pack is None:
-            # Size, header and performative up to the delivery id, the id, the tag's constructor, the tag, the rest.
+            # Size, header and performative up to the delivery id, the id, an empty tag and the rest.
             handle = encode(UInt(self.handle))
-            body = len(handle) + 5 + 6 + 8
+            body = len(handle) + 5 + len(_RUN_TAIL)
             self._prefix = (
                 b"\x02\x00"
                 + session.channel.to_bytes(2, "big")
@@ -447,7 +497,7 @@ class Link:
                 + handle
                 + b"\x70"
             )
-            self._pack = struct.Struct(f">I{len(self._prefix)}sI2sI8s")
+            self._pack = struct.Struct(f">I{len(self._prefix)}sI{len(_RUN_TAIL)}s")
         pack, prefix = self._pack.pack, self._prefix
         overhead = self._pack.size
         largest = session.frames.max_frame_size - overhead
@@ -455,14 +505,14 @@ class Link:
         if limit is not None and limit < largest:
             largest = limit
         write = session.frames.output.append
-        tail = b"\x43" + _TAIL_SETTLED
+        tail = _RUN_TAIL
         delivery_id = session.outgoing_delivery_id
         sent = written = 0
         for payload in payloads[start : start + count]:
             size = len(payload)
             if size > largest:
                 break
-            write(pack(size + overhead, prefix, delivery_id, b"\xa0\x04", delivery_id, tail))
+            write(pack(size + overhead, prefix, delivery_id, tail))
             write(payload)
             delivery_id = (delivery_id + 1) & UINT
             sent += 1
@@ -473,7 +523,7 @@ class Link:
         self.credit -= sent
         self.delivery_count = (self.delivery_count + sent) & UINT
         if sent == 0:
-            self.send(payloads[start], settled=True)
+            self.send(payloads[start], settled=True, batchable=True)
             return 1
         if session.frames.trace is not None:
             session.frames.trace.transfers(session.channel, self.handle, sent, written, is_sent=True)

@@ -129,6 +129,7 @@ class Session(SessionFlow):
         assert self.free_handles > 0, "the caller spreads links over sessions"
         link = self._new_link(name, is_receiver=is_receiver, is_remote_initiated=False)
         link.limit_messages(max_message_size)
+        link.snd_settle_mode = snd_settle_mode
         attach = Attach(
             name=name,
             handle=link.handle,
@@ -197,7 +198,7 @@ class Session(SessionFlow):
                 remote_channel=self.remote_channel if self.is_remote_initiated else None,
                 next_outgoing_id=self.next_outgoing_id,
                 incoming_window=config.incoming_window,
-                outgoing_window=config.outgoing_window,
+                outgoing_window=self.outgoing_window,
                 handle_max=config.handle_max,
             )
         )

@@ -140,6 +140,7 @@ class Pair:
         mine = session.attach(
             name,
             is_receiver=is_receiver,
+            snd_settle_mode=2,
             source=Source("here"),
             target=Target("there"),
             max_message_size=max_message_size,

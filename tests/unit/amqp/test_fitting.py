@@ -185,7 +185,7 @@ def test_attach_that_does_not_fit_frees_its_handle() -> None:
     session, _ = pair.session()
     free = session.free_handles
     with pytest.raises(ProtocolError, match="512 bytes") as caught:
-        session.attach("n" * 600, is_receiver=True, source=Source("a"), target=Target("b"))
+        session.attach("n" * 600, is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     assert caught.value.condition == TOO_SMALL
     assert session.free_handles == free
     assert pair.client.data_to_send() == b""

@@ -302,7 +302,7 @@ def test_attaches_of_a_service_beyond_the_bound_end_the_connection() -> None:
     """A service that answers attaches with more than the bound loses the connection."""
     pair = opened(client=config(limits=ConnectionLimits(kept=50_000)))
     session, _ = pair.session()
-    mine = session.attach("link", is_receiver=True, source=Source("a"), target=Target("b"))
+    mine = session.attach("link", is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     answer = Attach("link", 0, role=False, source=Source("a"), target=Target("b"), properties={"x": "y" * 60_000})
     assert condition(pair.client.receive(frame(0, answer))) == "amqp:resource-limit-exceeded"
     assert not mine.is_attached

@@ -341,7 +341,7 @@ def test_echo_is_answered_with_the_state_of_link_or_session() -> None:
     receiver.session.send_flow(receiver.handle, delivery_count=0, credit=7, echo=True)
     pair.run()
     (answer,) = frames(pair.to_server[-1])
-    assert answer == frame(0, Flow(0, 65_535, 0, 65_535, 0, 0, 7))
+    assert answer == frame(0, Flow(0, 65_535, 0, 65_535, 0, 0, 7, 0))
     receiver.session.send_flow(echo=True)
     pair.run()
     (answer,) = frames(pair.to_server[-1])
@@ -602,7 +602,7 @@ def test_refuse_sends_an_attach_without_termini_and_a_detach() -> None:
     pair = opened()
     mine, theirs = pair.session()
     for is_receiver in (True, False):
-        link = mine.attach("link", is_receiver=is_receiver, source=Source("a"), target=Target("b"))
+        link = mine.attach("link", is_receiver=is_receiver, source=Source("a"), target=Target("b"), snd_settle_mode=2)
         pair.run()
         refused = only(pair.server_events[-1:], LinkAttached).link
         refused.refuse(AmqpError("amqp:not-found", "no such hub"))
@@ -620,7 +620,7 @@ def test_attach_detached_by_the_peer_before_its_answer(answer: str) -> None:
     """An attach that is detached before it was answered is answered by null termini and a detach; then by nothing."""
     pair = opened()
     mine, _ = pair.session()
-    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"))
+    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     link.detach()
     client, server = pair.run()
     theirs = only(server, LinkAttached).link
@@ -637,7 +637,7 @@ def test_detach_instead_of_an_answer_refuses_the_link() -> None:
     """Detaching a link that waits for its answer refuses it."""
     pair = opened()
     mine, _ = pair.session()
-    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"))
+    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     _, server = pair.run()
     only(server, LinkAttached).link.detach(AmqpError("amqp:not-found"))
     assert only(pair.run()[0], LinkDetached) == LinkDetached(link, AmqpError("amqp:not-found"), True)
@@ -647,7 +647,7 @@ def test_send_and_flow_on_an_unattached_link_are_refused() -> None:
     """A link that is not attached yet takes neither messages nor credit."""
     pair = opened()
     mine, _ = pair.session()
-    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"))
+    link = mine.attach("link", is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     with pytest.raises(ClosedError):
         link.set_credit(1)
     with pytest.raises(ClosedError):
@@ -788,3 +788,49 @@ def test_frames_for_an_ending_link_are_harmless_or_refused() -> None:
     events = pair.client.receive(crossing + frame(0, Detach(0, True)))
     assert [type(event) for event in events] == [Outcomes, LinkDetached]
     assert condition(pair.client.receive(frame(0, Detach(0, True)))) == "amqp:session:unattached-handle"
+
+
+# ------------------------------------------------------------------------------ the settlement mode of the sender
+
+
+@pytest.mark.parametrize(("mode", "settled"), [(0, True), (1, False)])
+def test_send_against_the_settlement_mode_raises(mode: int, settled: bool) -> None:
+    """A link that was attached for unsettled messages sends no settled one, nor the other way round (2.8.2)."""
+    pair, sender, receiver = linked(client_sends=True)
+    receiver.set_credit(2)
+    pair.run()
+    sender.snd_settle_mode = mode
+    with pytest.raises(ValueError, match="cannot be sent settled" if settled else "cannot be sent unsettled"):
+        sender.send(b"x", settled=settled)
+    if mode == 0:
+        with pytest.raises(ValueError, match="cannot be sent settled"):
+            sender.send_run([b"x"])
+    assert sender.credit == 2
+    sender.send(b"x", settled=not settled)
+
+
+def test_attach_and_accept_state_the_settlement_mode() -> None:
+    """The mode that counts is that of the sender's own attach: as it was requested here, or as the answer says."""
+    pair = Pair()
+    pair.open()
+    session, theirs = pair.session()
+    mine = session.attach("x", is_receiver=True, source=Source("a"), target=Target("b"), snd_settle_mode=1)
+    pair.run()
+    (answering,) = theirs.links.values()
+    answering.accept(snd_settle_mode=0)
+    pair.run()
+    assert (mine.snd_settle_mode, answering.snd_settle_mode) == (1, 0)
+
+
+def test_settle_of_what_was_sent_reports_no_outcome() -> None:
+    """A sender that settles its own delivery says so as a sender, and hears no outcome of it later."""
+    pair, sender, receiver = linked(client_sends=True)
+    receiver.set_credit(1)
+    pair.run()
+    sent = sender.send(b"x")
+    pair.run()
+    sender.settle(sent, sent, Accepted())
+    pair.run()
+    (said,) = frames(pair.to_server[-1])
+    assert said == frame(0, Disposition(False, sent, None, True, Accepted()))
+    assert sender.session.unsettled == {}

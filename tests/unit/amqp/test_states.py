@@ -124,7 +124,11 @@ _CONNECTIONS: dict[Role, _Entries] = {
     },
     Role.SERVER: {
         **_SHARED,
-        _S.SASL_HEADER: {**_CLOSES, _I.RECEIVE_SASL_HEADER: (_S.SASL, ["SASL header", "SaslMechanisms"], [])},
+        _S.SASL_HEADER: {
+            **_CLOSES,
+            _I.RECEIVE_SASL_HEADER: (_S.SASL, ["SASL header", "SaslMechanisms"], []),
+            _I.RECEIVE_AMQP_HEADER: (_S.OPENING, ["AMQP header"], []),
+        },
         _S.SASL: {**_CLOSES, _I.RECEIVE_INIT: (_S.SASL_ANSWER, [], [SaslRequested])},
         _S.SASL_ANSWER: {
             **_CLOSES,
@@ -210,7 +214,7 @@ def test_connection_takes_each_input_in_each_state(
     role: Role, state: ConnectionState, happened: ConnectionInput
 ) -> None:
     """Each pair leads where the table says, sends what it says and reports it; what the peer may not send, closes."""
-    engine = Connection(config(), role)
+    engine = Connection(config(requires_sasl=False), role)
     for each in _PATHS[role][state]:
         happen(engine, each)
     assert engine.state is state
@@ -218,6 +222,13 @@ def test_connection_takes_each_input_in_each_state(
     expected = outcome_of(role, state, happened)
     events = happen(engine, happened)
     assert (engine.state, sent_by(engine), [type(event) for event in events]) == expected
+
+
+def test_amqp_header_first_where_sasl_is_required() -> None:
+    """A server that requires SASL answers the AMQP header with the SASL header, and closes (2.2)."""
+    engine = Connection(config(), Role.SERVER)
+    assert [type(event) for event in engine.receive(AMQP_HEADER)] == [Closed]
+    assert engine.data_to_send() == SASL_HEADER
 
 
 @pytest.mark.parametrize("role", Role)

@@ -19,7 +19,7 @@ def attach(pair: Pair, session: Session, *, is_receiver: bool, accepts: bool = T
     Returns:
         Both ends.
     """
-    mine = session.attach("x", is_receiver=is_receiver, source=Source("a"), target=Target("b"))
+    mine = session.attach("x", is_receiver=is_receiver, source=Source("a"), target=Target("b"), snd_settle_mode=2)
     events = pair.server.receive(pair.client.data_to_send())
     theirs = only(events, LinkAttached).link
     if accepts:

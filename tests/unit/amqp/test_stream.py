@@ -153,6 +153,7 @@ def record() -> tuple[Recording, Recording]:
                     source=Source(f"source of {name}"),
                     target=Target(f"target of {name}"),
                     max_message_size=20_000,
+                    snd_settle_mode=2,
                 )
             ),
         )
