@@ -21,6 +21,8 @@ class ConnectionConfig:
         max_message_size: Bytes; bounds arriving messages on links that advertise no limit of their own.
         min_idle_time_out: Milliseconds; a peer whose open asks for a shorter idle time-out is refused (2.4.5). It
             bounds how often a peer can make this end send heartbeats: every half of it.
+        max_sent_frame_size: Bytes of the largest frame that is sent, however large the peer's may be: frames of several
+            MiB would only cost memory at both ends.
         outgoing_window: What begins and flows state as the outgoing window; None for as many transfers as the peer's
             incoming window leaves, which needs the peer's begin.
         first_transfer_id: The id of the first transfer of a session, its begin's next-outgoing-id (2.5.6).
@@ -38,6 +40,7 @@ class ConnectionConfig:
     container_id: str
     hostname: str | None = None
     max_frame_size: int = 1024 * 1024
+    max_sent_frame_size: int = 4 * 1024 * 1024
     channel_max: int = 255
     handle_max: int = 1023
     incoming_window: int = 65_535

@@ -816,8 +816,7 @@ class Connection:
             # 2.4.5: no peer must support an arbitrarily short one; it would be a flood of heartbeats.
             raise ProtocolError("amqp:not-allowed", f"an idle-time-out of {open_.idle_time_out} ms, below {least}")
         self.remote = open_
-        # Frames of several MiB would only cost memory at both ends.
-        self._frames.max_frame_size = min(open_.max_frame_size, 4 * 1024 * 1024)
+        self._frames.max_frame_size = min(open_.max_frame_size, self.config.max_sent_frame_size)
         self._step(ConnectionInput.RECEIVE_OPEN)
         self._events.append(Opened(open_))
 

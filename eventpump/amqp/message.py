@@ -149,8 +149,11 @@ class Properties:
 _NAMES = {kind: tuple(each.name for each in fields(kind)) for kind in (Header, Properties)}
 
 
-def listed(value: Header | Properties) -> list[Any]:
+def listed(value: Header | Properties, *, is_padded: bool = False) -> list[Any]:
     """Return the fields as the items of their section; those that are not set are left out at the end.
+
+    Args:
+        is_padded: Keep those, as nulls.
 
     Raises:
         EncodeError: A field has another type than the specification's.
@@ -163,7 +166,7 @@ def listed(value: Header | Properties) -> list[Any]:
         except (TypeError, ValueError) as error:
             # Fields of a decoded message have the types that its sender gave them.
             raise EncodeError(f"the field {name} cannot be encoded: {error}") from None
-    while prepared and prepared[-1] is None:
+    while prepared and prepared[-1] is None and not is_padded:
         prepared.pop()
     return prepared
 
@@ -197,8 +200,11 @@ class Message:
     header: Header | None = None
     footer: dict[Any, Any] | None = None
 
-    def encode(self) -> bytes:
+    def encode(self, *, is_padded: bool = False) -> bytes:
         """Encode in the order of the specification.
+
+        Args:
+            is_padded: Write all fields of the properties section, as the service does in its answers.
 
         Raises:
             EncodeError: A value has no AMQP form.
@@ -211,7 +217,7 @@ class Message:
         if self.message_annotations is not None:
             out.append(section(MESSAGE_ANNOTATIONS, self.message_annotations))
         if self.properties is not None:
-            out.append(section(PROPERTIES, listed(self.properties)))
+            out.append(section(PROPERTIES, listed(self.properties, is_padded=is_padded)))
         if self.application_properties is not None:
             out.append(section(APPLICATION_PROPERTIES, self.application_properties))
         match self.body:

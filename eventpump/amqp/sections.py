@@ -288,7 +288,7 @@ def _general_prefix_end(raw: bytes) -> int:
     return end
 
 
-def check_rest(raw: bytes, pos: int) -> None:
+def check_rest(raw: bytes, pos: int) -> bool:
     """Check what follows the header and annotations of a message, as `check_sections` does.
 
     Sections in their usual forms and order are walked by their lengths.
@@ -297,8 +297,12 @@ def check_rest(raw: bytes, pos: int) -> None:
         raw: The message.
         pos: Where its header and annotations end (`prefix_end`).
 
+    Returns:
+        Whether that is all of them. False where a header or annotations section is there too, as Python writes delivery
+        annotations behind the body; nothing is checked across the position then.
+
     Raises:
-        AmqpDecodeError: It is not a message, or a header or annotations section is there too.
+        AmqpDecodeError: It is not a message.
     """
     start, size = pos, len(raw)
     last = _LAST_OF_PREFIX
@@ -313,10 +317,10 @@ def check_rest(raw: bytes, pos: int) -> None:
         else:
             pos += 5 + raw[pos + 4]
     if pos < size:
-        if any(found[0] <= MESSAGE_ANNOTATIONS for found in check_sections(raw[start:])):
-            raise AmqpDecodeError("a header or annotations section is out of place")
-    elif pos > size or not size:
+        return all(found[0] > MESSAGE_ANNOTATIONS for found in check_sections(raw[start:]))
+    if pos > size or not size:
         raise AmqpDecodeError("the message ends inside a section")
+    return True
 
 
 _LAST_OF_PREFIX: Final = _GRAMMAR[MESSAGE_ANNOTATIONS].rank

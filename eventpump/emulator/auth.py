@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hmac
 import secrets
+import uuid
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -42,10 +43,12 @@ class VerifiedToken:
 
     Args:
         expires_at: Seconds since the Unix epoch.
+        app_id: The application that it was made for, which links show in their properties.
     """
 
     expires_at: float
     rights: Right = Right.ALL
+    app_id: str = str(uuid.UUID(int=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,15 @@ class Grant:
 
     Args:
         expires_at: Seconds since the Unix epoch; None for never.
+        name: The rule whose key it was signed with, or (JWT) the application.
+        is_jwt: Whether it is by a JWT.
     """
 
     audience: Audience
     rights: Right
     expires_at: float | None
+    name: str = ""
+    is_jwt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,8 @@ class KeyRing:
             return Denial(400, str(error))
         if not isinstance(token, str):
             return Denial(400, "the token is not text")
-        if token_type == JWT_TOKEN_TYPE:
+        # Old clients put signatures as JWTs, and the service goes by the text.
+        if token_type == JWT_TOKEN_TYPE and not sas.is_signature(token):
             verified = self._token_verifier(token) if self._token_verifier is not None else None
             if isinstance(verified, Denial):
                 return verified
@@ -119,8 +127,8 @@ class KeyRing:
                 return Denial(401, "InvalidToken: this service does not accept the JSON web token.")
             if verified.expires_at <= now:
                 return Denial(401, "ExpiredToken: the token has expired.")
-            return Grant(audience, verified.rights, verified.expires_at)
-        if token_type != SAS_TOKEN_TYPE:
+            return Grant(audience, verified.rights, verified.expires_at, verified.app_id, is_jwt=True)
+        if token_type not in (SAS_TOKEN_TYPE, JWT_TOKEN_TYPE):
             return Denial(400, f"the token type '{excerpt(token_type)}' is not supported")
         return self._check_signature(token, audience, now)
 
@@ -142,7 +150,22 @@ class KeyRing:
         if audience.is_management and audience.hub is None:
             # The node serves every hub, and the signature is for one.
             audience = replace(audience, hub=resource.hub)
-        return Grant(audience, rule.rights, parsed.expires_at)
+        return Grant(audience, rule.rights, parsed.expires_at, rule.name)
+
+    def check_request(self, token: str, hub: str, now: float) -> Denial | None:
+        """Check the token in a request for a hub's properties, of either type. Returns None where it is accepted."""
+        if not sas.is_signature(token):
+            found = self.check_token(token, JWT_TOKEN_TYPE, f"sb://any/{hub}", now)
+            return found if isinstance(found, Denial) else None
+        try:
+            resource = parse_audience(sas.parse(token).resource)
+        except ValueError as error:
+            return Denial(401, f"MalformedToken: {error}")
+        if resource.hub is not None and resource.hub.lower() != hub.lower():
+            return Denial(401, "InvalidAudience: the token's resource is not the hub.")
+        # Clients sign for the hub, the node, or whatever they read: any of it allows reading its properties.
+        found = self._check_signature(token, resource, now)
+        return found if isinstance(found, Denial) else None
 
     def _is_one_host(self, signed: str, put_for: str) -> bool:
         if self._hosts is not None:
@@ -158,7 +181,7 @@ class KeyRing:
         rule = self._rules.get(token_name, self._unknown)
         if not hmac.compare_digest(rule.key.encode(), parts[2]):
             return None
-        return Grant(Audience(""), rule.rights, None)
+        return Grant(Audience(""), rule.rights, None, rule.name)
 
 
 class Grants:
@@ -182,8 +205,14 @@ class Grants:
         """
         if address.kind is AddressKind.CBS:
             return True
+        return self.granting(address, right) is not None
+
+    def granting(self, address: Address, right: Right | None) -> Grant | None:
+        """Return what allows a link, other than one to `$cbs`; None if nothing does. Parameters as of `allow`."""
         wanted = Right.ALL if right is None else right
-        return any(grant.rights & wanted and grant.audience.covers(address) for grant in self._grants.values())
+        return next(
+            (grant for grant in self._grants.values() if grant.rights & wanted and grant.audience.covers(address)), None
+        )
 
     def allow_read(self, hub: str) -> bool:
         """Return whether a hub's properties may be read: any right on the hub, or a part of it, suffices."""

@@ -28,7 +28,7 @@ from eventpump.amqp.connection import (
 from eventpump.amqp.flow import SessionFlow
 from eventpump.amqp.link import AttachState, Link
 from eventpump.amqp.performatives import AmqpError, Source, Target
-from eventpump.amqp.types import Int, Short
+from eventpump.amqp.types import Int, Short, UInt
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Grant, Grants, Right
 from eventpump.emulator.faults import (
@@ -46,11 +46,11 @@ from eventpump.emulator.faults import (
     error_of,
 )
 from eventpump.emulator.ledger import ProducerState, claim_of
-from eventpump.emulator.links import PRODUCER_CREDIT, ConsumerEnd, LinkEnd, ProducerEnd, ReceivingEnd
+from eventpump.emulator.links import ConsumerEnd, LinkEnd, ProducerEnd, ReceivingEnd
 from eventpump.emulator.log import (
+    BeyondEndError,
     Hub,
     InvalidPositionError,
-    OffsetBeyondEndError,
     PartitionLog,
     entity_not_found,
     invalid_partition,
@@ -59,6 +59,7 @@ from eventpump.emulator.nodes import REQUEST_CREDIT, AnswerEnd, RequestEnd
 from eventpump.emulator.readers import Reader, Refusal
 from eventpump.emulator.service import Service
 from eventpump.emulator.stamping import work_of
+from eventpump.emulator.tracking import link_tracking_id
 from eventpump.eventhubs.addresses import Address, AddressKind, parse_address
 from eventpump.eventhubs.conditions import (
     ARGUMENT_ERROR,
@@ -73,7 +74,7 @@ from eventpump.eventhubs.conditions import (
     TRANSFER_LIMIT_EXCEEDED,
     UNAUTHORIZED_ACCESS,
 )
-from eventpump.eventhubs.filters import parse_source_filter
+from eventpump.eventhubs.filters import answered_filter, parse_source_filter
 from eventpump.eventhubs.names import (
     EPOCH,
     IDEMPOTENT_PRODUCER,
@@ -82,6 +83,8 @@ from eventpump.eventhubs.names import (
     PRODUCER_SEQUENCE_NUMBER,
     RECEIVER_NAME,
     RUNTIME_METRIC,
+    TIMEOUT,
+    TRACKING_ID,
 )
 from eventpump.texts import excerpt
 
@@ -94,8 +97,15 @@ _logger = logging.getLogger("eventpump.emulator")
 
 _numbers = itertools.count(1)
 
+_MAX_CONTAINER = 256
+"""Characters of a container id that a link's properties repeat."""
 CLOSE_GRACE = 1.0
 """Seconds that a client has to answer the service's close."""
+IDLE_TIMEOUT = 240.0
+"""Seconds without a byte after which the service closes; half of it is in its open (protocol.md 2.3, 2.4)."""
+_UNLIMITED = (1 << 64) - 1
+"""The max-message-size that the service states for its nodes. The bounds below it are ours, and not stated."""
+_LINK_TIMEOUT = UInt(65_000)
 _MIN_IDLE_TIME_OUT = 1000
 """Milliseconds. The service's AMQP library has a higher limit, and answers with the same condition."""
 
@@ -104,12 +114,15 @@ class _RefusedError(Exception):
     """The attach is refused.
 
     Args:
-        error: The error that the client gets.
+        condition: Of the error that the client gets.
+        description: Its text.
+        is_tracked: Whether it has the ending for the support.
     """
 
-    def __init__(self, condition: str, description: str) -> None:
+    def __init__(self, condition: str, description: str, *, is_tracked: bool = False) -> None:
         super().__init__(description)
         self.error = AmqpError(condition, description)
+        self.is_tracked = is_tracked
 
 
 def service_config(max_message_size: int) -> ConnectionConfig:
@@ -117,17 +130,21 @@ def service_config(max_message_size: int) -> ConnectionConfig:
     return ConnectionConfig(
         container_id=f"{uuid.uuid4().hex}_G{next(_numbers)}",
         max_frame_size=bounds.MAX_FRAME_SIZE,
+        max_sent_frame_size=bounds.MAX_FRAME_SIZE,
         channel_max=4_999,
         handle_max=255,
         incoming_window=5_000,
-        outgoing_window=5_000,
-        idle_timeout=480.0,
+        outgoing_window=None,
+        first_transfer_id=1,
+        idle_timeout=IDLE_TIMEOUT,
         min_idle_time_out=_MIN_IDLE_TIME_OUT,
         # Larger messages up to this size are rejected one by one; beyond it the engine ends the link.
         max_message_size=max(4 * max_message_size, 32 << 20),
         limits=bounds.without_token(),
         weigh=work_of,
         enforce_credit=False,
+        greeting=b"Welcome!",
+        requires_sasl=False,
     )
 
 
@@ -154,7 +171,9 @@ class ServiceConnection:
         self._had_link = False
         self._had_token = False
         self._has_failed = False
-        self._began = self._last_change = self._loop.time()
+        self._began = self._last_change = self._heard = self._loop.time()
+        self._has_asked = False
+        self.peer_address = ""
         self.closed = self._loop.create_future()
 
     # ------------------------------------------------------------------------------------ the shell's calls
@@ -164,6 +183,27 @@ class ServiceConnection:
         self._protocol = protocol
         self.service.connections.add(self)
         self._look_at_next_deadline()
+
+    def heard(self) -> None:
+        """Called when the client has sent something, other than an empty frame."""
+        self._heard = self._loop.time()
+        if self._has_asked:
+            self._has_asked = False
+            if (asked := self.service.deadlines.asked) is not None:
+                self._look_by(self._heard + asked)
+
+    def on_silence(self) -> None:
+        """Close as the service does after `IDLE_TIMEOUT`: links, sessions and the connection, each with the error."""
+        error = AmqpError(
+            CONNECTION_FORCED,
+            f"The connection was inactive for more than the allowed {int(IDLE_TIMEOUT * 1000)} milliseconds and is "
+            f"closed by container '{self.engine.config.container_id}'.",
+        )
+        for session in list(self.engine.sessions.values()):
+            for link in list(session.links.values()):
+                link.detach(error)
+            session.end(error)
+        self.close(error)
 
     def on_events(self, events: list[Event]) -> None:
         """Handle the engine's events."""
@@ -200,6 +240,7 @@ class ServiceConnection:
                 case SaslRequested(mechanism, response):
                     self._on_sasl(mechanism, response)
                 case Opened():
+                    self._look_at_next_deadline()
                     self._strike_answered(Performative.OPEN)
                 case Closed():
                     self._let_go()
@@ -307,6 +348,11 @@ class ServiceConnection:
         if grant.expires_at is not None:
             self._look_by(self._expiry(grant.expires_at))
 
+    def answered(self) -> None:
+        """Called when an answer was sent that the client has to settle."""
+        if (limit := self.service.deadlines.unsettled_answer) is not None:
+            self._look_by(self._loop.time() + limit)
+
     @property
     def max_waiting_answers(self) -> int:
         """The most bytes of answers that may wait for credit."""
@@ -392,8 +438,7 @@ class ServiceConnection:
         try:
             address = self._address_of(link)
         except _RefusedError as refused:
-            link.refuse(refused.error)
-            self._changed()
+            self._refuse(link, refused)
             return
         target = _target_of(link, address)
         fault = self.service.faults.fire(Performative.ATTACH, target)
@@ -451,16 +496,22 @@ class ServiceConnection:
             else:
                 end = self._attach_producer(link, address, target)
         except _RefusedError as refused:
-            link.refuse(refused.error)
-            self._changed()
+            self._refuse(link, refused)
         else:
             self._attached(end, ends)
+
+    def _refuse(self, link: Link, refused: _RefusedError) -> None:
+        error = refused.error
+        if not refused.is_tracked:
+            error = AmqpError(error.condition, f"{error.description}{self.service.tracking().of_gateway()}")
+        link.refuse(error)
+        self._changed()
 
     def _attached(self, end: LinkEnd, ends: Fault | None) -> None:
         """Register a link that was just accepted."""
         self._ends[end.link] = end
         if end.link.is_receiver:
-            end.link.set_credit(REQUEST_CREDIT if isinstance(end, RequestEnd) else PRODUCER_CREDIT)
+            end.link.set_credit(end.credit if isinstance(end, ProducerEnd) else REQUEST_CREDIT)
         self._changed()
         if isinstance(end, ProducerEnd) and (idle := self.service.deadlines.idle_producer) is not None:
             self._look_by(end.last_transfer + idle)
@@ -475,15 +526,16 @@ class ServiceConnection:
                 RESOURCE_LIMIT_EXCEEDED,
                 f"A connection has {bounds.LINKS_WITHOUT_TOKEN} links at most before it has put a token.",
             )
-        limit = bounds.REQUEST if self._had_token else bounds.REQUEST_WITHOUT_TOKEN
-        self._accept(link, max_request_size=limit)
+        # As asked, but for the size, which is bounded here: the service states no bound (protocol.md 3.1).
+        link.accept(max_message_size=_UNLIMITED)
         if link.is_receiver:
+            link.limit_messages(bounds.REQUEST if self._had_token else bounds.REQUEST_WITHOUT_TOKEN)
             return RequestEnd(self, link, address, target)
         return AnswerEnd(self, link, address, target)
 
     def _attach_producer(self, link: Link, address: Address, target: FaultTarget) -> LinkEnd:
         hub, partition = self._destination(address)
-        self._accept(link)
+        self._accept(link, address, Right.SEND)
         return ProducerEnd(self, link, address, target, hub, partition)
 
     def _attach_publisher(self, link: Link, address: Address, target: FaultTarget, ends: Fault | None) -> None:
@@ -505,7 +557,9 @@ class ServiceConnection:
     def publisher_taken(self, end: ProducerEnd, properties: dict[str, object], ends: Fault | None) -> None:
         """Accept an idempotent producer's link, if it still waits."""
         if self._is_open and end.link.state is AttachState.ATTACH_RECEIVED:
-            self._accept(end.link, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER])
+            self._accept(
+                end.link, end.address, Right.SEND, properties=properties, offered_capabilities=[IDEMPOTENT_PRODUCER]
+            )
             self._attached(end, ends)
         else:
             end.closed()
@@ -538,8 +592,9 @@ class ServiceConnection:
         assert link.remote.source is not None
         try:
             cursor = partition.locate(parse_source_filter(link.remote.source.filter))
-        except (ValueError, InvalidPositionError, OffsetBeyondEndError) as error:
-            raise _RefusedError(ARGUMENT_ERROR, str(error)) from None
+        except (ValueError, InvalidPositionError, BeyondEndError) as error:
+            ending = self.service.tracking().of_position(hub.name, address.consumer_group)
+            raise _RefusedError(ARGUMENT_ERROR, f"{error}{ending}", is_tracked=True) from None
         properties = link.remote.properties or {}
         epoch, name = properties.get(EPOCH), properties.get(RECEIVER_NAME)
         if epoch is not None and (not isinstance(epoch, int) or isinstance(epoch, bool)):
@@ -559,31 +614,61 @@ class ServiceConnection:
         if isinstance(admission, Refusal):
             end.closed()
             raise _RefusedError(admission.condition, admission.description)
+        self._accept(link, address, Right.LISTEN)
+        # After the answer: the new reader is served at once, the others end later (protocol.md 5.4).
+        ending = self.service.tracking().of_reader(hub.name, address.consumer_group)
         for eviction in admission:
             loser = eviction.reader.key
             assert isinstance(loser, LinkEnd)
-            stolen = AmqpError(eviction.refusal.condition, eviction.refusal.description)
-            loser.connection.guard(loser.detach, stolen)
-        self._accept(link)
+            stolen = AmqpError(eviction.refusal.condition, f"{eviction.refusal.description}{ending}")
+            if wait := self.service.deadlines.stolen:
+                self._loop.call_later(wait, loser.connection.guard, loser.detach, stolen)
+            else:
+                loser.connection.guard(loser.detach, stolen)
         return end
+
+    def _properties_of(self, link: Link, address: Address, right: Right) -> dict[str, object]:
+        """Return the properties of the answer to an attach: none where the client gave none (protocol.md 5.1, 7.1)."""
+        remote, grant = link.remote, self.grants.granting(address, right)
+        assert remote is not None
+        if not remote.properties:
+            return {}
+        if address.kind is AddressKind.GATEWAY:
+            # What the client gave comes back, if it is not so large that the answer would not fit.
+            given = {key: value for key, value in remote.properties.items() if isinstance(value, int)}
+            return {**given, TRACKING_ID: link_tracking_id()}
+        name, is_jwt = ("", False) if grant is None else (grant.name, grant.is_jwt)
+        kind = "AAD" if is_jwt else "NamespaceSAS"
+        container = "" if self.engine.remote is None else self.engine.remote.container_id
+        found: dict[str, object] = {"app-id": name, "auth-type": kind}
+        if not link.is_receiver:
+            found |= {"client-auth-id": name, "client-auth-type": Int(4)}
+        found["client-id"] = container[:_MAX_CONTAINER]
+        if not link.is_receiver:
+            found |= {"client-ip": self.peer_address, "client-network-type": Int(1)}
+            if EPOCH in remote.properties:
+                found[EPOCH] = remote.properties[EPOCH]
+        return {**found, TIMEOUT: _LINK_TIMEOUT}
 
     def _accept(
         self,
         link: Link,
+        address: Address,
+        right: Right,
         *,
         properties: dict[str, object] | None = None,
         offered_capabilities: list[str] | None = None,
-        max_request_size: int | None = None,
     ) -> None:
-        """Accept a link.
+        """Accept a link of events.
 
         Args:
-            max_request_size: The limit for requests; a larger one ends the link.
+            properties: Further properties of the answer.
         """
         remote = link.remote
         assert remote is not None
         source, target = remote.source or Source(), remote.target or Target()
-        limit = self.service.max_message_size if max_request_size is None else max_request_size
+        limit = self.service.max_message_size
+        answered = self._properties_of(link, address, right) | (properties or {})
         if link.is_receiver:
             target.expiry_policy = target.expiry_policy or "session-end"
             offered = min(remote.max_message_size or limit, limit)
@@ -591,16 +676,16 @@ class ServiceConnection:
                 source=source,
                 target=target,
                 max_message_size=offered,
-                properties=properties,
+                rcv_settle_mode=0,  # whatever was asked
+                properties=answered,
                 offered_capabilities=offered_capabilities,
             )
-            if max_request_size is None:
-                # The engine's own limit is higher, so that a message that is too large is rejected and the link
-                # remains.
-                link.limit_messages(None)
+            # The engine's own limit is higher, so that a message that is too large is rejected and the link remains.
+            link.limit_messages(None)
         else:
             # The service sends settled messages, whatever was requested (protocol.md 5.1).
-            link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1)
+            source.filter = answered_filter(source.filter)
+            link.accept(source=source, target=target, max_message_size=limit, snd_settle_mode=1, properties=answered)
             if remote.max_message_size is not None and remote.max_message_size >= limit:
                 # The size of the service's annotations does not count towards the largest event.
                 remote.max_message_size = None
@@ -608,7 +693,7 @@ class ServiceConnection:
     def _hub_of(self, address: Address) -> Hub:
         hub = self.service.hub(address.hub)
         if hub is None:
-            raise _RefusedError(NOT_FOUND, self.service.no_such_hub(str(address)))
+            raise _RefusedError(NOT_FOUND, self.service.no_such_hub(str(address)), is_tracked=True)
         return hub
 
     def _partition_of(self, hub: Hub, address: Address) -> PartitionLog:
@@ -683,6 +768,13 @@ class ServiceConnection:
             due.append((self._began + rules.no_token, self.abort))
         if (idle := self._idle_after) is not None:
             due.append((self._last_change + idle, lambda: self._close_idle(idle)))
+        if rules.asked is not None and not self._has_asked and self.engine.is_open:
+            due.append((self._heard + rules.asked, self._ask))
+        if (limit := rules.unsettled_answer) is not None:
+            answers = [end for end in self._ends.values() if isinstance(end, AnswerEnd)]
+            since = min((when for end in answers if (when := end.unsettled_since) is not None), default=None)
+            if since is not None:
+                due.append((since + limit, lambda: self._settle_answers(answers, limit)))
         producers = [end.last_transfer for end in self._ends.values() if isinstance(end, ProducerEnd)]
         if rules.idle_producer is not None and producers:
             due.append((min(producers) + rules.idle_producer, self._detach_idle_producers))
@@ -699,6 +791,16 @@ class ServiceConnection:
                 act()
         self._look_at_next_deadline()
         self.flush()
+
+    def _settle_answers(self, ends: list[AnswerEnd], limit: float) -> None:
+        for end in ends:
+            end.settle_before(self._loop.time() - limit)
+
+    def _ask(self) -> None:
+        """Ask a silent client for the state of its sessions, once (2.7.4); it need not answer."""
+        self._has_asked = True
+        for session in self.engine.sessions.values():
+            session.send_flow(echo=True)
 
     def _close_idle(self, seconds: float) -> None:
         self.close(

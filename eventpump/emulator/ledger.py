@@ -167,7 +167,9 @@ class PublishingLedger:
         self._expire()
         if any(value is not None and value < 0 for value in (claim.producer_id, claim.epoch, claim.number)):
             return Refusal(
-                ARGUMENT_OUT_OF_RANGE, "The producer's id, epoch and sequence number must be zero or positive numbers."
+                ARGUMENT_OUT_OF_RANGE,
+                "Invalid range for idempotent producer state. Producer Id, Epoch, and Sequence Number must be zero or "
+                "positive.",
             )
         standing = nothing_published if claim.number is None else claim.number
         if claim.producer_id is None:

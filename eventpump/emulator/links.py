@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 from eventpump.amqp.codec import AmqpDecodeError
 from eventpump.amqp.flow import SessionFlow
 from eventpump.amqp.link import Link
-from eventpump.amqp.message import Message
 from eventpump.amqp.performatives import Accepted, AmqpError, Rejected
-from eventpump.amqp.types import Timestamp
+from eventpump.amqp.types import Int, Timestamp
 from eventpump.emulator import bounds
 from eventpump.emulator.auth import Right
 from eventpump.emulator.faults import (
@@ -45,14 +44,16 @@ from eventpump.eventhubs.names import (
     BATCH_MESSAGE_FORMAT,
     LAST_ENQUEUED_OFFSET,
     LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_SEQUENCE_NUMBER_EPOCH,
     LAST_ENQUEUED_TIME,
     RUNTIME_INFO_RETRIEVAL_TIME,
 )
 
 RUN_BYTES = 256 * 1024
 """How many bytes one consumer gets before the others have their turn."""
-PRODUCER_CREDIT = 300
-"""How many messages per link may wait for the store; each may have the largest size."""
+GATEWAY_CREDIT = 300
+PARTITION_CREDIT = 1000
+"""How many messages per link may wait for the store (protocol.md 7.1); each may have the largest size."""
 _FAULTY_RUN = 64
 """The most events that are sent together while faults are set, so that each is counted."""
 
@@ -263,6 +264,7 @@ class ProducerEnd(ReceivingEnd):
     ) -> None:
         super().__init__(connection, link, address, Right.SEND, target)
         self.last_transfer = asyncio.get_running_loop().time()
+        self.credit = GATEWAY_CREDIT if partition is None else PARTITION_CREDIT
         self._hub = hub
         self._partition = partition
         self._is_idempotent = is_idempotent
@@ -392,8 +394,8 @@ class ProducerEnd(ReceivingEnd):
             self.link.settle(first, last, _ACCEPTED)
             accepted.clear()
         # Some clients send without credit, so the remaining credit may be far below zero.
-        if self.link.credit <= PRODUCER_CREDIT // 2 and self._unstored < PRODUCER_CREDIT // 2:
-            self.link.set_credit(PRODUCER_CREDIT)
+        if self.link.credit <= self.credit // 2 and self._unstored < self.credit // 2:
+            self.link.set_credit(self.credit)
 
 
 class ConsumerEnd(LinkEnd):
@@ -473,15 +475,14 @@ class ConsumerEnd(LinkEnd):
         if count <= 0 or start >= len(payloads):
             return 0
         facts = self._partition.facts()
-        section = Message(
-            delivery_annotations={
-                LAST_ENQUEUED_SEQUENCE_NUMBER: facts.last_enqueued_sequence_number,
-                LAST_ENQUEUED_OFFSET: facts.last_enqueued_offset,
-                LAST_ENQUEUED_TIME: Timestamp.from_datetime(facts.last_enqueued_time),
-                RUNTIME_INFO_RETRIEVAL_TIME: Timestamp(self.connection.service.now_ms()),
-            }
-        ).encode()
-        run = [add_delivery_annotations(raw, section) for raw in payloads[start : start + count]]
+        metrics = {
+            LAST_ENQUEUED_SEQUENCE_NUMBER_EPOCH: Int(-1),
+            LAST_ENQUEUED_SEQUENCE_NUMBER: facts.last_enqueued_sequence_number,
+            LAST_ENQUEUED_OFFSET: facts.last_enqueued_offset,
+            LAST_ENQUEUED_TIME: Timestamp.from_datetime(facts.last_enqueued_time),
+            RUNTIME_INFO_RETRIEVAL_TIME: Timestamp(self.connection.service.now_ms()),
+        }
+        run = add_delivery_annotations(payloads[start : start + count], metrics)
         return self.link.send_run(run, 0, RUN_BYTES)
 
     def _deliver_with_faults(self, payloads: list[bytes], start: int) -> tuple[int, bool]:

@@ -24,16 +24,18 @@ _OFFSET = re.compile(r"-?[0-9]{1,19}")
 _MOST_DIGITS = 9
 
 
-class OffsetBeyondEndError(Exception):
-    """A reader requested an offset after the last event.
+class BeyondEndError(Exception):
+    """A reader requested an offset or sequence number after the last event.
 
     Args:
-        last_offset: The last assigned offset.
+        what: Which of both.
+        wanted: The one requested.
+        last: The last one assigned.
     """
 
-    def __init__(self, offset: str, last_offset: int) -> None:
+    def __init__(self, what: str, wanted: str, last: int) -> None:
         super().__init__(
-            f"The supplied offset '{excerpt(offset)}' is invalid. The last offset in the system is '{last_offset}'."
+            f"The supplied {what} '{excerpt(wanted)}' is invalid. The last {what} in the system is '{last}'"
         )
 
 
@@ -213,7 +215,8 @@ class PartitionLog:
         return AnsweredPartition(
             hub=self.hub,
             partition_id=self.partition_id,
-            beginning_sequence_number=self.beginning,
+            # As the service has it of a partition that never held an event; where others begin is known.
+            beginning_sequence_number=self.beginning if self.end else -1,
             last_enqueued_sequence_number=self.end - 1,
             last_enqueued_offset=str(self._last_offset),
             last_enqueued_time=NEVER if self._last_ms is None else Timestamp(self._last_ms).to_datetime(),
@@ -223,10 +226,10 @@ class PartitionLog:
     def locate(self, position: EventPosition | None) -> int:
         """Return the sequence number at which a reader starts. None is the start of the stream.
 
-        For a sequence number or time beyond the end, the reader waits there.
+        For a time beyond the end, the reader waits there.
 
         Raises:
-            OffsetBeyondEndError: The offset is after the last event.
+            BeyondEndError: The offset or sequence number is after the last event (protocol.md 5.2).
             InvalidPositionError: The offset is not a number.
         """
         if position is None:
@@ -234,6 +237,8 @@ class PartitionLog:
         if position.offset is not None:
             return self._locate_offset(position.offset, inclusive=position.inclusive)
         if position.sequence_number is not None:
+            if position.sequence_number > self.end - 1 and position.sequence_number >= 0:
+                raise BeyondEndError("sequence number", str(position.sequence_number), self.end - 1)
             wanted = position.sequence_number + (0 if position.inclusive else 1)
             return max(wanted, self.beginning)
         assert position.enqueued_time is not None
@@ -248,7 +253,7 @@ class PartitionLog:
             raise InvalidPositionError(f"The supplied offset '{excerpt(offset)}' is not an offset of this partition.")
         value = int(offset)
         if value > self._last_offset and value >= 0:
-            raise OffsetBeyondEndError(offset, self._last_offset)
+            raise BeyondEndError("offset", offset, self._last_offset)
         find = bisect_left if inclusive else bisect_right
         return self.beginning + find(self._offsets, value)
 
@@ -342,8 +347,8 @@ def entity_not_found(entity: str) -> str:
 
 
 def invalid_partition(hub: Hub, partition_id: str) -> str:
-    """Return the text for an unknown partition."""
+    """Return the text for an unknown partition: the service's words, and then ours."""
     return (
-        f"The specified partition '{excerpt(partition_id)}' is invalid for an EventHub partition sender or receiver. "
-        f"It should be between 0 and {len(hub.partitions) - 1}."
+        "The specified partition is invalid for an EventHub partition sender or receiver. "
+        f"It should be between 0 and {len(hub.partitions) - 1}. It was '{excerpt(partition_id)}'."
     )

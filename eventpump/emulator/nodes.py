@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from datetime import UTC, datetime
 from typing import Protocol
@@ -20,6 +21,7 @@ from eventpump.eventhubs import cbs, management
 from eventpump.eventhubs.addresses import Address, AddressKind
 from eventpump.eventhubs.conditions import (
     ARGUMENT_OUT_OF_RANGE,
+    AUTH_FAILED,
     DECODE_ERROR,
     INTERNAL_ERROR,
     MESSAGE_SIZE_EXCEEDED,
@@ -32,6 +34,7 @@ from eventpump.eventhubs.conditions import (
 from eventpump.eventhubs.requests import BadRequestError, answer, message_id, reply_to
 
 REQUEST_CREDIT = 100
+_SETTLED = 1
 MAX_WAITING_ANSWERS = 1000
 
 _STATUS: dict[str, int] = {
@@ -78,6 +81,9 @@ class NodeConnection(LinkConnection, Protocol):
     def granted(self, grant: Grant) -> None:
         """Add the rights of a token."""
 
+    def answered(self) -> None:
+        """Called when an answer was sent that the client has to settle."""
+
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
         """Return the link for a node's answer."""
 
@@ -90,6 +96,8 @@ class AnswerEnd(LinkEnd):
     def __init__(self, connection: NodeConnection, link: Link, address: Address, target: FaultTarget) -> None:
         super().__init__(connection, link, address, None, target)
         self._waiting: deque[bytes] = deque()
+        self._unsettled: deque[tuple[float, int]] = deque()
+        self._tags = 0
 
     @property
     def names(self) -> set[object]:
@@ -100,7 +108,7 @@ class AnswerEnd(LinkEnd):
 
     def answer(self, message: Message) -> None:
         """Send an answer as soon as there is credit for it."""
-        self._waiting.append(message.encode())
+        self._waiting.append(message.encode(is_padded=True))
         self.connection.waiting_answers += len(self._waiting[-1])
         self.on_credit()
         if (
@@ -119,12 +127,46 @@ class AnswerEnd(LinkEnd):
         """Send waiting answers, as far as credit and the session window allow: otherwise the engine would hold them."""
         try:
             # The engine may already have read a detach whose event has not been handled yet.
-            while self._waiting and self.link.is_attached and self.link.send_run((self._waiting[0],)):
+            while self._waiting and self.link.is_attached and self._send(self._waiting[0]):
                 self.connection.waiting_answers -= len(self._waiting.popleft())
         except EventTooLargeError as error:
             self.detach(AmqpError(MESSAGE_SIZE_EXCEEDED, str(error)))
         if self.link.is_attached and self.link.drain:
             self.link.drained()
+
+    def _send(self, payload: bytes) -> bool:
+        """Send an answer, settled if the client asked for that. Return False where it has to wait."""
+        link = self.link
+        if link.snd_settle_mode == _SETTLED:
+            return link.send_run((payload,)) > 0
+        if link.credit <= 0 or link.session.remote_incoming_window <= 0:
+            link.session.mark_starved()
+            return False
+        self._tags += 1
+        delivery_id = link.send(payload, tag=self._tags.to_bytes(4, "little"))
+        self._unsettled.append((asyncio.get_running_loop().time(), delivery_id))
+        if len(self._unsettled) > MAX_WAITING_ANSWERS:
+            self._settle_oldest()
+        self.connection.answered()
+        return True
+
+    @property
+    def unsettled_since(self) -> float | None:
+        """When the oldest answer was sent that the client has not settled, on the loop's clock; None without any."""
+        unsettled = self.link.session.unsettled
+        while self._unsettled and self._unsettled[0][1] not in unsettled:
+            self._unsettled.popleft()
+        return self._unsettled[0][0] if self._unsettled else None
+
+    def settle_before(self, when: float) -> None:
+        """Settle answers that were sent by then, and that the client left unsettled."""
+        while (since := self.unsettled_since) is not None and since <= when:
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        _, delivery_id = self._unsettled.popleft()
+        if delivery_id in self.link.session.unsettled:
+            self.link.settle(delivery_id, delivery_id, Accepted())
 
 
 class RequestEnd(ReceivingEnd):
@@ -184,8 +226,9 @@ class RequestEnd(ReceivingEnd):
             return cbs.response(request, error.code, str(error))
         grant = service.keys.check_token(put.token, put.token_type, put.audience, service.now())
         if isinstance(grant, Denial):
-            # Without an error condition: with one, the official Python client loses the code and the text.
-            return cbs.response(request, grant.code, grant.description)
+            return cbs.response(request, grant.code, grant.description, AUTH_FAILED if grant.code == 401 else None)
+        if grant.audience.hub is not None and service.hub(grant.audience.hub) is None:
+            return cbs.response(request, 404, service.no_such_hub(grant.audience.hub), NOT_FOUND)
         self.connection.granted(grant)
         return cbs.response(request, 202, "Accepted")
 
@@ -195,6 +238,10 @@ class RequestEnd(ReceivingEnd):
             read = management.parse_request(request)
         except BadRequestError as error:
             return management.error_response(request, error.code, error.condition, str(error))
+        if read.security_token is not None:
+            denial = service.keys.check_request(read.security_token, read.hub, service.now())
+            if denial is not None:
+                return management.error_response(request, denial.code, UNAUTHORIZED_ACCESS, denial.description)
         if not self.connection.grants.allow_read(read.hub):
             return management.error_response(
                 request, 401, UNAUTHORIZED_ACCESS, "No valid token was put for the entity."

@@ -97,10 +97,10 @@ class ReaderTable:
 
 
 def _superseded(old: Reader, new: Reader) -> Refusal:
-    epoch = "" if old.epoch is None else f" with epoch '{old.epoch}'"
+    epoch = "" if old.epoch is None else str(old.epoch)
     return Refusal(
         LINK_STOLEN,
         f"New receiver '{new.shown_name}' with higher epoch of '{new.epoch}' is created hence current receiver "
-        f"'{old.shown_name}'{epoch} is getting disconnected. If you are recreating the receiver, make sure a higher "
-        "epoch is used.",
+        f"'{old.shown_name}' with epoch '{epoch}' is getting disconnected. If you are recreating the receiver, make "
+        "sure a higher epoch is used.",
     )

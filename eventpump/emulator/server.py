@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from eventpump.aio.home import HomeLoop
+from eventpump.amqp.connection import EMPTY_FRAME
 from eventpump.amqp.performatives import AmqpError
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, LOOPBACK, AccessRule, KeyRing, TokenVerifier
 from eventpump.emulator.bounds import WEBSOCKET_MESSAGE
@@ -521,7 +522,14 @@ class _ServedProtocol(ConnectionProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._served.peer_address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self._served.on_connected(self)
 
+    def time_out(self) -> None:
+        self._served.guard(self._served.on_silence)
+
     def take(self, data: bytes) -> None:
+        if data and data != EMPTY_FRAME:
+            self._served.heard()
         self._served.guard(super().take, data)

@@ -21,11 +21,13 @@ from eventpump.emulator.ledger import NOTHING_PUBLISHED, Claim, ProducerRetentio
 from eventpump.emulator.log import Hub, PartitionLog, Retention, enforce_retention, entity_not_found, group_names
 from eventpump.emulator.long_keys import LongKeys
 from eventpump.emulator.readers import ReaderTable, Refusal
+from eventpump.emulator.tracking import Tracking
 from eventpump.errors import ConfigurationError
 from eventpump.texts import excerpt
 
 _P = ParamSpec("_P")
 
+_VISIT = "https://aka.ms/sbResourceMgrExceptions"
 _MANY = 10
 """Names of hubs that an error lists."""
 
@@ -42,12 +44,19 @@ class Deadlines:
         no_link: A connection that never had a link is closed.
         idle_connection: A connection whose links are all gone is closed.
         idle_producer: A producer's link without a transfer is detached.
+        asked: After a client has sent no frame but empty ones, its sessions are asked for their state.
+        unsettled_answer: An answer of `$cbs` or `$management` that a client has not settled is settled by the service.
+        stolen: A reader whose partition another one took is detached so long after that one was attached. The service
+            waits 5 s; here it is at once, so that tests and local fleets need not wait.
     """
 
     no_token: float | None = 20.0
     no_link: float | None = 60.0
     idle_connection: float | None = 300.0
     idle_producer: float | None = 600.0
+    asked: float | None = 180.0
+    unsettled_answer: float | None = 60.0
+    stolen: float = 0.0
 
 
 class ServedConnection(Protocol):
@@ -220,15 +229,22 @@ class Service:
         """Return an entity's address as in the service's texts."""
         return f"sb://{self.authority}/{excerpt(entity)}"
 
+    def tracking(self) -> Tracking:
+        """Return the endings of texts that are sent now."""
+        return Tracking(self.authority, self.now())
+
     def no_such_hub(self, entity: str) -> str:
-        """Return the text for a hub that does not exist. Azure's ends before the names of those that do.
+        """Return the text for a hub that does not exist: the service's words, then the names of those that do.
 
         Args:
             entity: What was asked for.
         """
+        visit = f"To know more visit {_VISIT}. {self.tracking().of_entity(excerpt(entity))}."
         names = [hub.name for hub in self._hubs.values()]
         more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-        return f"{entity_not_found(self.address_of(entity))} The hubs here are: {', '.join(names[:_MANY])}{more}."
+        return (
+            f"{entity_not_found(self.address_of(entity))} {visit} The hubs here are: {', '.join(names[:_MANY])}{more}."
+        )
 
     # ----------------------------------------------------------------------------------------------- storing
 

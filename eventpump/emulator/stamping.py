@@ -1,6 +1,7 @@
 """Convert what a producer sent into the form that a partition stores and readers receive.
 
-The message annotations are rewritten once: the service's own first, then the sender's. Every other byte is unchanged.
+The message annotations are rewritten once: the sender's first, then the service's own. The sender's header is dropped.
+Every other byte is unchanged, delivery annotations and footer too, wherever they are (protocol.md 6).
 One function processes a whole batch, because this runs for every event.
 """
 
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eventpump.amqp import codec
-from eventpump.amqp.codec import AmqpDecodeError
+from eventpump.amqp.codec import AmqpDecodeError, decode_described
 from eventpump.amqp.message import Message
 from eventpump.amqp.sections import (
+    DELIVERY_ANNOTATIONS,
     HEADER,
     MARKER,
     MESSAGE_ANNOTATIONS,
@@ -23,23 +27,34 @@ from eventpump.amqp.sections import (
     check_rest,
     check_sections,
     prefix_end,
+    section,
     section_at,
 )
+from eventpump.amqp.types import Int
 from eventpump.emulator import bounds
-from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+from eventpump.eventhubs.names import (
+    ENQUEUED_TIME,
+    OFFSET,
+    PARTITION_KEY,
+    PUBLISHER,
+    SEQUENCE_NUMBER,
+    SEQUENCE_NUMBER_EPOCH,
+)
 
 _LONG = struct.Struct(">q")
-_SEQUENCE = codec.encode(SEQUENCE_NUMBER) + b"\x81"
+_SEQUENCE = codec.encode(SEQUENCE_NUMBER_EPOCH) + codec.encode(Int(-1)) + codec.encode(SEQUENCE_NUMBER)
+_SMALL_SEQUENCES = tuple(_SEQUENCE + b"\x55" + bytes((number,)) for number in range(128))
+_LARGE_SEQUENCE = _SEQUENCE + b"\x81"
 _OFFSET = codec.encode(OFFSET) + b"\xa1"
 _TIME = codec.encode(ENQUEUED_TIME) + b"\x83"
 _PARTITION_KEY = codec.encode(PARTITION_KEY)
-_FIXED = len(_SEQUENCE) + 8 + len(_OFFSET) + 1 + len(_TIME) + 8
+_FIXED = len(_SEQUENCE) + len(_OFFSET) + 1 + len(_TIME) + 8
 
-_OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PUBLISHER})
+_OWN: frozenset[str] = frozenset({SEQUENCE_NUMBER, SEQUENCE_NUMBER_EPOCH, OFFSET, ENQUEUED_TIME, PUBLISHER})
 _PRODUCER_PREFIX = "com.microsoft:producer-"
 _SIZED = frozenset({0xC0, 0xC1, 0xD0, 0xD1})
 _STRINGS = frozenset({0xA1, 0xB1})
-_PLAIN_HEADER = MARKER + bytes((HEADER,))
+_DELIVERY = MARKER + bytes((DELIVERY_ANNOTATIONS,))
 _SMALL_ANNOTATIONS = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xC1))
 _LARGE_ANNOTATIONS = MARKER + bytes((MESSAGE_ANNOTATIONS, 0xD1))
 
@@ -88,12 +103,12 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     plain_extra = b"" if batch_key is None else _PARTITION_KEY + codec.encode(batch_key)
     prefixes: dict[bytes, tuple[bytes, bytes, int]] = {}
     pack = _LONG.pack
-    head_for: tuple[int, bytes, int] | None = None
+    head_for: tuple[int, bytes, int, bool] | None = None
     head = offset_key = b""
     number = sequence_number
     for raw in events:
         size = len(raw)
-        header, extra, count = b"", plain_extra, 4 if plain_extra else 3
+        before, extra, count = b"", plain_extra, 5 if plain_extra else 4
         rest = raw
         pos = 0
         if size < 5 or raw[2] < PROPERTIES or raw[1] != 0x53:
@@ -103,21 +118,27 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
             if known is None:
                 left -= codec.count_items(prefix, 0, len(prefix), left)
                 known = prefixes[prefix] = _split_prefix(prefix, plain_extra)
-            header, extra, count = known
+            before, extra, count = known
             rest = raw[pos:]
         # What stays is walked by its lengths, so that nothing that is not a message is ever kept.
-        check_rest(raw, pos)
+        if not check_rest(raw, pos):
+            before, extra, count, rest, used = _split_unordered(raw, plain_extra, left)
+            left -= used
         text = b"%d" % offset
-        wanted = (len(text), extra, count)
+        is_small = 0 <= number < 128  # a long in its smallest form, as the service writes it
+        wanted = (len(text), extra, count, is_small)
         if wanted != head_for:
             head_for = wanted
-            length = _FIXED + len(text) + len(extra)
+            length = _FIXED + (2 if is_small else 9) + len(text) + len(extra)
             if length < 255:
-                head = _SMALL_ANNOTATIONS + bytes((length + 1, count * 2)) + _SEQUENCE
+                head = _SMALL_ANNOTATIONS + bytes((length + 1, count * 2)) + extra
             else:
-                head = _LARGE_ANNOTATIONS + struct.pack(">II", length + 4, count * 2) + _SEQUENCE
+                head = _LARGE_ANNOTATIONS + struct.pack(">II", length + 4, count * 2) + extra
+            if not is_small:
+                head += _LARGE_SEQUENCE
             offset_key = _OFFSET + bytes((len(text),))
-        stored = b"".join((header, head, pack(number), offset_key, text, tail, extra, rest))
+        value = _SMALL_SEQUENCES[number] if is_small else pack(number)
+        stored = b"".join((before, head, value, offset_key, text, tail, rest))
         out.append(stored)
         offsets.append(offset)
         offset += len(stored)
@@ -163,35 +184,82 @@ def _prefix_work(payload: bytes, start: int, end: int) -> int:
     return (min(pos, end) - start) // _BYTES_PER_TRANSFER
 
 
-def add_delivery_annotations(raw: bytes, section: bytes) -> bytes:
-    """Put a delivery-annotations section where it belongs in a stored event: after the header (AMQP 1.0, 3.2)."""
-    if raw[2] != HEADER:
-        return section + raw
-    _, _, end = section_at(raw, 0, len(raw))
-    return raw[:end] + section + raw[end:]
+def add_delivery_annotations(payloads: Sequence[bytes], annotations: Mapping[Any, Any]) -> list[bytes]:
+    """Put delivery annotations into stored events: where they belong (AMQP 1.0, 3.2)."""
+    own = section(DELIVERY_ANNOTATIONS, annotations)
+    return [
+        own + raw if raw[2] == MESSAGE_ANNOTATIONS and _DELIVERY not in raw else _with_own(raw, annotations)
+        for raw in payloads
+    ]
+
+
+def _with_own(raw: bytes, annotations: Mapping[Any, Any]) -> bytes:
+    """Put delivery annotations into an event that may have some, of its sender, and (an old one) a header.
+
+    A message has one such section, so those of its sender follow in it.
+    """
+    start = section_at(raw, 0, len(raw))[2] if raw[2] == HEADER else 0
+    if _DELIVERY in raw:  # perhaps in its body
+        for code, begin, value, end in check_sections(raw):
+            if code == DELIVERY_ANNOTATIONS:
+                annotations = {**annotations, **decode_described(raw, value, end)}
+                raw = raw[:begin] + raw[end:]
+                break
+    return raw[:start] + section(DELIVERY_ANNOTATIONS, annotations) + raw[start:]
 
 
 def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]:
-    """Read the header and annotations once: the header section, the annotations to keep, encoded, and the map's count.
+    """Read the header and annotations of a message, which it begins with.
 
-    Delivery annotations are for this hop only and go no further.
+    Returns:
+        What comes before the message annotations: delivery annotations; the message annotations to keep, encoded; and
+        the count of the map.
 
     Raises:
         AmqpDecodeError: The sections are broken, or one of them is there twice.
     """
-    sections = check_sections(prefix)
-    # Readers decode them, so they are: one broken value there would leave an event without offset.
-    Message.decode(prefix)
-    header = b""
+    before, extra, count, _ = _split(prefix, plain_extra, len(prefix))
+    return before, extra, count
+
+
+def _split_unordered(raw: bytes, plain_extra: bytes, left: int) -> tuple[bytes, bytes, int, bytes, int]:
+    """Do the same with a message whose header or annotations stand behind other sections too.
+
+    Args:
+        left: How many values its annotations may hold.
+
+    Returns:
+        As `_split_prefix`; then what follows the message annotations, and how many values there were.
+
+    Raises:
+        AmqpDecodeError: The sections are broken, one of them is there twice, or they hold more values.
+    """
+    used = 0
+    for code, begin, _, end in check_sections(raw):
+        if code <= MESSAGE_ANNOTATIONS:
+            used += codec.count_items(raw, begin, end, left - used)
+    before, extra, count, rest = _split(raw, plain_extra, prefix_end(raw))
+    return before, extra, count, rest, used
+
+
+def _split(raw: bytes, plain_extra: bytes, prefix: int) -> tuple[bytes, bytes, int, bytes]:
+    """Split a message: delivery annotations in its prefix, message annotations and their count, and the rest."""
+    before: list[bytes] = []
     extra: list[bytes] = []
-    count = 3
+    rest: list[bytes] = []
+    count = 4
     has_key = False
-    for code, _, value, end in sections:
-        if code == HEADER:
+    for code, begin, value, end in check_sections(raw):
+        if code <= MESSAGE_ANNOTATIONS:
+            # Readers decode them, so they are: one broken value there would leave an event without offset.
+            Message.decode(raw[begin:end])
+        if code == DELIVERY_ANNOTATIONS:
             # Readers index by the one-byte descriptor (Python's official client), however the sender spelt it.
-            header = _PLAIN_HEADER + prefix[value:end]
+            (before if begin < prefix else rest).append(_DELIVERY + raw[value:end])
+        elif code > MESSAGE_ANNOTATIONS:
+            rest.append(raw[begin:end])
         elif code == MESSAGE_ANNOTATIONS:
-            for name, entry in _entries(prefix, value, end):
+            for name, entry in _entries(raw, value, end):
                 if isinstance(name, str) and (name in _OWN or name.startswith(_PRODUCER_PREFIX)):
                     continue
                 if name == PARTITION_KEY:
@@ -203,7 +271,7 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
     if plain_extra and not has_key:
         extra.append(plain_extra)
         count += 1
-    return header, b"".join(extra), count
+    return b"".join(before), b"".join(extra), count, b"".join(rest)
 
 
 def _entries(raw: bytes, start: int, end: int) -> list[tuple[object, bytes]]:

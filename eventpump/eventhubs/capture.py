@@ -14,7 +14,7 @@ from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Symbol, Timestamp
 from eventpump.errors import CaptureFileError, ConfigurationError
 from eventpump.eventhubs.events import STANDARD_PROPERTIES
-from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SEQUENCE_NUMBER, SEQUENCE_NUMBER_EPOCH
 
 DEFAULT_PATTERN: Final = "{Namespace}/{EventHub}/{PartitionId}/{Year}/{Month}/{Day}/{Hour}/{Minute}/{Second}"
 """The service's own pattern of file names, to which `.avro` is added."""
@@ -134,6 +134,7 @@ def record_of(raw: bytes) -> dict[str, Any]:
     message = Message.decode(raw)
     annotations = {str(name): value for name, value in (message.message_annotations or {}).items()}
     number, offset = annotations.pop(SEQUENCE_NUMBER), annotations.pop(OFFSET)
+    annotations.pop(SEQUENCE_NUMBER_EPOCH, None)  # of the number, which has a field of its own
     enqueued = annotations[ENQUEUED_TIME]
     assert isinstance(enqueued, Timestamp)
     system = {name: _value(value) for name, value in annotations.items() if value is not None}

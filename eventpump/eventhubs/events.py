@@ -30,6 +30,7 @@ from eventpump.amqp.message import (
 from eventpump.amqp.sections import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
+    FOOTER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     EventFields,
@@ -799,7 +800,8 @@ class ReceivedEvent:
     def to_event_data(self) -> EventData:
         """Return an event to send with the body, the application properties and the standard properties of this one.
 
-        Its partition key is not part of it: give `partition_key=event.partition_key` to `send`.
+        Its partition key is not part of it: give `partition_key=event.partition_key` to `send`. Annotations and footer
+        are not part of it either.
 
         Raises:
             EventError: This one cannot be decoded.
@@ -875,6 +877,21 @@ class ReceivedEvent:
         return found
 
     @property
+    def delivery_annotations(self) -> dict[str, Any]:
+        """The delivery annotations: those of the sender, which the service passes on, and what `last_enqueued` reads.
+
+        Empty if there are none.
+        """
+        found: dict[str, Any] = self._once("delivery_annotations", _annotations_at, DELIVERY_ANNOTATIONS)
+        return found
+
+    @property
+    def footer(self) -> dict[str, Any]:
+        """The footer that the sender gave the message; empty if there is none."""
+        found: dict[str, Any] = self._once("footer", _annotations_at, FOOTER)
+        return found
+
+    @property
     def last_enqueued(self) -> LastEnqueued | None:
         """The newest event of the partition when this one was sent; None without `track_last_enqueued`."""
         found: LastEnqueued | None = self._once("last_enqueued", _last_enqueued)
@@ -946,6 +963,11 @@ def _system_properties(raw: bytes) -> dict[str, Any]:
     annotations = section_value(raw, MESSAGE_ANNOTATIONS) or {}
     found: dict[str, Any] = {str(key): value for key, value in annotations.items()}
     return found | {name.replace("_", "-"): value for name, value in decode_properties(raw).items()}
+
+
+def _annotations_at(raw: bytes, code: int) -> dict[str, Any]:
+    found = section_value(raw, code) or {}
+    return {str(key): value for key, value in found.items()}
 
 
 def _last_enqueued(raw: bytes) -> LastEnqueued | None:

@@ -9,7 +9,14 @@ from typing import Any
 
 from eventpump.amqp.types import Described, Symbol
 from eventpump.eventhubs.events import EventPosition
-from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, SELECTOR_FILTER, SEQUENCE_NUMBER
+from eventpump.eventhubs.names import (
+    ENQUEUED_TIME,
+    ENQUEUED_TIME_BEFORE,
+    OFFSET,
+    SELECTOR_CODE,
+    SELECTOR_FILTER,
+    SEQUENCE_NUMBER,
+)
 from eventpump.texts import excerpt
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -38,6 +45,15 @@ def selector(position: EventPosition) -> str:
 def source_filter(position: EventPosition) -> dict[Symbol, Described]:
     """Make the filter map of a receive link's source."""
     return {SELECTOR_FILTER: Described(SELECTOR_FILTER, selector(position))}
+
+
+def answered_filter(filters: Mapping[Any, Any] | None) -> dict[Any, Any] | None:
+    """Return a source's filter map as the service answers it: with its own descriptor (protocol.md 5.1)."""
+    if filters is None or SELECTOR_FILTER not in filters:
+        return None if filters is None else dict(filters)
+    value = filters[SELECTOR_FILTER]
+    text = value.value if isinstance(value, Described) else value
+    return {**filters, SELECTOR_FILTER: Described(SELECTOR_CODE, text)}
 
 
 def parse_source_filter(filters: Mapping[Any, Any] | None) -> EventPosition | None:
@@ -72,6 +88,7 @@ def parse_selector(text: str) -> EventPosition:
         raise ValueError(f"the selector '{excerpt(text)}' is not of the form amqp.annotation.<field> > '<value>'")
     field, operator, quoted, bare = found.groups()
     value: str = quoted or bare
+    field = ENQUEUED_TIME if field == ENQUEUED_TIME_BEFORE else field
     inclusive = operator == ">="
     if field == OFFSET:
         return EventPosition.at_offset(value, inclusive=inclusive)

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from eventpump.amqp.message import AmqpValue, Message, Properties
+from eventpump.amqp.message import AmqpValue, Data, Message, Properties
 from eventpump.amqp.types import Array, Int, Symbol, Timestamp
 from eventpump.errors import ProtocolError
 from eventpump.eventhubs.conditions import INVALID_FIELD, NOT_ALLOWED
 from eventpump.eventhubs.names import (
+    BEGIN_SEQUENCE_NUMBER_EPOCH,
     HUB_TYPE,
     LAST_ENQUEUED_OFFSET,
     LAST_ENQUEUED_SEQUENCE_NUMBER,
+    LAST_ENQUEUED_SEQUENCE_NUMBER_EPOCH,
     LAST_ENQUEUED_TIME,
     MANAGEMENT_NODE,
     NAME,
@@ -30,6 +32,9 @@ from eventpump.texts import MAX_EXCERPT, excerpt
 
 NEVER = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
 """When the last event of a partition that never had one was enqueued."""
+
+_NO_BODY = Data((b"[]",))
+"""A message has a body (AMQP 1.0, 3.2), though the service takes a request without: this is that of JavaScript."""
 
 _T = TypeVar("_T")
 
@@ -110,6 +115,7 @@ def _request(
     if security_token is not None:
         fields[SECURITY_TOKEN] = SecretText(security_token)
     return Message(
+        body=_NO_BODY,
         properties=Properties(message_id=message_id, to=MANAGEMENT_NODE, reply_to=reply_to),
         application_properties=fields,
     )
@@ -162,14 +168,16 @@ def hub_response(request: Message, facts: AnsweredHub) -> Message:
 
 
 def partition_response(request: Message, facts: AnsweredPartition) -> Message:
-    """Make the answer to a partition read. Sequence numbers go out as longs."""
+    """Make the answer to a partition read. Sequence numbers go out as longs, and the epochs say: not replicated."""
     return _success(
         request,
         {
             "name": facts.hub,
-            "type": PARTITION_TYPE,
             "partition": facts.partition_id,
+            "type": PARTITION_TYPE,
+            BEGIN_SEQUENCE_NUMBER_EPOCH: Int(-1),
             "begin_sequence_number": facts.beginning_sequence_number,
+            str(LAST_ENQUEUED_SEQUENCE_NUMBER_EPOCH): Int(-1),
             str(LAST_ENQUEUED_SEQUENCE_NUMBER): facts.last_enqueued_sequence_number,
             str(LAST_ENQUEUED_OFFSET): facts.last_enqueued_offset,
             str(LAST_ENQUEUED_TIME): Timestamp.from_datetime(facts.last_enqueued_time),
@@ -184,7 +192,7 @@ def error_response(request: Message, code: int, condition: Symbol, description: 
 
 
 def _success(request: Message, facts: dict[str, Any]) -> Message:
-    made = answer(request, 200, "OK", more=_echo(request))
+    made = answer(request, 200, None, more=_echo(request))
     made.body = AmqpValue(facts)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from eventpump.amqp.types import Symbol
+from eventpump.amqp.types import Symbol, ULong
 
 VENDOR: Final = "com.microsoft:"
 
@@ -22,6 +22,9 @@ RUNTIME_METRIC: Final = Symbol(VENDOR + "enable-receiver-runtime-metric")
 """Capability: annotate every event with its partition's newest one."""
 GEOREPLICATION: Final = Symbol(VENDOR + "georeplication")
 """Capability: offsets that are no numbers are understood."""
+TIMEOUT: Final = Symbol(VENDOR + "timeout")
+"""A link's, in ms or (Python) in seconds; the service answers with its own."""
+TRACKING_ID: Final = Symbol(VENDOR + "tracking-id")
 IDEMPOTENT_PRODUCER: Final = Symbol(VENDOR + "idempotent-producer")
 
 PRODUCER_ID: Final = Symbol(VENDOR + "producer-id")
@@ -41,6 +44,10 @@ PUBLISHER: Final = Symbol("x-opt-publisher")
 
 SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
 """The key of the filter map, and the descriptor we send."""
+SELECTOR_CODE: Final = ULong(0x0000_0137_0000_000A)
+"""The descriptor that the service answers with (protocol.md 5.1)."""
+ENQUEUED_TIME_BEFORE: Final = "x-opt-enqueuedtimeutc"
+"""What the enqueued time was called in selectors of old clients."""
 
 # ---------------------------------------------------------------------------------------------------- messages
 
@@ -71,10 +78,16 @@ PARTITION_TYPE: Final = VENDOR + "partition"
 # --------------------------------------------------------------------------- annotations of what the service stored
 
 SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
+SEQUENCE_NUMBER_EPOCH: Final = Symbol("x-opt-sequence-number-epoch")
+"""int; -1 where nothing is replicated."""
 OFFSET: Final = Symbol("x-opt-offset")
 ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")
 PARTITION_KEY: Final = Symbol("x-opt-partition-key")
 """The message annotations the service adds (protocol.md 6.1)."""
+
+BEGIN_SEQUENCE_NUMBER_EPOCH: Final = "begin_sequence_number_epoch"
+LAST_ENQUEUED_SEQUENCE_NUMBER_EPOCH: Final = Symbol("last_enqueued_sequence_number_epoch")
+"""int, as the annotation; beside the numbers of a partition (4.2, 6.3)."""
 
 LAST_ENQUEUED_SEQUENCE_NUMBER: Final = Symbol("last_enqueued_sequence_number")
 LAST_ENQUEUED_OFFSET: Final = Symbol("last_enqueued_offset")

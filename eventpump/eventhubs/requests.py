@@ -66,17 +66,20 @@ def text_field(message: Message, name: str) -> str | None:
 def answer(
     request: Message,
     code: int,
-    description: str,
+    description: str | None,
     condition: str | None = None,
     more: dict[str, Any] | None = None,
 ) -> Message:
     """Make the answer to a request; `body` is for the caller to fill in.
 
     Args:
+        description: The status in words; None to send none.
         condition: The error condition to name.
-        more: Further application properties.
+        more: Further application properties, which come first.
     """
-    fields: dict[Any, Any] = {**(more or {}), STATUS_CODE: Int(code), STATUS_DESCRIPTION: description}
+    fields: dict[Any, Any] = {**(more or {}), STATUS_CODE: Int(code)}
+    if description is not None:
+        fields[STATUS_DESCRIPTION] = description
     if condition is not None:
         fields[ERROR_CONDITION] = Symbol(condition)
     return Message(

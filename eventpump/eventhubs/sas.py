@@ -55,6 +55,11 @@ def generate(uri: str, key_name: str, key: str, expires_at: int) -> str:
     return f"{_PREFIX} sr={resource}&sig={signature}&se={expires_at}&skn={quote(key_name, safe='')}"
 
 
+def is_signature(token: str) -> bool:
+    """Return whether a token's text says that it is a shared access signature, sound or not."""
+    return token.lstrip()[: len(_PREFIX) + 1].lower() == f"{_PREFIX.lower()} "
+
+
 def parse(token: str) -> SasToken:
     """Parse a token; its parts may be in any order.
 

@@ -324,7 +324,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if connection.idle_timeout is not None:
             dead_at = self._received_at + connection.idle_timeout
             if now >= dead_at:
-                self._report(connection.time_out(), is_silent=True)
+                self.time_out()
                 return
             wake = min(wake, dead_at)
         if connection.heartbeat_interval is not None:
@@ -335,6 +335,10 @@ class ConnectionProtocol(asyncio.Protocol):
                 due = now + connection.heartbeat_interval
             wake = min(wake, due)
         self._timer = self._loop.call_at(wake, self._keep_deadlines)
+
+    def time_out(self) -> None:
+        """Close, as the peer was silent for too long."""
+        self._report(self.connection.time_out(), is_silent=True)
 
 
 class _DroppedReads(asyncio.Protocol):

@@ -88,16 +88,17 @@ async def refusal(peer: AmqpPeer, **options: Any) -> AmqpError:
 
 
 async def test_open_and_begin_have_the_services_fields(emulator: Emulator, peer: AmqpPeer) -> None:
-    """The service opens and begins with the fields the real one was seen with (2.3)."""
+    """The service opens and begins as recorded (2.3: open-producer, begin)."""
     opened = peer.engine.remote
     assert opened is not None
     assert re.fullmatch(r"[0-9a-f]{32}_G\d+", opened.container_id)
     assert opened.hostname is None
-    assert (opened.max_frame_size, opened.channel_max, opened.idle_time_out) == (65_536, 4_999, 240_000)
+    assert (opened.max_frame_size, opened.channel_max, opened.idle_time_out) == (65_536, 4_999, 120_000)
     assert opened.properties is None
     begun = (await peer.begin()).remote
     assert begun is not None
-    assert (begun.incoming_window, begun.handle_max) == (5_000, 255)
+    assert (begun.incoming_window, begun.handle_max, begun.next_outgoing_id) == (5_000, 255, 1)
+    assert begun.outgoing_window == peer.engine.config.incoming_window
 
 
 async def test_sasl_mechanisms_are_offered_in_the_services_order(emulator: Emulator) -> None:
@@ -369,7 +370,7 @@ async def test_send_without_credit_is_taken(peer: AmqpPeer) -> None:
 async def test_send_of_presettled_messages_stores_them(peer: AmqpPeer) -> None:
     """A message that comes settled is stored, and no disposition answers it."""
     session = await peer.begin()
-    sender = await peer.attach(session, target="telemetry/Partitions/0")
+    sender = await peer.attach(session, target="telemetry/Partitions/0", snd_settle_mode=1)
     sender.send(event(b"quiet"), settled=True)
     peer.flush()
     (got,) = await read(peer, reading("0"), 1)
@@ -605,7 +606,7 @@ async def test_management_answers_on_the_link_that_is_named(peer: AmqpPeer, by: 
     """A reply-to names an answer link by its name (JavaScript) or its target (.NET), in whatever session."""
     session = await peer.begin()
     decoy = await peer.attach(session, source="$management", target="elsewhere", is_receiver=True)
-    sender = await peer.attach(session, source="here", target="$management", is_receiver=False)
+    sender = await peer.attach(session, source="here", target="$management", is_receiver=False, snd_settle_mode=1)
     wanted = await peer.attach(
         await peer.begin(), source="$management", target="my-target", name="my-name", is_receiver=True
     )

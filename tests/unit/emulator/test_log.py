@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from eventpump.amqp.message import Data, Message
 from eventpump.emulator.log import (
+    BeyondEndError,
     Hub,
     InvalidPositionError,
-    OffsetBeyondEndError,
     PartitionLog,
     Retention,
     enforce_retention,
@@ -90,7 +91,8 @@ def test_publish_wakes_the_readers() -> None:
         (EventPosition.at_sequence_number(-1), 2),
         (EventPosition.at_sequence_number(3), 4),
         (EventPosition.at_sequence_number(3, inclusive=True), 3),
-        (EventPosition.at_sequence_number(9), 10),
+        (EventPosition.at_sequence_number(5), 6),
+        (EventPosition.at_sequence_number(5, inclusive=True), 5),
         (EventPosition.at_enqueued_time(datetime.fromtimestamp(4, UTC)), 5),
         (EventPosition.at_enqueued_time(datetime.fromtimestamp(4, UTC), inclusive=True), 4),
         (EventPosition.at_enqueued_time(datetime.fromtimestamp(0, UTC)), 2),
@@ -120,7 +122,7 @@ def test_locate_an_offset_beyond_the_end_is_refused() -> None:
     last = log.last_offset
     log.drop_oldest(2)
     assert log.locate(EventPosition.at_offset(str(last))) == 2
-    with pytest.raises(OffsetBeyondEndError, match=f"last offset in the system is '{last}'"):
+    with pytest.raises(BeyondEndError, match=f"last offset in the system is '{last}'"):
         log.locate(EventPosition.at_offset(str(last + 1)))
 
 
@@ -177,3 +179,27 @@ def test_locate_an_offset_with_digits_not_ascii_is_refused(offset: str) -> None:
     """What `int` would take and no service writes is no offset."""
     with pytest.raises(InvalidPositionError):
         filled(1, 2).locate(EventPosition(offset=offset))
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+@pytest.mark.parametrize(("events", "number"), [(0, 0), (0, 7), (3, 3), (3, 9)])
+def test_locate_refuses_a_sequence_number_beyond_the_end(events: int, number: int, inclusive: bool) -> None:
+    """A number after the last is refused, also in an empty partition (attach-receiver-sequence-beyond-end)."""
+    log = PartitionLog("telemetry", "0")
+    for _ in range(events):
+        log.publish(log.number([event()], 0))
+    text = (
+        f"The supplied sequence number '{number}' is invalid. The last sequence number in the system is '{events - 1}'"
+    )
+    with pytest.raises(BeyondEndError, match=re.escape(text)):
+        log.locate(EventPosition.at_sequence_number(number, inclusive=inclusive))
+
+
+def test_facts_of_a_partition_never_used() -> None:
+    """Its first number is -1 (read-partition-never-used), and later that of its first retained event."""
+    log = PartitionLog("telemetry", "0")
+    assert log.facts().beginning_sequence_number == -1
+    log.publish(log.number([event()], 0))
+    assert log.facts().beginning_sequence_number == 0
+    log.drop_oldest(1)
+    assert log.facts().beginning_sequence_number == 1
