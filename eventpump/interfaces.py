@@ -482,19 +482,6 @@ class ScopeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredScopeRecord:
-    """A scope record as it was read or written.
-
-    Args:
-        record: The record.
-        version: The store's version of the record, for compare-and-swap; opaque.
-    """
-
-    record: ScopeRecord
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
     """What the hosts of one consumer group have agreed on about one subscription.
 
@@ -522,25 +509,6 @@ class SubscriptionRecord:
     def key(self) -> str:
         """The name of its checkpoints."""
         return f"{self.name}.{self.incarnation}"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSubscription:
-    """A subscription's record as it was read or written.
-
-    Args:
-        version: Identifies this state of the record to its store; opaque.
-    """
-
-    record: SubscriptionRecord
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointClaim:
-    """A subscription's checkpoint, claimed by a new owner of the partition; None where there is none yet."""
-
-    checkpoint: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ from eventpump.aio.home import HomeLoop
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 
 T = TypeVar("T")
+
+_BLOBS: Final = 4096
 
 Blob: TypeAlias = BlobClient
 """A client of one blob."""
@@ -111,6 +114,7 @@ class BlobContainer:
             if isinstance(container, str)
             else container
         )
+        self._blob = functools.lru_cache(_BLOBS)(self.client.get_blob_client)
         self._timeout = float(call_timeout)
         self.home = HomeLoop(owner)
         """The event loop that it belongs to."""
@@ -129,8 +133,8 @@ class BlobContainer:
         return str(self.client.container_name)
 
     def blob(self, name: str) -> Blob:
-        """Return a client of one blob. Creating it costs more than many a request."""
-        return self.client.get_blob_client(name)
+        """Return a client of one blob, which is kept: creating one costs more than many a request."""
+        return self._blob(name)
 
     async def open(self, directory: str, *, create: bool) -> None:
         """Check that the container is there.

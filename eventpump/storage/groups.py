@@ -17,7 +17,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from eventpump.aio.tasks import gather
@@ -26,14 +26,11 @@ from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import (
-    CheckpointClaim,
     ConsumerScope,
     LeaseStore,
     RecordStore,
     ScopeRecord,
     StoredRecord,
-    StoredScopeRecord,
-    StoredSubscription,
     SubscriptionRecord,
 )
 from eventpump.storage.checkpoint_form import CheckpointRecord
@@ -47,6 +44,7 @@ from eventpump.storage.scope_form import (
 )
 
 _T = TypeVar("_T")
+_R = TypeVar("_R", covariant=True)
 
 SCOPE_RECORD: Final = "scope.json"
 SUBSCRIPTIONS: Final = "subscriptions/"
@@ -54,6 +52,25 @@ CHECKPOINTS: Final = "checkpoints/"
 
 _WRITE_TRIES: Final = 4
 _AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[_R]):
+    """A record of the group as it was read or written, with its version in the store."""
+
+    record: _R
+    version: str
+
+
+StoredScopeRecord: TypeAlias = Stored[ScopeRecord]
+StoredSubscription: TypeAlias = Stored[SubscriptionRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointClaim:
+    """A subscription's checkpoint, claimed by a new owner of the partition; None where there is none yet."""
+
+    checkpoint: Checkpoint | None
 
 
 class OtherHubError(ConfigurationError):
@@ -95,7 +112,7 @@ class ScopeRecords:
             StoreError: The store failed, or its content is not a record that this version knows.
         """
         named, version = await self._read(operation)
-        return None if named.record is None or version is None else StoredScopeRecord(named.record, version)
+        return None if named.record is None or version is None else Stored(named.record, version)
 
     async def write(self, record: ScopeRecord, replaces: StoredScopeRecord | None) -> StoredScopeRecord | None:
         """Store the record by compare-and-swap. None, and nothing stored, where another is there.
@@ -110,14 +127,14 @@ class ScopeRecords:
         operation = "write scope record"
         if replaces is not None:
             version = await self._swap(operation, record, replaces.version)
-            return None if version is None else StoredScopeRecord(record, version)
+            return None if version is None else Stored(record, version)
         for _ in range(_WRITE_TRIES):
             stored, version = await self._read(operation)
             if stored.record is not None:
                 return None
             version = await self._swap(operation, record, version)
             if version is not None:
-                return StoredScopeRecord(record, version)
+                return Stored(record, version)
         return None
 
     async def ensure_named(self, operation: str) -> None:
@@ -242,7 +259,7 @@ class GroupRecords:
         former = None if replaces is None else replaces.version
         body = encode_subscription(record, _random_id())
         version = await _call(operation, self._leases.records.swap(subscription_name(record.name), body, former))
-        return None if version is None else StoredSubscription(record, version)
+        return None if version is None else Stored(record, version)
 
     async def delete_subscription(self, stored: StoredSubscription) -> bool:
         """Delete a subscription's record as it was read or written. False, and nothing deleted, where another is there.
@@ -324,7 +341,8 @@ class GroupRecords:
         assert checkpoint.partition_id == lease.partition_id
         if subscription == DEFAULT_SUBSCRIPTION:
             return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
-        operation, name = "write checkpoint", checkpoint_name(subscription, lease.partition_id)
+        operation = "reset checkpoint" if backwards else "write checkpoint"
+        name = checkpoint_name(subscription, lease.partition_id)
         async with self._locks[name]:
             for _ in range(_WRITE_TRIES):
                 claimed = self._claims.get(name)
@@ -406,7 +424,7 @@ def _parsed(operation: str, records: RecordStore, name: str, found: StoredRecord
 
 
 def _subscription(operation: str, records: RecordStore, name: str, found: StoredRecord) -> StoredSubscription:
-    return StoredSubscription(_parsed(operation, records, name, found, parse_subscription), found.version)
+    return Stored(_parsed(operation, records, name, found, parse_subscription), found.version)
 
 
 def _checkpoint(operation: str, partition_id: str, found: StoredRecord) -> CheckpointRecord:

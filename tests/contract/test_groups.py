@@ -20,7 +20,8 @@ from eventpump.testing.conformance.leases import OTHER_SCOPE, SCOPE, CheckpointC
 from tests.support.leases import group, unheld
 
 if TYPE_CHECKING:
-    from eventpump.interfaces import LeaseStore, StoredScopeRecord, StoredSubscription
+    from eventpump.interfaces import LeaseStore
+    from eventpump.storage.groups import StoredScopeRecord, StoredSubscription
 
 RECORD = ScopeRecord(datetime(2026, 3, 1, 12, 30, 15, 125_000, tzinfo=UTC), 4, {"": "@latest"})
 SUBSCRIPTION = SubscriptionRecord(

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredRecord, StoredScopeRecord
+from eventpump.interfaces import ConsumerScope, LeaseStore, ScopeRecord, StoredRecord
 from eventpump.storage.checkpoint_form import CheckpointRecord
-from eventpump.storage.groups import CHECKPOINTS, SCOPE_RECORD, GroupRecords
+from eventpump.storage.groups import CHECKPOINTS, SCOPE_RECORD, GroupRecords, StoredScopeRecord
 from eventpump.storage.leases.memory import MemoryLeases
 from eventpump.storage.scope_form import HubNames, encode_named_record, parse_named_record
 

@@ -38,11 +38,10 @@ from eventpump.interfaces import (
     LeaseStore,
     PartitionProperties,
     ScopeRecord,
-    StoredScopeRecord,
 )
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import DataLost, ServiceFailed, StoreFailed
-from eventpump.storage.groups import GroupRecords
+from eventpump.storage.groups import GroupRecords, StoredScopeRecord
 
 _T = TypeVar("_T")
 

@@ -19,12 +19,11 @@ from eventpump.interfaces import (
     HubDirectory,
     HubProperties,
     ScopeRecord,
-    StoredSubscription,
     SubscriptionRecord,
 )
 from eventpump.options.consumer import HostSettings, SubscriptionSettings
 from eventpump.reports import HostReport, StartIgnored
-from eventpump.storage.groups import GroupRecords
+from eventpump.storage.groups import GroupRecords, StoredSubscription
 
 _READS_AT_ONCE = 16
 

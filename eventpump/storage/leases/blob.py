@@ -116,7 +116,6 @@ class BlobLeaseStore:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._held: dict[str, _StoredLease] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
-        self._clients: dict[str, BlobClient] = {}
 
     @property
     def lease_duration(self) -> float:
@@ -226,11 +225,6 @@ class BlobLeaseStore:
 
         Return None, too, if it is held without a token in its body: its new owner has not written that yet.
         Cancelled, the lease is released, or expires.
-
-        Args:
-            snapshot: The lease as `list` returned it.
-            owner: The name of the host that acquires it.
-            held: Whether to take it from the owner that the snapshot names. Default: False.
         """
         _check_owner(owner)
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
@@ -290,11 +284,6 @@ class BlobLeaseStore:
         """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
-
-        Args:
-            lease: The lease of the partition.
-            checkpoint: The checkpoint.
-            backwards: Whether it replaces one with a higher sequence number. Default: False.
         """
         assert checkpoint.partition_id == lease.partition_id
         operation = "reset checkpoint" if backwards else "write checkpoint"
@@ -530,14 +519,7 @@ class BlobLeaseStore:
         return self._consumer_group
 
     def _blob(self, partition_id: str) -> BlobClient:
-        return self._client(lease_blob(self._prefix, self._group("use"), partition_id))
-
-    def _client(self, name: str) -> BlobClient:
-        # Making one costs more than many a request.
-        client = self._clients.get(name)
-        if client is None:
-            client = self._clients[name] = self._container.get_blob_client(name)
-        return client
+        return self._blobs.blob(lease_blob(self._prefix, self._group("use"), partition_id))
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.

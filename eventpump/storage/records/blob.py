@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from eventpump.errors import ClosedError, StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
 from eventpump.storage.blob_access import Answer, Blob, BlobContainer, RefusedError
 from eventpump.storage.records.names import MAX_BODY, check_body, check_name, check_prefix
 from eventpump.storage.records.texts import encode_texts
-
-_CLIENTS: Final = 4096
 
 
 class BlobRecordStore:
@@ -50,8 +47,6 @@ class BlobRecordStore:
         self._kind = kind
         self._is_open = False
         self._is_closed = False
-        # Creating a client costs more than many a request.
-        self._client = functools.lru_cache(_CLIENTS)(blobs.blob)
 
     async def open(self) -> None:
         """Check that the container is there, or create it with `create`. Opening twice is fine.
@@ -156,7 +151,7 @@ class BlobRecordStore:
     def _blob(self, operation: str, name: str) -> Blob:
         check_name(name)
         self._check_open(operation)
-        return self._client(self._prefix + name)
+        return self._blobs.blob(self._prefix + name)
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.

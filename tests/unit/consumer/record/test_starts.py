@@ -14,7 +14,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader.reader import HubReader
 from eventpump.errors import ConfigurationError, ConnectionLostError, RequestRefusedError, ServiceTimeoutError
 from eventpump.eventhubs.events import Checkpoint, EventPosition
-from eventpump.interfaces import ScopeRecord, StoredScopeRecord
+from eventpump.interfaces import ScopeRecord
 from eventpump.options.consumer import HostSettings, ReaderSettings
 from eventpump.reports import (
     LeaseStoreEmpty,
@@ -24,6 +24,7 @@ from eventpump.reports import (
     StartIgnored,
     StoreFailed,
 )
+from eventpump.storage.groups import Stored
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.fleet import Fleet, RecordingProcessor, stocked
@@ -375,7 +376,7 @@ async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None
             await store.ensure(["0", "1"])
             fleet.leases.checkpoints(fleet.scope)["1", "default"] = Checkpoint("1", "fake:1", 1)
         if case == "record":
-            fleet.leases.put_scope_record(fleet.scope, StoredScopeRecord(ScopeRecord(fleet.hub.created_at, 2, {}), "1"))
+            fleet.leases.put_scope_record(fleet.scope, Stored(ScopeRecord(fleet.hub.created_at, 2, {}), "1"))
         await fleet.start("a", **({"initial_position": "earliest"} if case == "explicit start" else {}))
         await asyncio.sleep(30)
         fleet.hub.publish("0", count=3)
