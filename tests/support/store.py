@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -47,6 +47,8 @@ class FlakyLeaseStore:
         """Every checkpoint the real store took, in order."""
         self.turns = 0
         """The turns of the event loop that each call takes at the least, as those of a real store do."""
+        self.level_above_epoch = 0
+        """What is added to a lease's epoch for its owner level."""
         self._healed = asyncio.Event()
 
     # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record,
@@ -144,7 +146,7 @@ class FlakyLeaseStore:
         after = await self.before("steal" if held else "acquire", snapshot.partition_id)
         lease = await self._store.acquire(snapshot, owner, held=held)
         _raise(after)
-        return lease
+        return lease and replace(lease, owner_level=lease.epoch + self.level_above_epoch)
 
     async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`."""

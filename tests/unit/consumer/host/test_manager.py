@@ -742,3 +742,13 @@ async def test_store_that_is_late_at_the_start_is_reported_too() -> None:
         await asyncio.sleep(30)
         assert len(fleet.reported("a", StoreFailed)) == 1
         assert len(fleet.reported("a", StoreRestored)) == 1
+
+
+async def test_lease_with_an_owner_level_of_its_own_is_read_at_that_level() -> None:
+    """The level of links, and of the context, is the lease's, which a store may choose apart from the epoch."""
+    async with stocked(3) as fleet:
+        await fleet.start()
+        fleet.stores["a"].level_above_epoch = 41
+        await fleet.until(lambda: fleet.checkpoint("0") == 2, 10)
+        assert fleet.hub.owner_levels("0") == [42]
+        assert [each.owner_level for each in fleet.record.deliveries] == [42] * len(fleet.record.deliveries)
