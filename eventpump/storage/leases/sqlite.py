@@ -130,7 +130,8 @@ class SqliteLeaseStore:
 
         Args:
             scope: The consumer group.
-            read_only: Whether to open a file that exists, and to write nothing. Default: False.
+            read_only: Whether to open a file that exists, and to write nothing; SQLite's files beside it, which a host
+                creates as well, may appear. Default: False.
 
         Raises:
             ConfigurationError: There cannot be such a file at the path, so that trying again cannot help; or it is one
