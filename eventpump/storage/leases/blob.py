@@ -225,6 +225,11 @@ class BlobLeaseStore:
 
         Return None, too, if it is held without a token in its body: its new owner has not written that yet.
         Cancelled, the lease is released, or expires.
+
+        Args:
+            snapshot: The lease as `list` returned it.
+            owner: The name of the host that acquires it.
+            held: Whether to take it from the owner that the snapshot names. Default: False.
         """
         _check_owner(owner)
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
@@ -284,6 +289,11 @@ class BlobLeaseStore:
         """Store a checkpoint under the lease. Return False, and store nothing, if the lease is lost.
 
         Cancelled, it is stored or not; it will not be stored later, over a newer one.
+
+        Args:
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            backwards: Whether it replaces one with a higher sequence number. Default: False.
         """
         assert checkpoint.partition_id == lease.partition_id
         operation = "reset checkpoint" if backwards else "write checkpoint"
