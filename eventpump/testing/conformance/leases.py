@@ -54,7 +54,14 @@ class CheckpointContract:
     async def write(
         self, store: LeaseStore, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False
     ) -> bool:
-        """Write a checkpoint."""
+        """Write a checkpoint.
+
+        Args:
+            store: The store.
+            lease: The lease of the partition.
+            checkpoint: The checkpoint.
+            backwards: Whether it replaces one with a higher sequence number. Default: False.
+        """
         return await store.write_checkpoint(lease, checkpoint, backwards=backwards)
 
     async def claim(self, store: LeaseStore, lease: PartitionLease) -> Checkpoint | None:
