@@ -43,7 +43,6 @@ from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, PartitionProperties
 from eventpump.reports import (
     CheckpointDropped,
-    CheckpointWritten,
     DataLost,
     LinkFailed,
     LinkRestored,
@@ -71,7 +70,6 @@ class PartitionReading:
 
     Attributes:
         partition: What is being read; None before the start position is found, and while it is found again.
-        key: The name under which the store keeps the checkpoints.
         was_attached: Whether a link was ever attached.
     """
 
@@ -102,25 +100,15 @@ class PartitionReading:
         self._on_link_changed = on_link_changed
         self._sought_back = (0, 0)
         self._sought: Checkpoint | None = None
-        self._starts = StartFinder(
-            subscription.start,
-            services.group,
-            services.directory,
-            self._settings,
-            self._partition_id,
-            store_timeout=services.store_timeout,
-            rng=services.rng,
-            lease=lambda: ownership.lease,
-            key=lambda: self.key,
-            step=ownership.unless_ending,
-            pause=ownership.pause,
-            report=ownership.report,
-            on_refused=ownership.refused,
-        )
+        self._starts = StartFinder(ownership, subscription.start)
         self.partition: OpenPartition | None = None
-        self.key = DEFAULT_SUBSCRIPTION
         self.was_attached = False
         self._has_link_trouble = False
+
+    @property
+    def key(self) -> str:
+        """The name under which the store keeps the checkpoints."""
+        return self._starts.key
 
     async def start(self, processor: EventProcessor, *, shares_from: int | None = None) -> OpenPartition:
         """Find the start position and begin to read there.
@@ -148,18 +136,7 @@ class PartitionReading:
             beginning.checkpoint,
             is_in_order=not isinstance(processor, KeyedProcessor | StepwiseProcessor),
         )
-        writer = CheckpointWriter(
-            services.group,
-            tracker,
-            lambda: self._ownership.lease,
-            self.key,
-            timeout=services.store_timeout,
-            rng=services.rng,
-            on_written=lambda checkpoint: self._ownership.report(CheckpointWritten, checkpoint),
-            on_failed=lambda error: self._ownership.report(StoreFailed, "write checkpoint", error),
-            on_refused=lambda: self._ownership.lost("a checkpoint was refused"),
-            on_unexpected=self._ownership.unexpected,
-        )
+        writer = CheckpointWriter(self._ownership, tracker, self.key)
         feed = self._join(beginning, shares_from=shares_from)
         origin = (services.scope, partition_id, beginning.hub_created_at)
         replayed = ReplayedRanges(*self._sought_back)
@@ -301,17 +278,7 @@ class PartitionReading:
 
     def _continuity_from(self, beginning: Beginning) -> PumpContinuity:
         """Return a check that no event is missing after a beginning."""
-        return PumpContinuity(
-            beginning,
-            self._partition_id,
-            self._settings,
-            directory=self._services.directory,
-            group=self._group,
-            clock=self._services.clock,
-            step=self._ownership.unless_ending,
-            until_done=self._starts.until_done,
-            report=self._ownership.report,
-        )
+        return PumpContinuity(self._ownership, beginning, self._starts, self._group)
 
     async def place_of(self, position: EventPosition) -> Checkpoint:
         """Return the checkpoint after which reading begins as it does from a position.
@@ -433,7 +400,7 @@ class PartitionReading:
 
     async def _find_beginning(self) -> Beginning:
         while True:
-            self.key = self._group.key
+            self._starts.key = self._group.key
             stored = await self._read_checkpoint()
             self._ownership.check_ending()
             try:

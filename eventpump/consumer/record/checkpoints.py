@@ -3,66 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.core.backoff import UNLIMITED, Backoff, least_delay
 from eventpump.core.checkpoint import CheckpointTracker
-from eventpump.core.lease import PartitionLease
 from eventpump.errors import EventPumpError, OwnershipLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.storage.groups import GroupRecords
+from eventpump.reports import CheckpointWritten, StoreFailed
 
 _T = TypeVar("_T")
 
 FAILURES_REPORTED = 3
 """Failed writes in a row after which the waiters fail. The write is retried nevertheless."""
 
+_WRITE: Final = "write checkpoint"
+"""The name of the operation in errors and reports."""
+
 
 class CheckpointWriter:
     """Writes the checkpoints that a tracker asks for.
 
     Args:
-        store: Stores the checkpoints. A write that reaches its time-out has an unknown outcome, and is repeated.
+        ownership: The pump's lease and services. A write that reaches the time-out of the store has an unknown outcome,
+            and is repeated.
         tracker: Decides which checkpoints to write.
-        lease: Returns the lease to write under.
         subscription: The name under which the store keeps the checkpoints.
-        timeout: The time-out of one call of the store, in seconds.
-        rng: Randomness, for delays.
-        on_written: Called with every checkpoint stored.
-        on_failed: Called with every error of the store.
-        on_refused: Called when the store refuses a write because the lease is lost.
-        on_unexpected: Called with the name and the error of a task that failed unexpectedly.
     """
 
-    def __init__(
-        self,
-        store: GroupRecords,
-        tracker: CheckpointTracker,
-        lease: Callable[[], PartitionLease],
-        subscription: str,
-        *,
-        timeout: float,
-        rng: random.Random,
-        on_written: Callable[[Checkpoint], None],
-        on_failed: Callable[[Exception], None],
-        on_refused: Callable[[], None],
-        on_unexpected: Callable[[str, BaseException], None],
-    ) -> None:
-        self._store = store
+    def __init__(self, ownership: Ownership, tracker: CheckpointTracker, subscription: str) -> None:
+        self._ownership = ownership
+        self._services = ownership.services
         self._tracker = tracker
-        self._lease = lease
         self._subscription = subscription
-        self._timeout = timeout
-        self._rng = rng
         self._backoff = Backoff(UNLIMITED.base_delay, UNLIMITED.max_delay)
-        self._on_written = on_written
-        self._on_failed = on_failed
-        self._on_refused = on_refused
-        self._tasks = TaskSet(on_unexpected)
+        self._tasks = TaskSet(ownership.unexpected)
         self._waiters: list[tuple[Checkpoint, asyncio.Future[None]]] = []
         self._is_writing = False
         self._is_closed = False
@@ -89,7 +67,7 @@ class CheckpointWriter:
     async def aclose(self) -> None:
         """Write no more. Waiters fail with `OwnershipLostError`. Closing twice is fine."""
         self.stop()
-        await self._tasks.cancel(self._timeout)
+        await self._tasks.cancel(self._services.store_timeout)
 
     def stop(self) -> None:
         """Begin to close, without waiting for the write in flight."""
@@ -104,7 +82,7 @@ class CheckpointWriter:
             is_cancelled = True
             raise
         except BaseException as error:
-            self._fail_waiters(StoreError("write checkpoint", f"the writer failed: {type(error).__name__}"))
+            self._fail_waiters(StoreError(_WRITE, f"the writer failed: {type(error).__name__}"))
             raise
         finally:
             self._is_writing = False
@@ -115,28 +93,28 @@ class CheckpointWriter:
     async def _write_wanted(self) -> None:
         # Not `retrying`: each attempt writes the checkpoint that is the latest by then, and the count of failures
         # continues if other code cancels the task and it is started again.
-        tracker = self._tracker
+        tracker, ownership, services = self._tracker, self._ownership, self._services
         while not self._is_closed and (checkpoint := tracker.begin_write()) is not None:
             try:
-                is_stored = await self._store.write_checkpoint(self._lease(), checkpoint, self._subscription)
+                is_stored = await services.group.write_checkpoint(ownership.lease, checkpoint, self._subscription)
             except BaseException as error:
                 tracker.write_failed()
                 if not is_failure(error):
                     raise
-                failure = store_error(error, "write checkpoint", checkpoint.partition_id, self._timeout)
-                delay = self._backoff.next(self._rng, at_least=least_delay(error))
-                self._on_failed(failure)
+                failure = store_error(error, _WRITE, checkpoint.partition_id, services.store_timeout)
+                delay = self._backoff.next(services.rng, at_least=least_delay(error))
+                ownership.report(StoreFailed, _WRITE, failure)
                 if self._backoff.failures >= FAILURES_REPORTED:
                     self._fail_waiters(failure)
                 await asyncio.sleep(delay)
             else:
                 if not is_stored:
                     tracker.write_failed()
-                    self._on_refused()
+                    ownership.lost("a checkpoint was refused")
                     return
                 self._backoff.reset()
                 tracker.write_done()
-                self._on_written(checkpoint)
+                ownership.report(CheckpointWritten, checkpoint)
                 self._settle_waiters()
 
     def _settle_waiters(self) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from eventpump.consumer.record.starts import Beginning, BeginningRecord, HubRecreatedError
+from eventpump.consumer.lease.ownership import Ownership
+from eventpump.consumer.record.starts import Beginning, BeginningRecord, HubRecreatedError, StartFinder
 from eventpump.core.starts import Loss, NumberWatch
 from eventpump.errors import EventError, EventPumpError, ServiceError, ServiceTimeoutError
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.interfaces import Clock, HubDirectory, HubProperties, PartitionProperties
-from eventpump.options.consumer import HostSettings
+from eventpump.interfaces import HubProperties, PartitionProperties
 from eventpump.reports import DataLost, ServiceFailed
 
 _T = TypeVar("_T")
@@ -115,54 +115,34 @@ class PumpContinuity(ContinuityCheck[ReceivedEvent]):
     `find_loss` raises `HubRecreatedError` where the hub was deleted and created again.
 
     Args:
+        ownership: The pump's options and services.
         beginning: Where reading began, and in which hub.
-        partition_id: The partition.
-        settings: The options of the host.
-        directory: Reads the partition's properties.
+        starts: Repeats a call until it succeeds.
         group: Reads the hub's properties.
-        clock: The time between two questions to the service.
-        step: Runs a step of the pump, and raises if the pump ends first.
-        until_done: Repeats a call until it succeeds, and raises if the service refuses it.
-        report: Called with the class of a report and its fields.
     """
 
-    def __init__(
-        self,
-        beginning: Beginning,
-        partition_id: str,
-        settings: HostSettings,
-        *,
-        directory: HubDirectory,
-        group: BeginningRecord,
-        clock: Clock,
-        step: Callable[[Coroutine[Any, Any, PartitionProperties]], Awaitable[PartitionProperties]],
-        until_done: Callable[[Callable[[], Awaitable[PartitionProperties]]], Awaitable[PartitionProperties]],
-        report: Callable[..., None],
-    ) -> None:
+    def __init__(self, ownership: Ownership, beginning: Beginning, starts: StartFinder, group: BeginningRecord) -> None:
         super().__init__(
             NumberWatch(beginning.expected),
             attrgetter("sequence_number"),
             self._properties_if_known,
-            clock.monotonic,
+            ownership.services.clock.monotonic,
         )
-        self._hub_created_at: datetime = beginning.hub_created_at
-        self._partition_id = partition_id
-        self._settings = settings
-        self._directory = directory
+        self._ownership = ownership
+        self._hub_created_at = beginning.hub_created_at
+        self._starts = starts
         self._group = group
-        self._step = step
-        self._until_done = until_done
-        self._report = report
 
     async def _properties_if_known(self) -> PartitionProperties | None:
         """Read the partition's properties, until that succeeds if delivery must not go on without them."""
+        ownership, settings = self._ownership, self._ownership.settings
         try:
-            return await self._step(self._properties())
+            return await ownership.unless_ending(self._properties())
         except ServiceError as error:
-            self._report(ServiceFailed, f"reading the properties of hub {self._settings.hub}", error)
-        if self._settings.on_data_loss != "fail":
+            ownership.report(ServiceFailed, f"reading the properties of hub {settings.hub}", error)
+        if settings.on_data_loss != "fail":
             return None
-        return await self._until_done(lambda: self._step(self._properties()))
+        return await self._starts.until_done(lambda: ownership.unless_ending(self._properties()))
 
     async def report_last_gap(self, timeout: float) -> None:
         """Report whether sequence numbers are lost that are missing and not judged yet: a later owner cannot see them.
@@ -182,13 +162,15 @@ class PumpContinuity(ContinuityCheck[ReceivedEvent]):
         except (EventPumpError, TimeoutError) as error:
             question = f"asking whether the missing numbers {first} to {last} are lost"
             failure = error if isinstance(error, EventPumpError) else ServiceTimeoutError("no answer in time")
-            self._report(ServiceFailed, question, failure)
+            self._ownership.report(ServiceFailed, question, failure)
         else:
             if loss is not None:
-                self._report(DataLost, loss, "earliest")
+                self._ownership.report(DataLost, loss, "earliest")
 
     async def _properties(self) -> PartitionProperties:
         """Read the partition's properties. Raises `HubRecreatedError` if they may be those of another hub."""
-        facts = await self._directory.get_partition_properties(self._settings.hub, self._partition_id)
-        check_hub(await self._group.hub(), self._hub_created_at, self._partition_id)
+        ownership = self._ownership
+        directory, partition_id = ownership.services.directory, ownership.partition_id
+        facts = await directory.get_partition_properties(ownership.settings.hub, partition_id)
+        check_hub(await self._group.hub(), self._hub_created_at, partition_id)
         return facts

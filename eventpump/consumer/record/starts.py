@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from eventpump.aio.retry import retrying
 from eventpump.cancellation import is_failure
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.record.checkpoints import call_store, store_error
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import (
     Loss,
     LossKind,
@@ -344,52 +343,27 @@ class StartFinder:
     """Finds the start position of one partition, under its lease.
 
     Args:
+        ownership: The pump's lease, options and services.
         group: The consumer group's record.
-        store: Keeps the checkpoints. Its calls have a time-out.
-        directory: Reads the partition's properties.
-        settings: The options of the host.
-        partition_id: The partition.
-        store_timeout: The time-out of one call of the store, in seconds.
-        rng: Randomness, for delays.
-        lease: Returns the lease to write under.
-        key: Returns the name under which the store keeps the subscription's checkpoints.
-        step: Runs a step of the pump, and raises if the pump ends first.
-        pause: Waits for a time in seconds, and raises if the pump ends first.
-        report: Called with the class of a report and its fields.
-        on_refused: Called when the store refuses a write because the lease is lost; raises.
+
+    Attributes:
+        key: The name under which the store keeps the subscription's checkpoints.
     """
 
-    def __init__(
-        self,
-        group: BeginningRecord,
-        store: GroupRecords,
-        directory: HubDirectory,
-        settings: HostSettings,
-        partition_id: str,
-        *,
-        store_timeout: float,
-        rng: random.Random,
-        lease: Callable[[], PartitionLease],
-        key: Callable[[], str],
-        step: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
-        pause: Callable[[float], Awaitable[None]],
-        report: Callable[..., None],
-        on_refused: Callable[[], None],
-    ) -> None:
+    def __init__(self, ownership: Ownership, group: BeginningRecord) -> None:
+        services = ownership.services
+        self._ownership = ownership
         self._group = group
-        self._store = store
-        self._directory = directory
-        self._settings = settings
-        self._partition_id = partition_id
-        self._store_timeout = store_timeout
-        self._rng = rng
-        self._lease = lease
-        self._key = key
-        self._step = step
-        self._pause = pause
-        self._report = report
-        self._on_refused = on_refused
+        self._store = services.group
+        self._directory = services.directory
+        self._settings = ownership.settings
+        self._partition_id = ownership.partition_id
+        self._rng = services.rng
+        self._step = ownership.unless_ending
+        self._pause = ownership.pause
+        self._report = ownership.report
         self._stored: Checkpoint | None = None
+        self.key = DEFAULT_SUBSCRIPTION
 
     async def find(self, stored: Checkpoint | None) -> Beginning:
         """Find the start position, and store it if it could not be found again. Retried until it succeeds.
@@ -439,7 +413,7 @@ class StartFinder:
         operation = "reset checkpoint" if is_reset else "write checkpoint"
 
         def report(error: Exception, _: float) -> None:
-            failure = store_error(error, operation, self._partition_id, self._store_timeout)
+            failure = store_error(error, operation, self._partition_id, self._ownership.services.store_timeout)
             self._report(StoreFailed, operation, failure)
 
         is_stored = await retrying(
@@ -451,14 +425,14 @@ class StartFinder:
             sleep=self._pause,
         )
         if not is_stored:
-            self._on_refused()
+            self._ownership.refused()
         self._stored = checkpoint
 
     async def _find(self) -> Beginning:
         # `self._stored`, because an earlier attempt may have reset the checkpoint.
         group, partition_id, stored = self._group, self._partition_id, self._stored
         record, hub = await self._step(group.current())
-        if group.key != self._key():
+        if group.key != self.key:
             raise RecordChangedError  # replaced since the checkpoint was read
         is_of_this_hub = hub_of(record, partition_id) == hub.created_at
         if stored is None:
@@ -516,17 +490,11 @@ class StartFinder:
         await self.until_done(lambda: self._step(self._group.enter(self._partition_id, hub.created_at)))
 
     async def _facts(self) -> PartitionProperties:
-        reading = self._directory.get_partition_properties(self._settings.hub, self._partition_id)
-        facts: PartitionProperties = await self._step(_awaited(reading))
-        return facts
+        return await self._step(self._directory.get_partition_properties(self._settings.hub, self._partition_id))
 
     async def _store_once(self, checkpoint: Checkpoint, is_reset: bool) -> bool:
-        return await self._store.write_checkpoint(self._lease(), checkpoint, self._key(), backwards=is_reset)
+        return await self._store.write_checkpoint(self._ownership.lease, checkpoint, self.key, backwards=is_reset)
 
 
 def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:
     return Beginning(EventPosition.at_offset(checkpoint.offset), checkpoint, expected, hub.created_at)
-
-
-async def _awaited(call: Awaitable[_T]) -> _T:
-    return await call

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
+from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.record.starts import StartFinder
-from eventpump.errors import AuthenticationError, ConnectionLostError, EventPumpError
+from eventpump.core.lease import PartitionLease
+from eventpump.errors import AuthenticationError, ConnectionLostError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.options.consumer import HostSettings
-from eventpump.reports import LinkFailed, LinkRestored, PumpStarted, StoreFailed
+from eventpump.reports import HostReport, LinkFailed, LinkRestored, PumpStarted, Reporter, StoreFailed
 from tests.support.fleet import Fleet
 
 
@@ -30,33 +34,31 @@ class _FaultyStore:
 async def test_store_is_repeated_whatever_the_store_raises() -> None:
     """No error of a store is final while the lease lives; each is reported as the store's failure."""
     store = _FaultyStore(KeyError("a bug"), AuthenticationError("not now"), TimeoutError())
-    reported: list[EventPumpError] = []
-
-    async def step(work: Any) -> Any:
-        return await work
-
-    def report(kind: Any, operation: str, error: EventPumpError) -> None:
-        assert (kind, operation) == (StoreFailed, "write checkpoint")
-        reported.append(error)
-
-    starts = StartFinder(
-        cast("Any", None),
-        cast("Any", store),
-        cast("Any", None),
-        HostSettings(hub="telemetry"),
-        "0",
-        store_timeout=5.0,
+    reported: list[HostReport] = []
+    services = SimpleNamespace(
+        store=store,
+        directory=None,
+        owner_id="a",
         rng=random.Random(1),
-        lease=lambda: cast("Any", None),
-        key=lambda: "default",
-        step=step,
-        pause=asyncio.sleep,
-        report=report,
-        on_refused=lambda: None,
+        reporter=Reporter(logging.getLogger("eventpump.consumer"), [reported.append]),
+        store_timeout=5.0,
     )
+    lease = PartitionLease("0", "a", 1, "token", math.inf)
+    lost: list[str] = []
+    ownership = Ownership(
+        cast("Any", services),
+        lease,
+        "default",
+        HostSettings(hub="telemetry"),
+        end=cast("Any", lost.append),
+        on_lost=lost.append,
+    )
+    starts = StartFinder(ownership, cast("Any", None))
     checkpoint = Checkpoint("0", "100", 7)
     await starts.store(checkpoint, is_reset=False)
-    assert [type(error).__name__ for error in reported] == ["StoreError", "AuthenticationError", "StoreError"]
+    failures = [(report.operation, type(report.error)) for report in reported if isinstance(report, StoreFailed)]
+    assert failures == [("write checkpoint", kind) for kind in (StoreError, AuthenticationError, StoreError)]
+    assert not lost
 
 
 async def test_restored_link_is_reported_once_at_the_level_of_its_failure() -> None:
