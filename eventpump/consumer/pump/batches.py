@@ -11,12 +11,10 @@ from typing import Any, Self
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import HandlerRunner, InHand, has_place
-from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.dispatch import SerialDispatch
-from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.partition import OpenPartition
-from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings
@@ -239,24 +237,16 @@ class BatchDispatch(SerialDispatch):
     """Offers one batch at a time to the loops, until one of them has acknowledged it.
 
     Args:
-        ownership: The pump's lease and state.
-        runner: Watches how long a loop has a batch.
-        context: The partition.
-        requests: What is asked of the pump.
-        failing: Handles the failures of the processor; a loop has none.
+        parts: The parts of the pump; a loop has no failures to be handled.
         source: The processor, which has the queue.
     """
 
     def __init__(
         self,
-        ownership: Ownership,
-        runner: HandlerRunner,
-        context: PartitionContext,
-        requests: Requests,
-        failing: FailureHandling,
+        parts: PumpParts,
         source: BatchSource,
     ) -> None:
-        super().__init__(ownership, runner, context, requests, failing)
+        super().__init__(parts)
         self._loop = asyncio.get_running_loop()
         self._queue = source.queue
         self._offer: Offer | None = None

@@ -6,17 +6,14 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
-from eventpump.consumer.calls.handler import HandlerRunner, PumpEndedError, has_place
+from eventpump.consumer.calls.handler import PumpEndedError, has_place
 from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.lease.ownership import Ownership
-from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.batches import BatchDispatch, BatchSource
 from eventpump.consumer.pump.dispatch import Dispatch, SerialDispatch
-from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.keyed_dispatch import KeyedDispatch
 from eventpump.consumer.pump.partition import OpenPartition
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.reading import PartitionReading
-from eventpump.consumer.pump.requests import Requests
 from eventpump.consumer.pump.rewind import Rewinding
 from eventpump.consumer.pump.steps import Steps, StepwiseProcessor
 from eventpump.consumer.record.starts import HubRecreatedError, loss_error
@@ -33,32 +30,23 @@ class Delivery:
     """Delivers the events of one pump, in its task.
 
     Args:
-        ownership: The pump's lease and state.
-        runner: Runs the user's code.
-        context: What the processor is called with.
-        requests: What is asked of the pump.
-        failing: Handles the failures of the processor.
+        parts: The parts of the pump.
         reading: Where the events come from.
         rewinding: Carries out what is asked of the pump.
     """
 
     def __init__(
         self,
-        ownership: Ownership,
-        runner: HandlerRunner,
-        context: PartitionContext,
-        requests: Requests,
-        failing: FailureHandling,
+        parts: PumpParts,
         reading: PartitionReading,
         rewinding: Rewinding,
     ) -> None:
-        self._ownership = ownership
+        self._parts = parts
+        ownership = self._ownership = parts.ownership
         self._life = ownership.life
         self._settings = ownership.settings
-        self._runner = runner
-        self._context = context
-        self._requests = requests
-        self._failing = failing
+        self._requests = parts.requests
+        self._failing = parts.failing
         self._reading = reading
         self._rewinding = rewinding
         self._dispatch: Dispatch | None = None
@@ -115,13 +103,12 @@ class Delivery:
                 await self._idle(partition, dispatch)
 
     def _make_dispatch(self, partition: OpenPartition) -> Dispatch:
-        processor = partition.processor
-        parts = self._ownership, self._runner, self._context, self._requests, self._failing
+        processor, parts = partition.processor, self._parts
         if isinstance(processor, BatchSource):
-            return BatchDispatch(*parts, processor)
+            return BatchDispatch(parts, processor)
         if isinstance(processor, KeyedProcessor):
-            return KeyedDispatch(*parts, processor)
-        return SerialDispatch(*parts, Steps(processor) if isinstance(processor, StepwiseProcessor) else None)
+            return KeyedDispatch(parts, processor)
+        return SerialDispatch(parts, Steps(processor) if isinstance(processor, StepwiseProcessor) else None)
 
     def wake(self) -> None:
         """Look again at what is asked of the pump."""
@@ -181,7 +168,7 @@ class Delivery:
                 await self._dispatch.drop()
                 return
             except asyncio.CancelledError:
-                await self._runner.take_cancellation_back()
+                await self._parts.runner.take_cancellation_back()
 
     async def _restart(self, dispatch: Dispatch) -> OpenPartition:
         """Find the start position again, once everything that was received is processed, and read from there."""

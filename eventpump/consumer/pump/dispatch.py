@@ -7,11 +7,8 @@ from typing import Final, Protocol, TypeVar
 
 from eventpump.aio.tasks import resolve, wait_for_event
 from eventpump.consumer.calls.handler import Call, HandlerRunner, has_place
-from eventpump.consumer.lease.ownership import Ownership
-from eventpump.consumer.processor import PartitionContext
-from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.partition import OpenPartition
-from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.steps import Steps
 from eventpump.core.failures import FailureStep
 from eventpump.eventhubs.events import ReceivedEvent
@@ -70,32 +67,24 @@ class SerialDispatch:
     """Calls `process_events` in the pump's task, with one batch until it is processed or passed over.
 
     Args:
-        ownership: The pump's lease and state.
-        runner: Runs the user's code.
-        context: What the processor is called with.
-        requests: What is asked of the pump.
-        failing: Handles the failures of the processor.
+        parts: The parts of the pump.
         steps: Records which events of a running batch are finished; None if a batch is processed as a whole.
     """
 
     def __init__(
         self,
-        ownership: Ownership,
-        runner: HandlerRunner,
-        context: PartitionContext,
-        requests: Requests,
-        failing: FailureHandling,
+        parts: PumpParts,
         steps: Steps | None = None,
     ) -> None:
-        self._ownership = ownership
+        ownership = self._ownership = parts.ownership
         self._steps = steps
         self._life = ownership.life
         self._loop_gate = ownership.services.loop_gate
-        self._runner = runner
-        self._context = context
-        self._requests = requests
-        self._failing = failing
-        self._failures = failing.failures
+        self._runner = parts.runner
+        self._context = parts.context
+        self._requests = parts.requests
+        self._failing = parts.failing
+        self._failures = parts.failing.failures
         self._held_back: asyncio.Future[None] | None = None
         # All its batches are processed in one task, one after the other.
         self._call: Call | None = None

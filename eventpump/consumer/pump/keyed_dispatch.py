@@ -6,15 +6,12 @@ import asyncio
 from functools import partial
 
 from eventpump.aio.tasks import resolve
-from eventpump.consumer.calls.handler import HandlerRunner, has_place
+from eventpump.consumer.calls.handler import has_place
 from eventpump.consumer.calls.keyed_driver import KeyedDriver
 from eventpump.consumer.keyed import KeyedProcessor
-from eventpump.consumer.lease.ownership import Ownership
-from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.dispatch import still_belongs
-from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.partition import OpenPartition
-from eventpump.consumer.pump.requests import Requests
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import ReceivedEvent
@@ -27,34 +24,26 @@ class KeyedDispatch(KeyedDriver):
     place in the partition are accepted: so the watermark is always one of what is being read.
 
     Args:
-        ownership: The pump's lease and state.
-        runner: Runs the user's code.
-        context: What the processor is called with.
-        requests: What is asked of the pump.
-        failing: Handles the failures of the processor.
+        parts: The parts of the pump.
         processor: The processor.
     """
 
     def __init__(
         self,
-        ownership: Ownership,
-        runner: HandlerRunner,
-        context: PartitionContext,
-        requests: Requests,
-        failing: FailureHandling,
+        parts: PumpParts,
         processor: KeyedProcessor,
     ) -> None:
-        self._ownership = ownership
+        ownership = self._ownership = parts.ownership
         self._loop_gate = ownership.services.loop_gate
-        self._requests = requests
-        self._failing = failing
+        self._requests = parts.requests
+        self._failing = parts.failing
         self._partition: OpenPartition | None = None
         self._recorded = 0
         self._doubts: dict[ReceivedEvent, BaseException | None] = {}
         self._held_back: asyncio.Future[None] | None = None
         self._is_held = False
         self._heeds_requests = True
-        super().__init__(processor, context, runner, ownership.tasks, failing.new_failures)
+        super().__init__(processor, parts.context, parts.runner, ownership.tasks, parts.failing.new_failures)
 
     @property
     def in_hand(self) -> int:

@@ -16,6 +16,7 @@ from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.consumer.pump.delivery import Delivery
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.partition import OpenPartition
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.reading import PartitionReading
 from eventpump.consumer.pump.requests import Drain, Replay, Requests, Seek
 from eventpump.consumer.pump.rewind import Rewinding
@@ -87,8 +88,8 @@ class PartitionPump:
             self.subscription,
             checkpoint=self._checkpoint,
             seek=self._seek_by_processor,
-            newest=lambda: None if self._partition is None else self._partition.feed.facts.newest,
-            lag=lambda: self._reading.lag(lambda: self.context.last_sequence_number),
+            newest=self._newest,
+            lag=self._lag,
         )
         failing = self._failing = FailureHandling(ownership, runner, context)
         reading = self._reading = PartitionReading(
@@ -101,8 +102,8 @@ class PartitionPump:
             on_suspended=on_suspended,
             on_link_changed=on_link_changed,
         )
-        rewinding = Rewinding(ownership, requests, reading, failing)
-        self._delivery = Delivery(ownership, runner, context, requests, failing, reading, rewinding)
+        parts = PumpParts(ownership, runner, context, requests, failing)
+        self._delivery = Delivery(parts, reading, Rewinding(parts, reading))
         self._overdue_timer: asyncio.TimerHandle | None = None
         self.is_overdue = False
         """Whether it should have ended and has not."""
@@ -433,3 +434,9 @@ class PartitionPump:
             raise OwnershipLostError(self.partition_id)
         self._requests.seek(Seek(position))
         self._wake()
+
+    def _newest(self) -> bytes | None:
+        return None if self._partition is None else self._partition.feed.facts.newest
+
+    def _lag(self) -> int | None:
+        return self._reading.lag(lambda: self.context.last_sequence_number)

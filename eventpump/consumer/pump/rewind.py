@@ -6,13 +6,12 @@ import asyncio
 
 from eventpump.aio.tasks import resolve
 from eventpump.consumer.calls.handler import has_place
-from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.link.member import MemberFeed
 from eventpump.consumer.pump.dispatch import Dispatch
-from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.partition import OpenPartition
+from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.reading import PartitionReading
-from eventpump.consumer.pump.requests import Replay, Requests, Seek
+from eventpump.consumer.pump.requests import Replay, Seek
 from eventpump.consumer.record.continuity import PumpContinuity
 from eventpump.consumer.record.starts import HubRecreatedError
 from eventpump.core.starts import retained_from
@@ -25,20 +24,16 @@ class Rewinding:
     """Carries out the requests to one pump.
 
     Args:
-        ownership: The pump's lease and state.
-        requests: The requests.
+        parts: The parts of the pump.
         reading: Leaves the link, and joins it again.
-        failing: Has the failures of the batch in hand.
     """
 
-    def __init__(
-        self, ownership: Ownership, requests: Requests, reading: PartitionReading, failing: FailureHandling
-    ) -> None:
-        self._ownership = ownership
-        self._settings = ownership.settings
-        self._requests = requests
+    def __init__(self, parts: PumpParts, reading: PartitionReading) -> None:
+        self._ownership = parts.ownership
+        self._settings = parts.ownership.settings
+        self._requests = parts.requests
+        self._failing = parts.failing
         self._reading = reading
-        self._failing = failing
 
     async def carry_out(self, dispatch: Dispatch) -> OpenPartition:
         """Carry out pending requests, and wait while the pump is paused.

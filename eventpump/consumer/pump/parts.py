@@ -1,0 +1,30 @@
+"""The parts of one pump that deliver together: they are made at once, and live as long as it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eventpump.consumer.calls.handler import HandlerRunner
+from eventpump.consumer.lease.ownership import Ownership
+from eventpump.consumer.processor import PartitionContext
+from eventpump.consumer.pump.failing import FailureHandling
+from eventpump.consumer.pump.requests import Requests
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PumpParts:
+    """What everything that delivers the events of one pump needs.
+
+    Attributes:
+        ownership: The pump's lease and state.
+        runner: Runs the user's code, and watches how long that takes.
+        context: What the processor is called with.
+        requests: What is asked of the pump.
+        failing: Handles the failures of the processor.
+    """
+
+    ownership: Ownership
+    runner: HandlerRunner
+    context: PartitionContext
+    requests: Requests
+    failing: FailureHandling
