@@ -28,6 +28,7 @@ MEASURED = {
     "latency": "Sending one event and hearing that it is stored, over TLS",
     "idle": "What a client costs while no events come",
     "memory": "Resident memory of the client's process",
+    "startup": "What a program costs before it connects: a client is imported and constructed, in a new process",
     "scale": "What hosts of many partitions cost",
     "keyed": "What a keyed processor costs per event over a plain one",
     "transports": "The transports of both clients",

@@ -20,6 +20,7 @@ from benchmarks.receiving import receive, stages
 from benchmarks.report import Row
 from benchmarks.scale import scale
 from benchmarks.sending import buffered, idempotent, latency, send
+from benchmarks.startup import startup
 from tests.support.azurite import Azurite
 
 PEER_UAMQP = f"{PEER}, uamqp"
@@ -285,6 +286,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "transports": transports,
     "idle": idle,
     "memory": memory,
+    "startup": startup,
     "scale": scale,
     "spark-source": spark_source.source,
     "spark-sink": spark_sink.sink,
