@@ -13,7 +13,6 @@ from eventpump.eventhubs.requests import (
     MessageId,
     SecretText,
     answer,
-    check_answer,
     message_id,
     reply_to,
     text_field,
@@ -97,16 +96,3 @@ def parse_put_token(message: Message) -> PutToken:
 def response(request: Message, code: int, description: str, condition: Symbol | None = None) -> Message:
     """Make the answer to a put-token request: 202 "Accepted", or an error's code, text and condition."""
     return answer(request, code, description, condition)
-
-
-def check_response(message: Message, *, entity: str | None = None) -> None:
-    """Return where the token was taken.
-
-    Args:
-        entity: The audience, for the error.
-
-    Raises:
-        ServiceError: It was not; `AuthenticationError` where the service does not like it.
-        ProtocolError: The answer has no status code.
-    """
-    check_answer(message, entity=entity)

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from eventpump.aio.tasks import reject, resolve
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
@@ -39,6 +39,8 @@ class ClientLink:
         entity: The address, for errors.
         error: Why the link has ended; None while it has not.
     """
+
+    is_receiver: ClassVar[bool]
 
     def __init__(
         self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
@@ -72,14 +74,19 @@ class ClientLink:
                 fields |= {"consumer_group": address.consumer_group, "partition_id": address.partition_id}
             _log.debug("link to %s: %s%s", self.entity, what, detail, extra=present(**fields))
 
-    async def _attach(self, spec: LinkSpec, *, is_receiver: bool) -> None:
+    async def attach(self, spec: LinkSpec) -> None:
+        """Attach.
+
+        Raises:
+            ServiceError: The service refused, or did not answer.
+        """
         timeout = self.connection.settings.operation_timeout
         asked = self.connection.asked()
         self._name = spec.name
-        self._debug("attaching a receiver" if is_receiver else "attaching a sender")
+        self._debug("attaching a receiver" if self.is_receiver else "attaching a sender")
         try:
             async with asyncio.timeout(timeout):
-                self.link = await self.connection.attach(self, spec, is_receiver=is_receiver)
+                self.link = await self.connection.attach(self, spec, is_receiver=self.is_receiver)
                 await self._attached
             if self.error is not None:
                 raise self.error  # it ended before this task ran again; `_on_lost` is not called then
@@ -184,6 +191,8 @@ class ClientLink:
 class ClientReceiveLink(ClientLink):
     """A receive link: `eventpump.interfaces.ReceiveLink`."""
 
+    is_receiver = True
+
     def __init__(
         self,
         connection: BaseConnection,
@@ -195,14 +204,6 @@ class ClientReceiveLink(ClientLink):
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._sink = sink
         self._answer: asyncio.Future[bool | None] | None = None
-
-    async def attach(self, spec: LinkSpec) -> None:
-        """Attach.
-
-        Raises:
-            ServiceError: The service refused, or did not answer.
-        """
-        await self._attach(spec, is_receiver=True)
 
     def set_credit(self, credit: int) -> None:
         """See `ReceiveLink`. Does nothing on a link that has ended."""
@@ -267,6 +268,8 @@ class ClientSendLink(ClientLink):
     Messages wait in one queue, from which they are sent while there is credit and the peer reads.
     """
 
+    is_receiver = False
+
     def __init__(
         self,
         connection: BaseConnection,
@@ -290,14 +293,6 @@ class ClientSendLink(ClientLink):
         # One timer for all messages: they have the same time each, so that the first that is due is the oldest.
         self._due: dict[asyncio.Future[None], float] = {}
         self._timer: asyncio.TimerHandle | None = None
-
-    async def attach(self, spec: LinkSpec) -> None:
-        """Attach.
-
-        Raises:
-            ServiceError: The service refused, or did not answer.
-        """
-        await self._attach(spec, is_receiver=False)
 
     @property
     def properties(self) -> Mapping[str, object]:

@@ -27,6 +27,7 @@ from eventpump.errors import (
 )
 from eventpump.eventhubs import cbs, sas
 from eventpump.eventhubs.names import JWT_SCOPE, JWT_TOKEN_TYPE, SAS_TOKEN_TYPE
+from eventpump.eventhubs.requests import check_answer
 from eventpump.options.credentials import Credential, SharedKey, SharedSignature, TokenCredential, current_secret
 from eventpump.transport.requests import RequestLinks
 
@@ -214,7 +215,7 @@ class Authorizer:
             timeout=self._timeout,
         )
         try:
-            cbs.check_response(answer, entity=audience)
+            check_answer(answer, entity=audience)
         except ProtocolError as error:
             raise ServiceError(f"the answer to a token: {error.description}", entity=audience) from error
         entry.token = token

@@ -39,7 +39,7 @@ DOCUMENTED: Final[dict[str, tuple[type[Exception], ...]]] = {
     "run_of": (AmqpDecodeError,),
     "RowEncoder.encode": (EventError,),
     "cbs.parse_put_token": (BadRequestError,),
-    "cbs.check_response": (ServiceError, ProtocolError),
+    "check_answer": (ServiceError, ProtocolError),
     "management.parse_request": (BadRequestError,),
     "management.parse_hub_response": (ServiceError, ProtocolError),
     "management.parse_partition_response": (ServiceError, ProtocolError),

@@ -26,6 +26,7 @@ from eventpump.eventhubs.names import (
     OFFSET,
     SEQUENCE_NUMBER,
 )
+from eventpump.eventhubs.requests import check_answer
 from eventpump.net.tunnel import TunnelHandshake
 from eventpump.options.connection import ProxySettings
 from tests.fuzz import captures
@@ -298,7 +299,7 @@ class AnswersEntry(Entry):
         read = attempt("management.parse_request", management.parse_request, message)
         if isinstance(read, management.ManagementRequest):
             attempt("parse_address", parse_address, read.hub)
-        attempt("cbs.check_response", cbs.check_response, message, entity="e")
+        attempt("check_answer", check_answer, message, entity="e")
         attempt("management.parse_hub_response", management.parse_hub_response, message, hub="h")
         attempt(
             "management.parse_partition_response",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eventpump.errors import (
     ClosedError,
@@ -727,48 +727,16 @@ class TransportContract:
             release()
 
 
-def _reading(
-    partition_id: str,
-    *,
-    position: EventPosition = EARLIEST,
-    owner_level: int | None = None,
-    receiver_name: str | None = None,
-    track_last_enqueued: bool = False,
-    max_message_size: int = 20 * 1024 * 1024,
-) -> ReceiveLinkSpec:
-    return ReceiveLinkSpec(
-        HUB,
-        "$Default",
-        partition_id,
-        position,
-        owner_level=owner_level,
-        receiver_name=receiver_name,
-        track_last_enqueued=track_last_enqueued,
-        max_message_size=max_message_size,
-    )
+def _reading(partition_id: str, *, position: EventPosition = EARLIEST, **fields: Any) -> ReceiveLinkSpec:
+    return ReceiveLinkSpec(HUB, "$Default", partition_id, position, **{"max_message_size": 20 * 1024 * 1024, **fields})
 
 
 async def _open(
-    transport: Transport,
-    partition_id: str,
-    *,
-    credit: int = 0,
-    position: EventPosition = EARLIEST,
-    owner_level: int | None = None,
-    receiver_name: str | None = None,
-    track_last_enqueued: bool = False,
-    max_message_size: int = 20 * 1024 * 1024,
+    transport: Transport, partition_id: str, *, credit: int = 0, **fields: Any
 ) -> tuple[ReceiveLink, RecordingSink]:
+    """Open a link with an allowance; the fields are those of its specification."""
     sink = RecordingSink()
-    spec = _reading(
-        partition_id,
-        position=position,
-        owner_level=owner_level,
-        receiver_name=receiver_name,
-        track_last_enqueued=track_last_enqueued,
-        max_message_size=max_message_size,
-    )
-    link = await transport.open_receive_link(spec, sink)
+    link = await transport.open_receive_link(_reading(partition_id, **fields), sink)
     if credit:
         link.set_credit(credit)
     return link, sink

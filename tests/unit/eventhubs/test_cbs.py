@@ -10,7 +10,7 @@ from eventpump.errors import AuthenticationError, EntityNotFoundError, ProtocolE
 from eventpump.eventhubs import cbs
 from eventpump.eventhubs.conditions import UNAUTHORIZED_ACCESS
 from eventpump.eventhubs.names import SAS_TOKEN_TYPE
-from eventpump.eventhubs.requests import BadRequestError, MessageId, correlation_id
+from eventpump.eventhubs.requests import BadRequestError, MessageId, check_answer, correlation_id
 
 TOKEN = "SharedAccessSignature sr=a&sig=SECRET&se=1&skn=n"
 IDS: list[MessageId] = [uuid.UUID(int=7), "request-7"]
@@ -107,7 +107,7 @@ def test_request_of_another_form_is_refused_with_a_status(message: Message) -> N
 def test_response_echoes_the_requests_id(message_id: MessageId) -> None:
     """The answer carries the request's id back in its type, goes to its reply-to, and has an int status."""
     made = Message.decode(cbs.response(request(message_id, "cbs-1"), 202, "Accepted").encode())
-    cbs.check_response(made)
+    check_answer(made)
     assert correlation_id(made) == message_id
     assert type(correlation_id(made)) is type(message_id)
     assert made.properties is not None
@@ -127,7 +127,7 @@ def test_response_of_a_refusal_raises_its_conditions_error() -> None:
     """A refusal becomes the error its condition stands for, and names the audience."""
     made = cbs.response(request(), 401, "bad signature TrackingId:t1", UNAUTHORIZED_ACCESS)
     with pytest.raises(AuthenticationError, match="bad signature") as caught:
-        cbs.check_response(Message.decode(made.encode()), entity="sb://ns/hub")
+        check_answer(Message.decode(made.encode()), entity="sb://ns/hub")
     assert (caught.value.entity, caught.value.tracking_id) == ("sb://ns/hub", "t1")
 
 
@@ -137,19 +137,19 @@ def test_response_of_a_refusal_raises_its_conditions_error() -> None:
 def test_response_of_a_refusal_without_a_condition_goes_by_its_code(code: int, kind: type[Exception]) -> None:
     """Without a condition the code decides."""
     with pytest.raises(kind):
-        cbs.check_response(cbs.response(request(), code, "no"))
+        check_answer(cbs.response(request(), code, "no"))
 
 
 def test_response_with_another_spelling_is_read() -> None:
     """The other spelling of the keys is understood too."""
     fields = {"statusCode": Int(401), "statusDescription": "no", "errorCondition": Symbol("amqp:unauthorized-access")}
     with pytest.raises(AuthenticationError, match="no"):
-        cbs.check_response(Message(application_properties=fields))
-    cbs.check_response(Message(application_properties={"statusCode": Int(200)}))
+        check_answer(Message(application_properties=fields))
+    check_answer(Message(application_properties={"statusCode": Int(200)}))
 
 
 @pytest.mark.parametrize("fields", [None, {}, {"status-code": "200"}, {"status-code": True}])
 def test_response_without_a_status_raises(fields: dict[str, object] | None) -> None:
     """An answer without a status code breaks the protocol."""
     with pytest.raises(ProtocolError, match="status code"):
-        cbs.check_response(Message(application_properties=fields))
+        check_answer(Message(application_properties=fields))
