@@ -277,8 +277,10 @@ def test_event_of_an_older_version_is_read_as_before() -> None:
     annotations += b"\xa3\x0cx-opt-offset\xa1\x0212\xa3\x13x-opt-enqueued-time\x83" + (1).to_bytes(8, "big")
     annotations = annotations[:4] + bytes((len(annotations) - 5,)) + annotations[5:]
     old = Message(header=Header(durable=True)).encode() + annotations + _BODY
-    for raw in (old, *add_delivery_annotations([old], {Symbol("last_enqueued_sequence_number"): 9})):
+    (measured,) = add_delivery_annotations([old], {Symbol("last_enqueued_sequence_number"): 9})
+    for raw in (old, measured):
         event = ReceivedEvent(raw)
         assert (event.sequence_number, event.offset, event.body) == (7, "12", b"x")
-    assert event.last_enqueued is not None
-    assert event.last_enqueued.sequence_number == 9
+    newest = ReceivedEvent(measured).last_enqueued
+    assert newest is not None
+    assert newest.sequence_number == 9

@@ -43,7 +43,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
         reporter=Reporter(logging.getLogger("eventpump.consumer"), [reported.append]),
         store_timeout=5.0,
     )
-    lease = PartitionLease("0", "a", 1, "token", math.inf)
+    lease = PartitionLease("0", "a", 1, 1, "token", math.inf)
     lost: list[str] = []
     ownership = Ownership(
         cast("Any", services),
