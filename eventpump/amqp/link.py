@@ -25,9 +25,9 @@ _TAILS = (b"\x40\x40\x42\x42\x42", b"\x40\x40\x42\x42\x41")
 """A transfer's fields after `more`: rcv-settle-mode, state, resume, aborted, batchable; which is false, or true."""
 _RUN_TAIL = b"\xa0\x00\x43" + _TRUE + _FALSE + _TAILS[True]
 """Those after the delivery id, of a plain settled transfer: an empty tag, message-format 0, settled, and the rest."""
-_MORE, _LAST = b"\x40\x40\x40\x42" + _TRUE + b"\x40\x40\x42", b"\x40\x40\x40\x42" + _FALSE + b"\x40\x40\x42"
-"""Those after the handle, of a delivery's transfers after the first: they repeat nothing (2.7.5), and end with
-`resume`, as the service's do."""
+_NOTHING = b"\x40\x40\x40\x40"
+_MORE, _LAST = _NOTHING + _TRUE + _TAILS[False], _NOTHING + _FALSE + _TAILS[False]
+"""Those after the handle, of a delivery's transfers after the first: they repeat nothing (2.7.5)."""
 
 
 class AttachState(enum.Enum):
@@ -456,10 +456,9 @@ class Link:
             raise ValueError(f"a message cannot be sent {one} on a link that was attached for {other} ones")
 
     def _header(self, fields: bytes, payload_size: int) -> bytes:
-        """Build a frame header and a transfer with these fields after the handle (2.3.1, 2.7.5)."""
+        """Build a frame header and a transfer with its 11 fields (2.3.1, 2.7.5): these, after the handle."""
         body = _uint(self.handle) + fields
-        count = 9 if fields in (_MORE, _LAST) else 11
-        performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, count)) + body
+        performative = b"\x00\x53\x14\xc0" + bytes((len(body) + 1, 11)) + body
         size = 8 + len(performative) + payload_size
         return size.to_bytes(4, "big") + b"\x02\x00" + self.session.channel.to_bytes(2, "big") + performative
 
