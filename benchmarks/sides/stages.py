@@ -246,7 +246,12 @@ class _Engine:
         session = self._client.begin()
         _exchange(self._client, self._service)
         self._link = session.attach(
-            "link", is_receiver=True, source=Source("a"), target=Target("b"), max_message_size=20 << 20
+            "link",
+            is_receiver=True,
+            source=Source("a"),
+            target=Target("b"),
+            snd_settle_mode=1,
+            max_message_size=20 << 20,
         )
         told = _exchange(self._client, self._service)
         self._sender = next(event.link for event in told if isinstance(event, LinkAttached))
