@@ -173,7 +173,7 @@ class _ServiceShell(_Shell):
                     link.set_credit(300)
             case CreditChanged(link) if link.is_attached and not link.is_receiver:
                 for _ in range(min(link.credit, 2)):
-                    attempt("Link.send", link.send, b"\0\x53\x75\xa0\x01x", settled=True)
+                    attempt("Link.send", link.send, b"\0\x53\x75\xa0\x01x", settled=link.snd_settle_mode != 0)
                 if link.drain:
                     link.drained()
             case Messages(link, _, delivery_ids) if delivery_ids:
