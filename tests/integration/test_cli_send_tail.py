@@ -509,7 +509,7 @@ async def test_tail_beside_an_exclusive_reader_names_the_way_out(eventpump_emula
         (("send", "--hub", "telemetry", "/no/such/file"), "No such file"),
         (("send", "--hub", "telemetry", "/"), "Is a directory"),
         (("send",), "hub"),
-        (("send", "--connection-string", "{wrong}", "--hub", "telemetry"), "Unauthorized"),
+        (("send", "--connection-string", "{wrong}", "--hub", "telemetry"), "InvalidSignature"),
         (("send", "--connection-string", "Endpoint=x;SharedAccessKey=topsecret", "--hub", "telemetry"), "Endpoint"),
         (("tail", "--connection-string", "", "--hub", "telemetry"), "EVENTPUMP_CONNECTION_STRING"),
         (("tail", "--hub", "nothing"), "not"),
@@ -519,7 +519,7 @@ async def test_tail_beside_an_exclusive_reader_names_the_way_out(eventpump_emula
         (("tail", "--hub", "telemetry", "--count", "0"), "--count"),
         (("tail", "--hub", "telemetry", "--retry-for", "soon"), "--retry-for"),
         (("send", "--hub", "telemetry", "--retry-for", "-1"), "--retry-for"),
-        (("tail", "--connection-string", "{wrong}", "--hub", "telemetry"), "Unauthorized"),
+        (("tail", "--connection-string", "{wrong}", "--hub", "telemetry"), "InvalidSignature"),
     ],
 )
 async def test_commands_with_bad_input_exit_with_2_and_one_line(
