@@ -111,7 +111,12 @@ def test_receive_fills_every_column(service: EmulatorThread) -> None:
         "publisher": None,
         "partitionKey": "sensor-7",
         "properties": [("kind", "trade"), ("size", "5")],
-        "systemProperties": [("x-opt-partition-key", "sensor-7"), ("message-id", "m1"), ("subject", "s")],
+        "systemProperties": [
+            ("x-opt-partition-key", "sensor-7"),
+            ("x-opt-sequence-number-epoch", "-1"),
+            ("message-id", "m1"),
+            ("subject", "s"),
+        ],
     }
 
 
