@@ -44,7 +44,7 @@ PUBLISHER: Final = Symbol("x-opt-publisher")
 
 SELECTOR_FILTER: Final = Symbol("apache.org:selector-filter:string")
 """The key of the filter map, and the descriptor we send."""
-SELECTOR_CODE: Final = ULong(0x0000_0137_0000_000A)
+SELECTOR_CODE: Final = ULong(0x0000_0013_7000_000A)
 """The descriptor that the service answers with (protocol.md 5.1)."""
 ENQUEUED_TIME_BEFORE: Final = "x-opt-enqueuedtimeutc"
 """What the enqueued time was called in selectors of old clients."""

@@ -347,7 +347,7 @@ async def test_attach_of_receivers() -> None:
     text = "amqp.annotation.x-opt-offset > '-1'"
     answer, _, _ = only(hand.send(_receiver(text, epoch=0)), Attach)
     assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (1, 1)
-    assert answer.source.filter == {SELECTOR_FILTER: Described(0x0000_0137_0000_000A, text)}
+    assert answer.source.filter == {SELECTOR_FILTER: Described(0x0000_0013_7000_000A, text)}
     assert answer.offered_capabilities is None
     assert answer.properties == {
         "app-id": "RootManageSharedAccessKey",
