@@ -19,11 +19,13 @@ const {
 } = eventHubs("@azure/event-hubs");
 const { BlobCheckpointStore } = checkpointStore("@azure/eventhubs-checkpointstore-blob");
 const { ContainerClient } = checkpointStore("@azure/storage-blob");
+const { AzureNamedKeyCredential, AzureSASCredential } = eventHubs("@azure/core-auth");
 const WebSocket = ws("ws");
 
 const say = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const described = (error) => [error.code ?? error.name ?? "Error", String(error.message ?? error)];
 const clients = new Map();
+const credentials = new Map();
 
 // What the package documents for AMQP over WebSockets.
 function clientOptions({ webSocket, ...options } = {}) {
@@ -51,7 +53,25 @@ function received(event) {
 }
 
 const verbs = {
-  async open({ name, kind, connectionString, hub, options }) {
+  // Opens a consumer, which reads about the hub only, with a connection string or with a credential and an endpoint.
+  async openConsumer({ name, connectionString, credential, hub, options }) {
+    if (credential === null) {
+      clients.set(name, new EventHubConsumerClient("$Default", connectionString, hub, clientOptions(options)));
+      return;
+    }
+    const made =
+      credential.length === 2 ? new AzureNamedKeyCredential(...credential) : new AzureSASCredential(credential[0]);
+    credentials.set(name, made);
+    const { hostname } = new URL(options.customEndpointAddress);
+    clients.set(name, new EventHubConsumerClient("$Default", hostname, hub, made, clientOptions(options)));
+  },
+
+  // Gives the credential of a client other values: name and key, or a signature.
+  async rotate({ name, credential }) {
+    credentials.get(name).update(...credential);
+  },
+
+  async open({ name, kind, connectionString, hub, options: { partitionOptions, ...options } }) {
     if (kind === "buffered") {
       const handlers = {
         onSendEventsSuccessHandler: ({ events, partitionId }) =>
@@ -62,7 +82,13 @@ const verbs = {
       const all = clientOptions({ ...handlers, ...options });
       clients.set(name, new EventHubBufferedProducerClient(connectionString, hub, all));
     } else {
-      clients.set(name, new EventHubProducerClient(connectionString, hub, clientOptions(options)));
+      const producer = new EventHubProducerClient(connectionString, hub, clientOptions(options));
+      if (partitionOptions !== undefined) {
+        // As the package's own tests do: the plain producer of this version publishes idempotently for the buffered one.
+        producer._enableIdempotentRetries = true;
+        producer._partitionOptions = partitionOptions;
+      }
+      clients.set(name, producer);
     }
   },
 

@@ -93,7 +93,7 @@ class JavaScriptConsumer:
 
 
 class JavaScriptProducer:
-    """An EventHubProducerClient or EventHubBufferedProducerClient."""
+    """An EventHubProducerClient or EventHubBufferedProducerClient, or a consumer that only reads about the hub."""
 
     def __init__(self, peer: JavaScriptPeer, name: str) -> None:
         self._peer = peer
@@ -137,6 +137,10 @@ class JavaScriptProducer:
     async def describe(self) -> dict[str, Any]:
         """Read about the hub."""
         return dict(await self._do("describe"))
+
+    async def rotate(self, *credential: str) -> None:
+        """Give its credential other values: name and key, or a signature."""
+        await self._do("rotate", credential=credential)
 
     async def close(self) -> None:
         """Close it."""
@@ -201,6 +205,26 @@ class JavaScriptPeer(LinePeer):
         """Open a producer, "plain" or "buffered", with options as the package spells them."""
         name = f"producer-{next(self._names)}"
         await self.call("open", name=name, kind=kind, connectionString=connection_string, hub=hub, options=options)
+        return JavaScriptProducer(self, name)
+
+    async def describer(
+        self, hub: str, *credential: str, connection_string: str | None = None, **options: Any
+    ) -> JavaScriptProducer:
+        """Open a consumer that only reads about the hub.
+
+        Args:
+            credential: Name and key, or a signature, where no connection string is given.
+            options: As the package spells them; with a credential `customEndpointAddress`, a URL.
+        """
+        name = f"describer-{next(self._names)}"
+        await self.call(
+            "openConsumer",
+            name=name,
+            connectionString=connection_string,
+            credential=None if connection_string else credential,
+            hub=hub,
+            options=options,
+        )
         return JavaScriptProducer(self, name)
 
     async def consumer(
