@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from eventpump import Emulator, EventData, EventProducer
-from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
 from eventpump.eventhubs.envelope import encode_batch
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.names import BATCH_MESSAGE_FORMAT
@@ -26,9 +22,9 @@ from tests.interop.matrix import EMULATOR, NOTE, PEERS, PROPERTY, RHEA, cell_of
 from tests.interop.peers import driver, javascript
 from tests.interop.peers.driver import AzurePeer
 from tests.interop.peers.javascript import JavaScriptPeer
-from tests.interop.peers.lines import ROOT, PeerError
+from tests.interop.peers.lines import PeerError
 from tests.interop.peers.rhea import RheaOptions, RheaServer
-from tests.support.processes import ChildProcess
+from tests.interop.peers.uamqp import converse_by_uamqp
 from tests.support.reading import read_bodies
 from tests.ways import need_uamqp
 
@@ -215,23 +211,7 @@ async def test_matrix_of_uamqp_without_our_transport(
     record_property(PROPERTY, cell_of(PEERS[5], EMULATOR))
     need_uamqp()
     await publish(secure, authority, b"from us")
-    command = (sys.executable, "-m", "tests.interop.peers.uamqp_peer")
-    async with ChildProcess(*command, directory=ROOT) as child:
-        given = {
-            "host": "127.0.0.1",
-            "port": secure.port,
-            "ca_file": str(authority.file),
-            "key_name": DEFAULT_KEY_NAME,
-            "key": DEFAULT_KEY,
-            "hub": HUB,
-            "partition": "0",
-            "bodies": [body.hex() for body in BODIES],
-            "count": len(BODIES) + 1,
-        }
-        await child.tell(json.dumps(given))
-        async with asyncio.timeout(PATIENCE):
-            assert await child.wait() == 0, child.stderr
-        found = json.loads(child.lines[-1])
+    found = await converse_by_uamqp(secure, authority, HUB, BODIES, len(BODIES) + 1)
     assert [bytes.fromhex(each["body"]) for each in found] == [b"from us", *BODIES]
     assert [each["sequence_number"] for each in found] == list(range(len(BODIES) + 1))
     assert await stored(secure, authority) == [b"from us", *BODIES]
