@@ -88,6 +88,7 @@ def received(event: EventData) -> dict[str, Any]:
         "annotations": pack(message.annotations),
         "header": pack(dict(header.items()) if header else {}),
         "footer": pack(message.footer),
+        "delivery_annotations": pack(message.delivery_annotations),
     }
 
 

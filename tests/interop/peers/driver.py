@@ -32,7 +32,8 @@ class PeerEvent:
     standard: dict[str, Any]
     annotations: dict[Any, Any]
     header: dict[str, Any]
-    footer: dict[Any, Any]
+    footer: dict[Any, Any] | None
+    delivery_annotations: dict[Any, Any] | None
 
     @property
     def data(self) -> bytes:
