@@ -2,7 +2,7 @@
 
 The pages are plain Markdown, which can be read in the repository too. Directives are added: `public-names`
 documents names from their docstrings, `option-table` lists the options of a class, and `command-help` shows the
-command's help; `docs/api.py` fills them in.
+command's help; `docs/api.py` fills them in. `install` shows the ways to install.
 """
 
 from __future__ import annotations
@@ -34,18 +34,30 @@ _PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="ut
 _SOURCE: Final = _PROJECT.get("urls", {}).get("Source", "").rstrip("/")
 """Where the repository can be read; empty while it has no public address."""
 
+IS_PUBLISHED: Final = False
+"""Whether `pip install eventpump` finds a release on PyPI. README's first install line has to agree with it."""
+
 project = "eventpump"
 author = "the contributors to eventpump"
 release = version = _PROJECT["version"]
 project_copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["diagrams", "pictures"]
 html_theme = "furo"
 html_title = f"eventpump {release}"
 html_static_path = ["_static", "pictures"]
 html_css_files = ["site.css"]
 html_show_sphinx = html_copy_source = False
+html_theme_options = {
+    "source_repository": _SOURCE,
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "top_of_page_buttons": [],  # half of the pages are made from the code, or of a file elsewhere
+    "footer_icons": [{"name": "The repository", "url": _SOURCE, "html": "The repository", "class": ""}],
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -128,6 +140,8 @@ def _rebased(text: str, file: Path, name: str) -> str:
             return f"{start}{os.path.relpath(FOLDER / page, (FOLDER / name).parent)}.md{anchor}{end}"
         if path.is_relative_to(FOLDER):
             return f"{start}{os.path.relpath(path, (FOLDER / name).parent)}{end}"
+        if path == ROOT and _SOURCE:
+            return f"{start}{_SOURCE}{end}"
         at = f"{_SOURCE}/{'tree' if path.is_dir() else 'blob'}/main" if _SOURCE else "repository:"
         return f"{start}{at}/{path.relative_to(ROOT).as_posix()}{end}"
 
@@ -235,6 +249,21 @@ class OptionTable(SphinxDirective):
         ]
 
 
+class Install(SphinxDirective):
+    """Show how to install: the content, which is the way in a checkout, and beside it the way from PyPI."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        checkout = "\n".join(self.content)
+        released = re.sub(r"(['\"]?)\.(\[\w+(?:,\w+)*\])?\1(?=\s|$)", r"\1eventpump\2\1", checkout, count=1)
+        notes = ("# from PyPI", "# in a checkout") if IS_PUBLISHED else ("# once released", "# in a checkout")
+        width = max(map(len, (released, checkout)))
+        lines = [f"{way:{width}}  {note}" for way, note in zip((released, checkout), notes, strict=True)]
+        lines = lines if IS_PUBLISHED else lines[::-1]
+        return self.parse_text_to_nodes("\n".join(["```sh", *lines, "```"]))
+
+
 class CommandHelp(SphinxDirective):
     """Show the help of the command and of its subcommands."""
 
@@ -286,6 +315,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("public-names", PublicNames)
     app.add_directive("option-table", OptionTable)
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("install", Install)
     app.add_role("public", _public_role)
     app.connect("source-read", _read)
     app.connect("build-finished", _write_llms)

@@ -22,8 +22,11 @@ _LEFT: Final = 100
 _RIGHT: Final = 24
 _TOP: Final = 74
 _ROW: Final = 26
-_SECONDS: Final = 12
-"""How long the animation takes, whatever the run took."""
+_SECONDS, _HELD = 12, 6
+"""How long the run is shown in, whatever it took, and how long its end stands still, before it and at the very start:
+what does not move, such as a screenshot or a printer, shows the first frame, and that is the whole run."""
+
+_STILL: Final = round(100 * _HELD / (_SECONDS + _HELD), 2)
 
 _STYLE: Final = f"""
   text {{ font: 13px "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1f2328; }}
@@ -37,10 +40,11 @@ _STYLE: Final = f"""
   .host-3 {{ fill: #1a7f37; }}
   .host-4 {{ fill: #8250df; }}
   .event {{ stroke: #1f2328; stroke-width: 1.5; stroke-dasharray: 4 3; }}
-  .reveal {{ transform-origin: {_LEFT}px 0; animation: reveal {_SECONDS + 4}s linear infinite; }}
+  .reveal {{ transform-origin: {_LEFT}px 0; animation: reveal {_SECONDS + _HELD}s linear infinite; }}
   @keyframes reveal {{
-    0% {{ transform: scaleX(0); }}
-    {100 * _SECONDS / (_SECONDS + 4):g}% {{ transform: scaleX(1); }}
+    0%, {_STILL:g}% {{ transform: scaleX(1); }}
+    {_STILL + 0.01:g}% {{ transform: scaleX(0); }}
+    100% {{ transform: scaleX(1); }}
   }}
   @media (prefers-reduced-motion: reduce) {{ .reveal {{ animation: none; }} }}
   @media (prefers-color-scheme: dark) {{

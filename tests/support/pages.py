@@ -15,7 +15,7 @@ def python_blocks(path: Path) -> list[str]:
 
 def is_program(block: str) -> bool:
     """Return whether a block is a whole program, and not a part of one."""
-    return block.rstrip().endswith("asyncio.run(main())")
+    return block.rstrip().splitlines()[-1].startswith("asyncio.run(")
 
 
 def runs_until_stopped(block: str) -> bool:
