@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from eventpump.cli import main as cli
 from eventpump.core.balancers import FairBalancer
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import EventPosition
+from eventpump.options.connection import ClientOptions
 from eventpump.options.consumer import HostOptions, ReaderOptions
 from eventpump.options.described import option_texts
 from eventpump.options.producer import BufferedOptions, ProducerOptions
@@ -174,6 +176,148 @@ OPTIONS: Final[Mapping[str, type]] = {
     "BufferedProducer": BufferedOptions,
 }
 """The typed dictionary of each class's options."""
+
+
+_HUB: Final = ("connection_string", "hub", "consumer_group")
+_MEMORY: Final = ("prefetch_events", "prefetch_bytes", "strict_prefetch_bytes")
+_EXACTLY_ONCE: Final = (
+    *("idempotent", "name", "state_store", "mode", "on_doubt", "scan_consumer_group", "on_state_lost"),
+    "partition_options",
+)
+_CONNECTION: Final = tuple(ClientOptions.__annotations__)
+
+GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "EventProcessorHost": {
+        "What to read": (*_HUB, "initial_position", "source"),
+        "How to process it": (
+            *("processor", "max_batch_size", "max_wait_time", "call_when_idle", "decode", "hooks"),
+            "track_last_enqueued",
+        ),
+        "Where to keep positions, and how to share partitions": (
+            *("lease_store", "checkpoint_policy", "owner_id", "balancer", "weight", "renew_interval"),
+            *("ownership_lost_grace", "close_timeout"),
+        ),
+        "What to do on failure": (
+            *("failure_policy", "handler_retry", "on_retries_exhausted", "handler_timeout", "on_handler_timeout"),
+            *("on_data_loss", "link_retry", "startup_timeout"),
+        ),
+        "Memory": (*_MEMORY, "max_buffered_bytes", "max_message_size"),
+        "Connection": _CONNECTION,
+        "Tests": ("rng",),
+    },
+    "PartitionReader": {
+        "What to read": (*_HUB, "partition_id", "position", "end", "source", "decode", "track_last_enqueued"),
+        "Readers beside it": ("owner_level", "receiver_name"),
+        "What to do on failure": ("on_data_loss", "link_retry", "startup_timeout"),
+        "Memory": (*_MEMORY, "max_message_size"),
+        "Connection": _CONNECTION,
+    },
+    "EventProducer": {
+        "Where to send": ("connection_string", "hub", "router", "encode", "max_in_flight"),
+        "Publishing exactly once": _EXACTLY_ONCE,
+        "Connection": _CONNECTION,
+    },
+    "BufferedProducer": {
+        "Where to send": ("connection_string", "hub", "router", "encode", "max_in_flight"),
+        "When a batch is sent, and what is reported of it": (
+            *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error"),
+        ),
+        "Room of the buffer": ("max_events", "max_bytes", "max_partition_events", "max_partition_bytes"),
+        "Publishing exactly once": _EXACTLY_ONCE,
+        "Connection": _CONNECTION,
+    },
+    "Emulator": {
+        "Hubs": ("hubs", "retention", "max_message_size", "data", "fsync", "capture"),
+        "Where it listens": ("host", "port", "ws_port", "tls", "names"),
+        "Who has access": ("key_name", "key", "rules", "token_verifier"),
+        "How it behaves": ("deadlines", "producer_retention", "nothing_published", "refuse_long_keys", "now"),
+    },
+}
+"""The parameters of classes that have many, by what they are for: so the site shows them, and not as a signature."""
+
+_SHOWN: Final = {
+    "connection_string",
+    "hub",
+    "processor",
+    "lease_store",
+    "partition_id",
+    "router",
+    "hubs",
+    "host",
+    "port",
+}
+"""Of these parameters the signature that the site shows is made."""
+
+ORDER: Final[Mapping[str, Sequence[str]]] = {
+    "EventProcessorHost": (
+        *("run", "batches", "stop", "aclose", "drain", "partitions", "subscribe", "unsubscribe", "pause", "resume"),
+        *("seek", "replay"),
+    ),
+    "PartitionReader": ("read", "read_all", "run", "position", "is_at_end", "last_enqueued", "aclose"),
+    "EventProducer": (
+        *("send", "create_batch", "settle", "stats", "aclose", "get_partition_ids", "get_properties"),
+        "get_partition_properties",
+    ),
+    "BufferedProducer": ("send", "send_and_wait", "send_nowait", "flush", "settle", "stats", "aclose", "open"),
+    "EventHubsApp": ("subscriber", "publisher", "run", "run_async", "test", "stop"),
+    "EventProcessor": ("process_events", "open", "process_error", "close"),
+    "KeyedProcessor": ("process_events", "open", "process_error", "close"),
+    "PartitionContext": ("partition_id", "checkpoint", "lag", "seek"),
+    "Emulator": ("start", "connection_string", "aclose", "restart", "hubs", "faults"),
+}
+"""The members of classes in the order of use; those that are not named follow as they are in the source."""
+
+
+def members_of(name: str) -> list[tuple[str, str]]:
+    """Return the documented members of a class of `ORDER`: for each the directive of autodoc, and its name."""
+    made = getattr(eventpump, name)
+    found: dict[str, str] = {}
+    for base in made.__mro__[:-1]:
+        for member, value in vars(base).items():
+            if member[0] != "_" and member not in found and inspect.getdoc(value) and hasattr(base, "__module__"):
+                is_method = inspect.isroutine(value) or isinstance(value, classmethod | staticmethod)
+                found[member] = "automethod" if is_method else "autoproperty"
+    first = ORDER[name]
+    names = [*first, *(each for each in found if each not in first)]
+    return [(found[each], each) for each in names]
+
+
+def parameter_texts(name: str) -> dict[str, tuple[str, str]]:
+    """Return type and meaning of each parameter of a class of `GROUPS`, by its docstring."""
+    made = getattr(eventpump, name)
+    kinds = made.__init__.__annotations__
+    _, _, rest = (inspect.getdoc(made) or "").partition("\nArgs:\n")
+    texts: dict[str, tuple[str, str]] = {}
+    for entry in re.split(r"\n    (?=\S)", "\n" + re.split(r"\n(?=\S)", rest)[0])[1:]:
+        found = re.fullmatch(r"(\w+)(?: \((.*?)\))?: (.*)", " ".join(entry.split()))
+        assert found is not None, entry
+        texts[found[1]] = found[2] or str(kinds[found[1]]), found[3]
+    return texts
+
+
+def grouped_parameters(name: str) -> Iterator[str]:
+    """Yield the parameters of a class of `GROUPS` in a table per group, in reStructuredText."""
+    texts = parameter_texts(name)
+    for group, names in GROUPS[name].items():
+        yield from (f".. rubric:: {group}", "", ".. list-table::", "   :class: options", "   :widths: 25 75", "")
+        for each in names:
+            kind, text = texts[each]
+            text = re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", text)  # as in "`HubSpec`s"
+            yield from (f"   * - ``{each}``", f"     - | ``{kind}``", f"       | {text}")
+        yield ""
+
+
+def short_signature(name: str) -> str:
+    """Return the signature of a class of `GROUPS` with the parameters that nearly every program gives."""
+    made = getattr(eventpump, name)
+    shown, has_star = [], False
+    for each in inspect.signature(made).parameters.values():
+        if each.name in _SHOWN:
+            if each.kind is each.KEYWORD_ONLY and not has_star:
+                has_star = True
+                shown.append("*")
+            shown.append(each.name if each.default is each.empty else f"{each.name}={each.default!r}")
+    return f"({', '.join(shown)}, **options)"
 
 
 def option_rows(name: str) -> Iterator[tuple[str, str, str, str]]:

@@ -188,6 +188,22 @@ def _hide_protocol(
     return ("", None) if what == "class" and getattr(made, "_is_protocol", False) else None
 
 
+def _shorten_signature(
+    app: Sphinx, what: str, name: str, made: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """Show a class whose parameters are shown in groups with a short signature. An event handler."""
+    short = name.removeprefix("eventpump.")
+    return (api.short_signature(short), None) if what == "class" and short in api.GROUPS else None
+
+
+def _remove_parameters(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
+    """Remove the parameters from the docstring of a class that has them in groups. An event handler."""
+    if what == "class" and name.removeprefix("eventpump.") in api.GROUPS:
+        start = lines.index("Args:")
+        end = next((n for n in range(start + 1, len(lines)) if lines[n][:1].strip()), len(lines))
+        del lines[start:end]
+
+
 def _public_role(
     role: str, rawtext: str, text: str, lineno: int, inliner: Inliner, options: Any = None, content: Any = None
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -220,6 +236,7 @@ class PublicNames(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         (what,) = self.arguments
+        self.env.note_dependency(str(FOLDER / "api.py"))
         found = api.of_subject(what) if what in api.SUBJECTS else api.of_module(what)
         wanted = self.options.get("names", "").split()
         lines = [line for each in found if not wanted or each.name in wanted for line in self._lines(each)]
@@ -229,13 +246,18 @@ class PublicNames(SphinxDirective):
         yield f".. py:currentmodule:: {each.module}"
         yield ""
         yield f".. {each.directive}:: {each.name}"
-        if each.name in api.WITHOUT_MEMBERS:
+        is_ordered = each.module == "eventpump" and each.name in api.ORDER
+        if each.name in api.WITHOUT_MEMBERS or is_ordered:
             yield from ("   :no-members:", "   :no-inherited-members:")
         if each.directive == "autodata":
             yield "   :no-value:"
         if each.directive == "autoclass" and issubclass(each.made, HostReport) and each.made is not HostReport:
             yield "   :exclude-members: describe"
         yield ""
+        if each.module == "eventpump" and each.name in api.GROUPS:
+            yield from (f"   {line}" for line in api.grouped_parameters(each.name))
+        for directive, member in api.members_of(each.name) if is_ordered else ():
+            yield from (f"   .. {directive}:: {each.name}.{member}", "")
 
 
 class OptionTable(SphinxDirective):
@@ -320,6 +342,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _read)
     app.connect("build-finished", _write_llms)
     app.connect("autodoc-process-signature", _hide_protocol)
+    app.connect("autodoc-process-signature", _shorten_signature)
+    app.connect("autodoc-process-docstring", _remove_parameters, priority=300)
     app.connect("autodoc-process-docstring", _hide_colons, priority=400)
     app.connect("autodoc-process-docstring", _show_colons, priority=600)  # napoleon is between, at 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}
