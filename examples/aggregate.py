@@ -57,7 +57,10 @@ class Bar:
         self.trades += 1
         self.volume += size
         self.low, self.high = min(self.low, price), max(self.high, price)
-        self.first, self.last = min(self.first, (time, price)), max(self.last, (time, price))
+        self.first, self.last = (
+            min(self.first, (time, price)),
+            max(self.last, (time, price)),
+        )
 
 
 @dataclass
@@ -78,7 +81,9 @@ class Partition:
 class Windows:
     """The windows that are being filled. Used by all hosts, in one event loop."""
 
-    def __init__(self, length: float, quiet: float, partitions: int, published_until: float) -> None:
+    def __init__(
+        self, length: float, quiet: float, partitions: int, published_until: float
+    ) -> None:
         self.length, self.quiet, self.expected = length, quiet, partitions
         self.published_until = published_until
         self.partitions: dict[tuple[str, str], Partition] = {}
@@ -93,7 +98,9 @@ class Windows:
         if start < self.published_until:
             self.left_out += 1
         else:
-            self.bars[start][trade["symbol"]].add(trade["time"], trade["price"], trade["size"])
+            self.bars[start][trade["symbol"]].add(
+                trade["time"], trade["price"], trade["size"]
+            )
 
     def settled(self, partition: Partition) -> ReceivedEvent | None:
         """Return the last event up to which everything is published."""
@@ -106,7 +113,11 @@ class Windows:
         """Return the windows for which no more trades are expected."""
         if len(self.partitions) < self.expected:
             return []
-        talking = (each.time for each in self.partitions.values() if now - each.heard < self.quiet)
+        talking = (
+            each.time
+            for each in self.partitions.values()
+            if now - each.heard < self.quiet
+        )
         until = min(talking, default=math.inf)
         return sorted(start for start in self.bars if start + self.length <= until)
 
@@ -121,7 +132,9 @@ class Trades(EventProcessor):
         heard = asyncio.get_running_loop().time()
         self.windows.partitions[self.hub, context.partition_id] = Partition(heard)
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         partition = self.windows.partitions[self.hub, context.partition_id]
         for event in events:
             self.windows.add(partition, event)
@@ -131,7 +144,9 @@ class Trades(EventProcessor):
             await context.checkpoint(settled)
 
 
-async def publish_bars(producer: EventProducer, windows: Windows, count: int | None) -> None:
+async def publish_bars(
+    producer: EventProducer, windows: Windows, count: int | None
+) -> None:
     """Publish windows when they are complete, indefinitely or until a number of bars is published."""
     bars = 0
     while count is None or bars < count:
@@ -161,7 +176,10 @@ async def publish_bars(producer: EventProducer, windows: Windows, count: int | N
             await send(producer, message)
             windows.published_until = closed
             bars += len(message)
-            print(f"window {start:.1f}: {len(message)} bars, {windows.left_out} trades left out", flush=True)
+            print(
+                f"window {start:.1f}: {len(message)} bars, {windows.left_out} trades left out",
+                flush=True,
+            )
         await asyncio.sleep(0.1)
 
 
@@ -170,16 +188,22 @@ async def send(producer: EventProducer, message: list[EventData]) -> None:
         try:
             await producer.send(message, partition_id=OUTPUT)
         except PublishOutcomeUnknownError as error:
-            print(error, flush=True)  # sending the same list again never stores a second copy
+            print(
+                error, flush=True
+            )  # sending the same list again never stores a second copy
         else:
             return
 
 
-async def published_until(connection_string: str, producer: EventProducer, target: str) -> float:
+async def published_until(
+    connection_string: str, producer: EventProducer, target: str
+) -> float:
     """Return when the window of the last published bar ended."""
     # Attaching with a higher level fences out a former process: from here on only this process adds bars.
     await producer.get_partition_publishing_properties(OUTPUT)
-    last = (await producer.get_partition_properties(OUTPUT)).last_enqueued_sequence_number
+    last = (
+        await producer.get_partition_properties(OUTPUT)
+    ).last_enqueued_sequence_number
     position = EventPosition.at_sequence_number(last, inclusive=True)
     async with PartitionReader(
         connection_string, target, partition_id=OUTPUT, position=position, end="@latest"
@@ -190,7 +214,13 @@ async def published_until(connection_string: str, producer: EventProducer, targe
 
 
 async def aggregate(
-    connection_string: str, sources: list[str], target: str, state: str, length: float, quiet: float, count: int | None
+    connection_string: str,
+    sources: list[str],
+    target: str,
+    state: str,
+    length: float,
+    quiet: float,
+    count: int | None,
 ) -> None:
     async with AsyncExitStack() as stack:
         producer = await stack.enter_async_context(
@@ -235,19 +265,43 @@ async def aggregate(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
-    parser.add_argument("--source", action="append", required=True, help="a hub of trades; may be repeated")
-    parser.add_argument("--target", default="bars", help="the hub that bars are published to")
-    parser.add_argument("--state", default="aggregate.db", help="a SQLite file, for leases and the publisher's state")
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
+    parser.add_argument(
+        "--source",
+        action="append",
+        required=True,
+        help="a hub of trades; may be repeated",
+    )
+    parser.add_argument(
+        "--target", default="bars", help="the hub that bars are published to"
+    )
+    parser.add_argument(
+        "--state",
+        default="aggregate.db",
+        help="a SQLite file, for leases and the publisher's state",
+    )
     parser.add_argument("--window", type=float, default=1.0, help="seconds")
     parser.add_argument(
-        "--quiet", type=float, default=5.0, help="seconds of silence after which a partition is not waited for"
+        "--quiet",
+        type=float,
+        default=5.0,
+        help="seconds of silence after which a partition is not waited for",
     )
     parser.add_argument("--count", type=int, help="stop after this many bars")
     args = parser.parse_args()
     try:
         asyncio.run(
-            aggregate(args.connection_string, args.source, args.target, args.state, args.window, args.quiet, args.count)
+            aggregate(
+                args.connection_string,
+                args.source,
+                args.target,
+                args.state,
+                args.window,
+                args.quiet,
+                args.count,
+            )
         )
     except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error

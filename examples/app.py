@@ -50,7 +50,9 @@ class Alert(BaseModel):
     partition: str
 
 
-def make_app(connection_string: str, folder: Path, expected: Counter[str], counts: Counter[str]) -> EventHubsApp:
+def make_app(
+    connection_string: str, folder: Path, expected: Counter[str], counts: Counter[str]
+) -> EventHubsApp:
     """Return the application. It stops when as many readings and alerts are counted as are expected."""
     app = EventHubsApp(
         connection_string,
@@ -91,9 +93,13 @@ async def publish(connection_string: str, count: int) -> int:
     chance, too_high = random.Random(1), 0
     async with BufferedProducer(connection_string, "readings") as producer:
         for number in range(count):
-            reading = Reading(device=f"device-{number % 50}", celsius=round(chance.uniform(0, 100), 1))
+            reading = Reading(
+                device=f"device-{number % 50}", celsius=round(chance.uniform(0, 100), 1)
+            )
             too_high += reading.celsius >= 90
-            await producer.send(EventData(reading.model_dump_json()), partition_key=reading.device)
+            await producer.send(
+                EventData(reading.model_dump_json()), partition_key=reading.device
+            )
         await producer.send(EventData("garbled"), partition_key="device-7")
     return too_high
 
@@ -101,9 +107,13 @@ async def publish(connection_string: str, count: int) -> int:
 async def run(connection_string: str, folder: Path, count: int) -> None:
     counts: Counter[str] = Counter()
     expected = await publish(connection_string, count)
-    app = make_app(connection_string, folder, Counter(readings=count, alerts=expected), counts)
+    app = make_app(
+        connection_string, folder, Counter(readings=count, alerts=expected), counts
+    )
     await app.run_async(handle_signals=True)
-    print(f"handled {counts['readings']} readings, of which {counts['too high']} were too high")
+    print(
+        f"handled {counts['readings']} readings, of which {counts['too high']} were too high"
+    )
     print(f"received {counts['alerts']} of {expected} alerts")
 
 
@@ -118,9 +128,15 @@ async def main(connection_string: str | None, folder: Path | None, count: int) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
-    parser.add_argument("--folder", type=Path, help="for the leases (default: one that is removed)")
-    parser.add_argument("--count", type=int, default=500, help="publish and handle so many readings")
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="for the leases (default: one that is removed)"
+    )
+    parser.add_argument(
+        "--count", type=int, default=500, help="publish and handle so many readings"
+    )
     args = parser.parse_args()
     try:
         asyncio.run(main(args.connection_string, args.folder, args.count))

@@ -57,7 +57,9 @@ class Zones:
 class Idle(EventProcessor):
     """Does nothing: this program is about the leases."""
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         pass
 
 
@@ -71,7 +73,9 @@ class Fleet:
         self.hosts: dict[str, EventProcessorHost] = {}
         self.runs: list[asyncio.Task[None]] = []
 
-    async def join(self, name: str, balancer: PartitionBalancer, weight: float = 1.0) -> None:
+    async def join(
+        self, name: str, balancer: PartitionBalancer, weight: float = 1.0
+    ) -> None:
         host = EventProcessorHost(
             self.connection_string,
             "telemetry",
@@ -86,7 +90,11 @@ class Fleet:
         self.runs.append(asyncio.create_task(host.run()))
 
     def owners(self) -> dict[str, str]:
-        return {each.partition_id: name for name, host in self.hosts.items() for each in host.partitions}
+        return {
+            each.partition_id: name
+            for name, host in self.hosts.items()
+            for each in host.partitions
+        }
 
     async def rest(self) -> dict[str, str]:
         """Wait until all partitions have an owner and none has moved for a while; return the owners."""
@@ -100,12 +108,20 @@ class Fleet:
 
 
 def shown(title: str, hosts: Sequence[str], owners: dict[str, str]) -> str:
-    shares = {name: sorted((int(each) for each, owner in owners.items() if owner == name)) for name in hosts}
-    return f"  {title}: " + "; ".join(f"{name} {' '.join(map(str, share)) or '-'}" for name, share in shares.items())
+    shares = {
+        name: sorted((int(each) for each, owner in owners.items() if owner == name))
+        for name in hosts
+    }
+    return f"  {title}: " + "; ".join(
+        f"{name} {' '.join(map(str, share)) or '-'}" for name, share in shares.items()
+    )
 
 
 async def watch(
-    title: str, names: Sequence[str], make: Callable[[int], PartitionBalancer], weight: float = 1.0
+    title: str,
+    names: Sequence[str],
+    make: Callable[[int], PartitionBalancer],
+    weight: float = 1.0,
 ) -> None:
     """Start all hosts but the last, then the last, which has the weight."""
     async with AsyncExitStack() as stack:
@@ -118,19 +134,31 @@ async def watch(
         after = await fleet.rest()
     # Leaving the stack has closed the hosts, which ends their runs.
     await asyncio.gather(*fleet.runs)
-    print(title, shown("before", names[:-1], before), shown("after", names, after), sep="\n")
-    print(f"  {sum(after[each] != before[each] for each in after)} partitions moved", flush=True)
+    print(
+        title,
+        shown("before", names[:-1], before),
+        shown("after", names, after),
+        sep="\n",
+    )
+    print(
+        f"  {sum(after[each] != before[each] for each in after)} partitions moved",
+        flush=True,
+    )
 
 
 async def main() -> None:
     abcd = ("a", "b", "c", "d")
     static = "StaticAssignment(ordinal=n, of=3), d stands by for n=0"
     await watch("FairBalancer(), the default", abcd, lambda _: FairBalancer())
-    await watch("FairBalancer(), d has weight=3", abcd, lambda _: FairBalancer(), weight=3.0)
+    await watch(
+        "FairBalancer(), d has weight=3", abcd, lambda _: FairBalancer(), weight=3.0
+    )
     await watch("GreedyBalancer(limit=5)", abcd, lambda _: GreedyBalancer(limit=5))
     await watch("RingBalancer()", abcd, lambda _: RingBalancer())
     await watch(static, abcd, lambda number: StaticAssignment(ordinal=number % 3, of=3))
-    await watch("Zones(), one's own", ("even-1", "odd-1", "even-2", "odd-2"), lambda _: Zones())
+    await watch(
+        "Zones(), one's own", ("even-1", "odd-1", "even-2", "odd-2"), lambda _: Zones()
+    )
 
 
 if __name__ == "__main__":

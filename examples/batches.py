@@ -46,7 +46,8 @@ class Table:
             raise sqlite3.OperationalError("database is locked")
         with self._connection:
             self._connection.executemany(
-                "insert or ignore into events values (?, ?, ?)", [(partition_id, *row) for row in rows]
+                "insert or ignore into events values (?, ?, ?)",
+                [(partition_id, *row) for row in rows],
             )
 
     @property
@@ -89,7 +90,9 @@ async def run(connection_string: str, hub: str, folder: Path, count: int) -> Non
         print(f"inserted {table.count} of {count} events")
 
 
-async def main(connection_string: str | None, hub: str, folder: Path | None, count: int) -> None:
+async def main(
+    connection_string: str | None, hub: str, folder: Path | None, count: int
+) -> None:
     async with AsyncExitStack() as stack:
         if connection_string is None:
             service = await stack.enter_async_context(Emulator({hub: 4}))
@@ -102,10 +105,18 @@ async def main(connection_string: str | None, hub: str, folder: Path | None, cou
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="telemetry")
-    parser.add_argument("--folder", type=Path, help="for the leases and the table (default: one that is removed)")
-    parser.add_argument("--count", type=int, default=2000, help="publish and insert so many events")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="for the leases and the table (default: one that is removed)",
+    )
+    parser.add_argument(
+        "--count", type=int, default=2000, help="publish and insert so many events"
+    )
     args = parser.parse_args()
     try:
         asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))

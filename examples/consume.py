@@ -36,11 +36,16 @@ class Means(EventProcessor):
     async def open(self, context: PartitionContext) -> None:
         print(f"partition {context.partition_id} is ours, epoch {context.owner_level}")
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         for event in events:
             reading = event.body_as_json()
             number, mean = self.means.get(reading["sensor"], (0, 0.0))
-            self.means[reading["sensor"]] = number + 1, mean + (reading["celsius"] - mean) / (number + 1)
+            self.means[reading["sensor"]] = (
+                number + 1,
+                mean + (reading["celsius"] - mean) / (number + 1),
+            )
         if self.left is not None:
             self.left -= len(events)
             if self.left <= 0:
@@ -53,7 +58,9 @@ class Means(EventProcessor):
         print(f"partition {context.partition_id} is closed: {reason.value}")
 
 
-async def consume(connection_string: str, hub: str, leases: str, count: int | None) -> None:
+async def consume(
+    connection_string: str, hub: str, leases: str, count: int | None
+) -> None:
     processor = Means(count)
     host = EventProcessorHost(
         connection_string,
@@ -82,7 +89,11 @@ if __name__ == "__main__":
     given = os.environ.get("EVENTPUMP_CONNECTION_STRING")
     parser.add_argument("--connection-string", default=given, required=given is None)
     parser.add_argument("--hub", default="telemetry")
-    parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
+    parser.add_argument(
+        "--leases",
+        default="leases.db",
+        help="a SQLite file; hosts that share it share the partitions",
+    )
     parser.add_argument("--count", type=int, help="stop after this many events")
     args = parser.parse_args()
     try:

@@ -44,20 +44,29 @@ from eventpump.interfaces import LeaseStore
 class Forwarder(EventProcessor):
     """Sends on what it gets. One object serves all partitions."""
 
-    def __init__(self, producer: EventProducer, partition_ids: Sequence[str], count: int | None) -> None:
+    def __init__(
+        self, producer: EventProducer, partition_ids: Sequence[str], count: int | None
+    ) -> None:
         self.producer = producer
         self.partition_ids = partition_ids
         self.forwarded = 0
         self.count = count
         self.enough = asyncio.Event()
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
-        partition_id = self.partition_ids[int(context.partition_id) % len(self.partition_ids)]
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
+        partition_id = self.partition_ids[
+            int(context.partition_id) % len(self.partition_ids)
+        ]
         copies = [copy_of(event, context.partition_id) for event in events]
         # What it raises makes the host deliver the same events again.
         await self.producer.send(copies, partition_id=partition_id, split=True)
         self.forwarded += len(events)
-        print(f"partition {context.partition_id}: forwarded up to {events[-1].sequence_number}", flush=True)
+        print(
+            f"partition {context.partition_id}: forwarded up to {events[-1].sequence_number}",
+            flush=True,
+        )
         if self.count is not None and self.forwarded >= self.count:
             self.enough.set()
 
@@ -85,7 +94,12 @@ async def forward(
 ) -> None:
     async with EventProducer(connection_string, target) as producer:
         forwarder = Forwarder(producer, await producer.get_partition_ids(), count)
-        host = EventProcessorHost(source_connection_string, source, processor=forwarder, lease_store=lease_store)
+        host = EventProcessorHost(
+            source_connection_string,
+            source,
+            processor=forwarder,
+            lease_store=lease_store,
+        )
         async with host:
             await host.run(handle_signals=True, until=forwarder.enough.wait())
     print(f"forwarded {forwarder.forwarded} events", flush=True)
@@ -95,14 +109,22 @@ async def main(args: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         connection_string = args.connection_string
         if connection_string is None:
-            service = await stack.enter_async_context(Emulator({args.source: 4, args.target: 4}))
+            service = await stack.enter_async_context(
+                Emulator({args.source: 4, args.target: 4})
+            )
             args.count = args.count or 1000
-            async with EventProducer(service.connection_string, args.source) as producer:
+            async with EventProducer(
+                service.connection_string, args.source
+            ) as producer:
                 for number in range(args.count):
                     key = f"sensor-{number % 10}"
-                    await producer.send(EventData(f"reading {number}"), partition_key=key)
+                    await producer.send(
+                        EventData(f"reading {number}"), partition_key=key
+                    )
             connection, leases = service.connection_string, MemoryLeaseStore()
-            await forward(connection, args.source, connection, args.target, leases, args.count)
+            await forward(
+                connection, args.source, connection, args.target, leases, args.count
+            )
             return
         await forward(
             args.source_connection_string or connection_string,
@@ -124,9 +146,14 @@ if __name__ == "__main__":
     parser.add_argument("--source-connection-string")
     parser.add_argument("--source", default="telemetry")
     parser.add_argument("--target", default="copy")
-    parser.add_argument("--leases", type=Path, default=Path("forward.db"), help="a SQLite file")
     parser.add_argument(
-        "--lease-duration", type=float, default=30.0, help="seconds that a killed process is waited for"
+        "--leases", type=Path, default=Path("forward.db"), help="a SQLite file"
+    )
+    parser.add_argument(
+        "--lease-duration",
+        type=float,
+        default=30.0,
+        help="seconds that a killed process is waited for",
     )
     parser.add_argument("--count", type=int, help="stop after this many events")
     try:

@@ -30,26 +30,55 @@ from eventpump import (
 
 
 class Printer(EventProcessor):
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         for event in events:
-            print(context.partition_id, event.sequence_number, event.body_as_str(), flush=True)
+            print(
+                context.partition_id,
+                event.sequence_number,
+                event.body_as_str(),
+                flush=True,
+            )
 
 
-async def checkpointed(container: ContainerClient, namespace: str, hub: str, group: str) -> dict[str, EventPosition]:
-    """Return the positions after the checkpoints that azure-eventhub's BlobCheckpointStore wrote, by partition."""
+async def checkpointed(
+    container: ContainerClient, namespace: str, hub: str, group: str
+) -> dict[str, EventPosition]:
+    """Return the positions after azure-eventhub's checkpoints, by partition."""
     starts = {}
     async for blob in container.list_blobs(include=["metadata"]):
         host, *path, partition = blob.name.lower().split("/")
-        if host.partition(":")[0] == namespace and "/".join(path) == f"{hub}/{group}/checkpoint".lower():
-            starts[partition] = EventPosition.at_sequence_number(int(blob.metadata["sequencenumber"]))
+        if (
+            host.partition(":")[0] == namespace
+            and "/".join(path) == f"{hub}/{group}/checkpoint".lower()
+        ):
+            starts[partition] = EventPosition.at_sequence_number(
+                int(blob.metadata["sequencenumber"])
+            )
     return starts
 
 
-async def main(connection_string: str, hub: str, group: str, storage: str, checkpoints: str, leases: str) -> None:
+async def main(
+    connection_string: str,
+    hub: str,
+    group: str,
+    storage: str,
+    checkpoints: str,
+    leases: str,
+) -> None:
     namespace = EventProducer(connection_string, hub).fully_qualified_namespace
-    async with ContainerClient.from_connection_string(storage, checkpoints) as container:
+    async with ContainerClient.from_connection_string(
+        storage, checkpoints
+    ) as container:
         starts = await checkpointed(container, namespace, hub, group)
-    print({partition: position.sequence_number for partition, position in sorted(starts.items())}, flush=True)
+    print(
+        {
+            partition: position.sequence_number
+            for partition, position in sorted(starts.items())
+        },
+        flush=True,
+    )
     host = EventProcessorHost(
         connection_string,
         hub,
@@ -69,13 +98,28 @@ if __name__ == "__main__":
     parser.add_argument("--connection-string", default=given, required=given is None)
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--consumer-group", default="$Default")
-    parser.add_argument("--storage", required=True, help="the connection string of the storage account")
-    parser.add_argument("--checkpoints", required=True, help="the container that azure-eventhub used")
-    parser.add_argument("--leases", default="leases", help="the container for eventpump's leases, which exists")
+    parser.add_argument(
+        "--storage", required=True, help="the connection string of the storage account"
+    )
+    parser.add_argument(
+        "--checkpoints", required=True, help="the container that azure-eventhub used"
+    )
+    parser.add_argument(
+        "--leases",
+        default="leases",
+        help="the container for eventpump's leases, which exists",
+    )
     args = parser.parse_args()
     try:
         asyncio.run(
-            main(args.connection_string, args.hub, args.consumer_group, args.storage, args.checkpoints, args.leases)
+            main(
+                args.connection_string,
+                args.hub,
+                args.consumer_group,
+                args.storage,
+                args.checkpoints,
+                args.leases,
+            )
         )
     except (EventPumpError, KeyboardInterrupt) as error:
         sys.exit(f"{type(error).__name__}: {error}")

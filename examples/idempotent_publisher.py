@@ -17,11 +17,23 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from eventpump import EventData, EventProducer, EventPumpError, PublishOutcomeUnknownError, SqlitePublisherStateStore
+from eventpump import (
+    EventData,
+    EventProducer,
+    EventPumpError,
+    PublishOutcomeUnknownError,
+    SqlitePublisherStateStore,
+)
 
 
 async def publish(
-    connection_string: str, hub: str, partition_id: str, source: Path, state: str, batch_lines: int, pause: float
+    connection_string: str,
+    hub: str,
+    partition_id: str,
+    source: Path,
+    state: str,
+    batch_lines: int,
+    pause: float,
 ) -> None:
     producer = EventProducer(
         connection_string,
@@ -40,14 +52,18 @@ async def publish(
                 pass
             # The same lines form the same batch in every run: the last batch of a killed process may still be in
             # flight, and the service recognizes it by its numbers as a repeat.
-            while batch := [EventData(line.rstrip("\n")) for line in islice(lines, batch_lines)]:
+            while batch := [
+                EventData(line.rstrip("\n")) for line in islice(lines, batch_lines)
+            ]:
                 await send(producer, batch, partition_id)
                 done += len(batch)
                 print(f"{source}: {done} lines are published", flush=True)
                 await asyncio.sleep(pause)
 
 
-async def send(producer: EventProducer, batch: list[EventData], partition_id: str) -> None:
+async def send(
+    producer: EventProducer, batch: list[EventData], partition_id: str
+) -> None:
     """Send a batch until it is known to be stored: sending the same list again never stores a second copy."""
     while True:
         try:
@@ -60,18 +76,30 @@ async def send(producer: EventProducer, batch: list[EventData], partition_id: st
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("source", type=Path, help="a file of lines, which may only be appended to")
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "source", type=Path, help="a file of lines, which may only be appended to"
+    )
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--partition", default="0")
     parser.add_argument("--state", default="publishers.db", help="a SQLite file")
     parser.add_argument("--batch-lines", type=int, default=100)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between batches")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds between batches"
+    )
     args = parser.parse_args()
     try:
         asyncio.run(
             publish(
-                args.connection_string, args.hub, args.partition, args.source, args.state, args.batch_lines, args.pause
+                args.connection_string,
+                args.hub,
+                args.partition,
+                args.source,
+                args.state,
+                args.batch_lines,
+                args.pause,
             )
         )
     except (EventPumpError, KeyboardInterrupt) as error:

@@ -21,13 +21,23 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+try:
+    import uvicorn
+    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install fastapi uvicorn") from None
 from pydantic import BaseModel, FiniteFloat
 
-from eventpump import BufferedProducer, BufferFullError, Emulator, EventData, EventPumpError, EventTooLargeError
+from eventpump import (
+    BufferedProducer,
+    BufferFullError,
+    Emulator,
+    EventData,
+    EventPumpError,
+    EventTooLargeError,
+)
 
 ANSWER_WITHIN = 10.0
 """Seconds that a request waits for its reading to be stored."""
@@ -64,13 +74,19 @@ async def post_reading(reading: Reading, request: Request) -> Stored:
 
 async def get_health(request: Request) -> dict[str, int]:
     producer: BufferedProducer = request.app.state.producer
-    return {"buffered_events": producer.buffered_events, "buffered_bytes": producer.buffered_bytes}
+    return {
+        "buffered_events": producer.buffered_events,
+        "buffered_bytes": producer.buffered_bytes,
+    }
 
 
 async def refuse(request: Request, error: Exception) -> Response:
     """Answer what is no reading. FastAPI's own handler returns the input, and fails where that is NaN."""
     assert isinstance(error, RequestValidationError)
-    problems = [{"field": ".".join(map(str, each["loc"])), "problem": each["msg"]} for each in error.errors()]
+    problems = [
+        {"field": ".".join(map(str, each["loc"])), "problem": each["msg"]}
+        for each in error.errors()
+    ]
     return JSONResponse({"error": problems}, status_code=422)
 
 
@@ -80,8 +96,12 @@ def make_app(connection_string: str | None, hub: str, max_bytes: int) -> FastAPI
         async with AsyncExitStack() as stack:
             target = connection_string
             if target is None:
-                target = (await stack.enter_async_context(Emulator({hub: 4}))).connection_string
-            app.state.producer = await stack.enter_async_context(BufferedProducer(target, hub, max_bytes=max_bytes))
+                target = (
+                    await stack.enter_async_context(Emulator({hub: 4}))
+                ).connection_string
+            app.state.producer = await stack.enter_async_context(
+                BufferedProducer(target, hub, max_bytes=max_bytes)
+            )
             yield
         # Leaving the block has sent what was buffered.
         print("everything that was accepted is sent", flush=True)
@@ -95,11 +115,20 @@ def make_app(connection_string: str | None, hub: str, max_bytes: int) -> FastAPI
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="telemetry")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--max-bytes", type=int, default=8 * 1024 * 1024, help="the size of the buffer")
+    parser.add_argument(
+        "--max-bytes", type=int, default=8 * 1024 * 1024, help="the size of the buffer"
+    )
     args = parser.parse_args()
     app = make_app(args.connection_string, args.hub, args.max_bytes)
-    uvicorn.run(app, host=args.host, port=args.port, timeout_graceful_shutdown=int(ANSWER_WITHIN))
+    uvicorn.run(
+        app,
+        host=args.host,
+        port=args.port,
+        timeout_graceful_shutdown=int(ANSWER_WITHIN),
+    )

@@ -47,7 +47,9 @@ class Accounts:
         self.last: dict[str, int] = defaultdict(lambda: -1)
         self.done = self.parked = self.running = self.most = 0
 
-    async def apply(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def apply(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         """Apply the next order of an account."""
         (event,) = events
         order = event.body_as_json()
@@ -60,12 +62,16 @@ class Accounts:
         finally:
             self.running -= 1
         account = order["account"]
-        if order["number"] > self.last[account]:  # one that is delivered again is applied once
+        if (
+            order["number"] > self.last[account]
+        ):  # one that is delivered again is applied once
             self.last[account] = order["number"]
             self.balance[account] += order["amount"]
         self.done += 1
 
-    async def park(self, context: PartitionContext, event: ReceivedEvent, error: Exception) -> None:
+    async def park(
+        self, context: PartitionContext, event: ReceivedEvent, error: Exception
+    ) -> None:
         """Keep an order that cannot be applied, for inspection."""
         self.parked += 1
         print(f"parked order {event.body_as_json()['number']}: {error}", flush=True)
@@ -84,7 +90,9 @@ async def publish(connection_string: str, hub: str, count: int) -> dict[str, int
     return dict(expected)
 
 
-async def process(connection_string: str, hub: str, folder: Path, count: int, concurrency: int) -> None:
+async def process(
+    connection_string: str, hub: str, folder: Path, count: int, concurrency: int
+) -> None:
     accounts = Accounts()
     expected = await publish(connection_string, hub, count)
     host = EventProcessorHost(
@@ -105,11 +113,23 @@ async def process(connection_string: str, hub: str, folder: Path, count: int, co
     seconds = time.monotonic() - began
     counts = f"applied {accounts.done} orders and parked {accounts.parked}"
     print(f"{counts} in {seconds:.1f} s, up to {accounts.most} at a time")
-    differing = [account for account, balance in expected.items() if accounts.balance[account] != balance]
-    print(f"{len(expected) - len(differing)} of {len(expected)} balances are as published")
+    differing = [
+        account
+        for account, balance in expected.items()
+        if accounts.balance[account] != balance
+    ]
+    print(
+        f"{len(expected) - len(differing)} of {len(expected)} balances are as published"
+    )
 
 
-async def main(connection_string: str | None, hub: str, folder: Path | None, count: int, concurrency: int) -> None:
+async def main(
+    connection_string: str | None,
+    hub: str,
+    folder: Path | None,
+    count: int,
+    concurrency: int,
+) -> None:
     async with AsyncExitStack() as stack:
         if connection_string is None:
             service = await stack.enter_async_context(Emulator({hub: 2}))
@@ -122,14 +142,30 @@ async def main(connection_string: str | None, hub: str, folder: Path | None, cou
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="orders")
-    parser.add_argument("--folder", type=Path, help="for the leases (default: one that is removed)")
-    parser.add_argument("--count", type=int, default=2000, help="publish and apply so many orders")
-    parser.add_argument("--concurrency", type=int, default=32, help="orders at a time, per partition")
+    parser.add_argument(
+        "--folder", type=Path, help="for the leases (default: one that is removed)"
+    )
+    parser.add_argument(
+        "--count", type=int, default=2000, help="publish and apply so many orders"
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=32, help="orders at a time, per partition"
+    )
     args = parser.parse_args()
     try:
-        asyncio.run(main(args.connection_string, args.hub, args.folder, args.count, args.concurrency))
+        asyncio.run(
+            main(
+                args.connection_string,
+                args.hub,
+                args.folder,
+                args.count,
+                args.concurrency,
+            )
+        )
     except (EventPumpError, ExceptionGroup, KeyboardInterrupt) as error:
         first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         sys.exit(f"{type(first).__name__}: {first}")

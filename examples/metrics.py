@@ -47,7 +47,9 @@ class Measured(EventProcessor):
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.enough = asyncio.Event()
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         begun = time.perf_counter()
         try:
             print(f"partition {context.partition_id}: {len(events)} events", flush=True)
@@ -66,7 +68,9 @@ class Metrics:
         producer: None for a program that only consumes.
     """
 
-    def __init__(self, processor: Measured, producer: BufferedProducer | None = None) -> None:
+    def __init__(
+        self, processor: Measured, producer: BufferedProducer | None = None
+    ) -> None:
         self.processor = processor
         self.producer = producer
         self.host: EventProcessorHost | None = None
@@ -81,36 +85,71 @@ class Metrics:
 
     def _lines(self) -> Iterator[str]:
         measured = self.processor
-        yield from _family("eventpump_events_total", "counter", "partition", measured.events)
-        yield from _family("eventpump_process_calls_total", "counter", "partition", measured.calls)
-        yield from _family("eventpump_process_seconds_total", "counter", "partition", measured.seconds)
+        yield from _family(
+            "eventpump_events_total", "counter", "partition", measured.events
+        )
+        yield from _family(
+            "eventpump_process_calls_total", "counter", "partition", measured.calls
+        )
+        yield from _family(
+            "eventpump_process_seconds_total", "counter", "partition", measured.seconds
+        )
         yield from _family("eventpump_reports_total", "counter", "report", self.reports)
         # With several subscriptions there is a row for each of a partition: make `each.subscription` a label too.
-        status = {each.partition_id: each for each in self.host.partitions} if self.host is not None else {}
-        lags = {partition_id: each.lag for partition_id, each in status.items() if each.lag is not None}
-        attached = {partition_id: int(each.is_attached) for partition_id, each in status.items()}
-        buffered = {partition_id: each.buffered_bytes for partition_id, each in status.items()}
+        status = (
+            {each.partition_id: each for each in self.host.partitions}
+            if self.host is not None
+            else {}
+        )
+        lags = {
+            partition_id: each.lag
+            for partition_id, each in status.items()
+            if each.lag is not None
+        }
+        attached = {
+            partition_id: int(each.is_attached) for partition_id, each in status.items()
+        }
+        buffered = {
+            partition_id: each.buffered_bytes for partition_id, each in status.items()
+        }
         yield from _family("eventpump_partition_lag_events", "gauge", "partition", lags)
-        yield from _family("eventpump_partition_attached", "gauge", "partition", attached)
-        yield from _family("eventpump_partition_buffered_bytes", "gauge", "partition", buffered)
+        yield from _family(
+            "eventpump_partition_attached", "gauge", "partition", attached
+        )
+        yield from _family(
+            "eventpump_partition_buffered_bytes", "gauge", "partition", buffered
+        )
         checkpoints = {
             partition_id: each.checkpoint.sequence_number
             for partition_id, each in status.items()
             if each.checkpoint is not None
         }
-        yield from _family("eventpump_partition_checkpoint", "gauge", "partition", checkpoints)
+        yield from _family(
+            "eventpump_partition_checkpoint", "gauge", "partition", checkpoints
+        )
         if self.producer is not None:
             yield "# TYPE eventpump_producer_buffered_bytes gauge"
             yield f"eventpump_producer_buffered_bytes {self.producer.buffered_bytes}"
             stats = self.producer.stats
-            counts = {"sent": stats.sent.events, "failed": stats.failed.events, "retried": stats.retried.events}
-            yield from _family("eventpump_producer_events_total", "counter", "outcome", counts)
+            counts = {
+                "sent": stats.sent.events,
+                "failed": stats.failed.events,
+                "retried": stats.retried.events,
+            }
+            yield from _family(
+                "eventpump_producer_events_total", "counter", "outcome", counts
+            )
 
     async def get(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(
+            text=self.text(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
 
 
-def _family(name: str, kind: str, label: str, values: Mapping[str, float]) -> Iterator[str]:
+def _family(
+    name: str, kind: str, label: str, values: Mapping[str, float]
+) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     for key, value in sorted(values.items()):
         yield f'{name}{{{label}="{key}"}} {value}'
@@ -118,18 +157,25 @@ def _family(name: str, kind: str, label: str, values: Mapping[str, float]) -> It
 
 async def main(args: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
-        connection_string, is_local = args.connection_string, args.connection_string is None
+        connection_string, is_local = (
+            args.connection_string,
+            args.connection_string is None,
+        )
         processor = Measured()
         if connection_string is None:
             service = await stack.enter_async_context(Emulator({args.hub: 4}))
             connection_string = service.connection_string
-        producer = await stack.enter_async_context(BufferedProducer(connection_string, args.hub))
+        producer = await stack.enter_async_context(
+            BufferedProducer(connection_string, args.hub)
+        )
         metrics = Metrics(processor, producer)
         host = metrics.host = EventProcessorHost(
             connection_string,
             args.hub,
             processor=processor,
-            lease_store=MemoryLeaseStore() if is_local else SqliteLeaseStore(args.leases),
+            lease_store=MemoryLeaseStore()
+            if is_local
+            else SqliteLeaseStore(args.leases),
             track_last_enqueued=True,  # the lag is known with every event
             hooks=[metrics.count],
         )
@@ -148,16 +194,25 @@ async def main(args: argparse.Namespace) -> None:
 
         if is_local:
             for number in range(LOCAL_EVENTS):
-                await producer.send(EventData(f"reading {number}"), partition_key=f"sensor-{number % 20}")
+                await producer.send(
+                    EventData(f"reading {number}"),
+                    partition_key=f"sensor-{number % 20}",
+                )
         async with host:
             await host.run(handle_signals=True, until=show_once() if is_local else None)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="telemetry")
-    parser.add_argument("--leases", default="leases.db", help="a SQLite file; hosts that share it share the partitions")
+    parser.add_argument(
+        "--leases",
+        default="leases.db",
+        help="a SQLite file; hosts that share it share the partitions",
+    )
     parser.add_argument("--port", type=int, default=9108, help="0 for a free one")
     try:
         asyncio.run(main(parser.parse_args()))

@@ -22,8 +22,14 @@ async def publish(connection_string: str, hub: str, events: int) -> None:
     readings: dict[str, list[EventData]] = {sensor: [] for sensor in SENSORS}
     for number in range(events):
         sensor = rng.choice(SENSORS)
-        reading = {"sensor": sensor, "number": number, "celsius": round(rng.gauss(21, 3), 2)}
-        readings[sensor].append(EventData(json.dumps(reading), content_type="application/json"))
+        reading = {
+            "sensor": sensor,
+            "number": number,
+            "celsius": round(rng.gauss(21, 3), 2),
+        }
+        readings[sensor].append(
+            EventData(json.dumps(reading), content_type="application/json")
+        )
     async with EventProducer(connection_string, hub) as producer:
         for sensor, events_of_sensor in readings.items():
             # Events of one key go to one partition, and stay in order.

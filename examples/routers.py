@@ -38,7 +38,9 @@ ROUTERS: dict[str, type[HashRouter | RoundRobinRouter | StickyRouter | RingRoute
 }
 
 
-async def publish(connection_string: str, hub: str, router: PartitionRouter, count: int) -> None:
+async def publish(
+    connection_string: str, hub: str, router: PartitionRouter, count: int
+) -> None:
     """Send every second reading with its sensor as key, and the others without one."""
     events: Counter[str] = Counter()
     messages: Counter[str] = Counter()
@@ -56,33 +58,53 @@ async def publish(connection_string: str, hub: str, router: PartitionRouter, cou
         connection_string, hub, router=router, on_success=stored, max_batch_events=100
     ) as producer:
         for number in range(count):
-            sensor, keyed = SENSORS[number % len(SENSORS)], number // len(SENSORS) % 2 == 0
-            event = EventData(json.dumps({"sensor": sensor, "number": number, "keyed": keyed}))
+            sensor, keyed = (
+                SENSORS[number % len(SENSORS)],
+                number // len(SENSORS) % 2 == 0,
+            )
+            event = EventData(
+                json.dumps({"sensor": sensor, "number": number, "keyed": keyed})
+            )
             await producer.send(event, partition_key=sensor if keyed else None)
-    spread = ", ".join(f"{events[each]:,} in {messages[each]}" for each in sorted(events))
+    spread = ", ".join(
+        f"{events[each]:,} in {messages[each]}" for each in sorted(events)
+    )
     one_place = sum(len(found) == 1 for found in places.values())
-    print(f"{type(router).__name__}: events in messages per partition: {spread}; {one_place} keys in one partition")
+    print(
+        f"{type(router).__name__}: events in messages per partition: {spread}; {one_place} keys in one partition"
+    )
 
 
 def moved(router: PartitionRouter) -> int:
     """Return how many of 1,000 keys change their partition when a hub of four gets a fifth."""
-    before, after = [str(each) for each in range(PARTITIONS)], [str(each) for each in range(PARTITIONS + 1)]
+    before, after = (
+        [str(each) for each in range(PARTITIONS)],
+        [str(each) for each in range(PARTITIONS + 1)],
+    )
     event, keys = EventData(b""), [f"device-{number}" for number in range(1000)]
     places = {key: router.route(event, key, before) for key in keys}
     return sum(router.route(event, key, after) != places[key] for key in keys)
 
 
 async def main(count: int) -> None:
-    async with Emulator(dict.fromkeys((name.replace(" ", "-") for name in ROUTERS), PARTITIONS)) as service:
+    async with Emulator(
+        dict.fromkeys((name.replace(" ", "-") for name in ROUTERS), PARTITIONS)
+    ) as service:
         for name, router in ROUTERS.items():
-            await publish(service.connection_string, name.replace(" ", "-"), router(), count)
+            await publish(
+                service.connection_string, name.replace(" ", "-"), router(), count
+            )
     for name in ("hash", "ring"):
-        print(f"a fifth partition: {moved(ROUTERS[name]())} of 1,000 keys move ({ROUTERS[name].__name__})")
+        print(
+            f"a fifth partition: {moved(ROUTERS[name]())} of 1,000 keys move ({ROUTERS[name].__name__})"
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000, help="readings per router (default: 2000)")
+    parser.add_argument(
+        "--count", type=int, default=2000, help="readings per router (default: 2000)"
+    )
     try:
         asyncio.run(main(parser.parse_args().count))
     except (EventPumpError, KeyboardInterrupt) as error:

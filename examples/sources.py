@@ -33,7 +33,9 @@ class Hottest(EventProcessor):
         self.expected = expected
         self.all_here = asyncio.Event()
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         for event in events:
             key, value = event.partition_key or "", event.body_as_json()["value"]
             self.highest[key] = max(value, self.highest.get(key, value))
@@ -53,14 +55,23 @@ async def synthetic(events: int) -> None:
     async with GeneratorSource(
         seed=7, partitions=2, events=events, rate=None, keys=5, skew=1.0, body=reading
     ) as source:
-        host = EventProcessorHost(source=source, processor=processor, lease_store=MemoryLeaseStore())
+        host = EventProcessorHost(
+            source=source, processor=processor, lease_store=MemoryLeaseStore()
+        )
         running = asyncio.create_task(host.run())
         await processor.all_here.wait()
         await host.aclose()
         await running
-        print(f"{processor.events} events; the hottest sensor was at {max(processor.highest.values())}")
-        async with PartitionReader(source=source, partition_id="1", position=9, end=11) as reader:
-            print("numbers 10 and 11 of partition 1 are always", [event.body_as_str() async for event in reader])
+        print(
+            f"{processor.events} events; the hottest sensor was at {max(processor.highest.values())}"
+        )
+        async with PartitionReader(
+            source=source, partition_id="1", position=9, end=11
+        ) as reader:
+            print(
+                "numbers 10 and 11 of partition 1 are always",
+                [event.body_as_str() async for event in reader],
+            )
 
 
 async def appended() -> None:
@@ -68,7 +79,9 @@ async def appended() -> None:
     source, counts = MemorySource(), Counter[str]()
     async with PartitionReader(source=source, partition_id="0") as reader:
         for number in range(300):
-            source.append("0", f"reading {number}", partition_key=f"sensor-{number % 3}")
+            source.append(
+                "0", f"reading {number}", partition_key=f"sensor-{number % 3}"
+            )
             if number % 50 == 0:
                 source.lose_links()
         source.end()
@@ -80,7 +93,9 @@ async def appended() -> None:
 def main() -> None:
     """Run both."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=2000, help="per partition (default: %(default)s)")
+    parser.add_argument(
+        "--events", type=int, default=2000, help="per partition (default: %(default)s)"
+    )
     asyncio.run(synthetic(parser.parse_args().events))
     asyncio.run(appended())
 

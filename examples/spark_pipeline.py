@@ -26,8 +26,11 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+try:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'eventpump[spark,java]'") from None
 
 from eventpump import EventData, EventProducer
 from eventpump.spark import BatchReceipt, LagListener, foreach_batch_producer, register
@@ -47,7 +50,10 @@ def read_trades(spark: SparkSession, connection_string: str, hub: str) -> DataFr
         .option("maxEventsPerTrigger", 100_000)
         .schema("body binary, sequenceNumber bigint")  # other columns are not decoded
         .load()
-        .select(F.from_json(F.col("body").cast("string"), TRADE).alias("trade"), "sequenceNumber")
+        .select(
+            F.from_json(F.col("body").cast("string"), TRADE).alias("trade"),
+            "sequenceNumber",
+        )
         .select("trade.*", "sequenceNumber")
     )
 
@@ -65,7 +71,9 @@ def make_bars(trades: DataFrame, window: str, late: str) -> DataFrame:
             F.sum("size").alias("volume"),
         )
         .select(
-            F.to_json(F.struct("symbol", "window", "open", "high", "low", "close", "volume")).alias("body"),
+            F.to_json(
+                F.struct("symbol", "window", "open", "high", "low", "close", "volume")
+            ).alias("body"),
             F.col("symbol").alias("partitionKey"),
             F.col("window.start").alias("start"),
         )
@@ -88,7 +96,9 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
         order_by="start",
         on_receipt=report,
     )
-    bars = make_bars(read_trades(spark, args.connection_string, args.source), args.window, args.late)
+    bars = make_bars(
+        read_trades(spark, args.connection_string, args.source), args.window, args.late
+    )
     writer = (
         bars.writeStream.queryName("bars")
         .option("checkpointLocation", str(args.state / "checkpoint"))
@@ -118,40 +128,77 @@ async def make_trades(connection_string: str, hub: str, count: int) -> None:
         }
         for number in range(count)
     ]
-    trades.append({"symbol": "ACME", "price": 15.0, "size": 1, "time": (start + timedelta(minutes=2)).isoformat()})
+    trades.append(
+        {
+            "symbol": "ACME",
+            "price": 15.0,
+            "size": 1,
+            "time": (start + timedelta(minutes=2)).isoformat(),
+        }
+    )
     async with EventProducer(connection_string, hub) as producer:
-        await producer.send([EventData(json.dumps(trade)) for trade in trades], split=True)
+        await producer.send(
+            [EventData(json.dumps(trade)) for trade in trades], split=True
+        )
     print(f"published {len(trades)} trades", flush=True)
 
 
-def use_local_service(stack: ExitStack, args: argparse.Namespace, directory: Path) -> None:
+def use_local_service(
+    stack: ExitStack, args: argparse.Namespace, directory: Path
+) -> None:
     """Start a service of this program's own, until the stack is closed, and set the arguments that go with it."""
     service = stack.enter_context(EmulatorThread({args.source: 4, args.target: 4}))
     args.connection_string, args.once = service.connection_string, True
     args.make_trades = args.make_trades or 5000
-    args.state = directory / "state"  # a checkpoint is of no use for the hubs of another service
+    args.state = (
+        directory / "state"
+    )  # a checkpoint is of no use for the hubs of another service
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--source", default="trades", help="the hub of trades")
-    parser.add_argument("--target", default="bars", help="the hub that bars are published to")
-    parser.add_argument("--state", type=Path, default=Path("spark-bars"), help="the directory of checkpoint and ledger")
-    parser.add_argument("--window", default="5 seconds", help="the length of a bar's window")
+    parser.add_argument(
+        "--target", default="bars", help="the hub that bars are published to"
+    )
+    parser.add_argument(
+        "--state",
+        type=Path,
+        default=Path("spark-bars"),
+        help="the directory of checkpoint and ledger",
+    )
+    parser.add_argument(
+        "--window", default="5 seconds", help="the length of a bar's window"
+    )
     parser.add_argument("--late", default="10 seconds", help="how late a trade may be")
-    parser.add_argument("--once", action="store_true", help="stop when all available trades are processed")
-    parser.add_argument("--make-trades", type=int, metavar="N", help="publish this many simulated trades first")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="stop when all available trades are processed",
+    )
+    parser.add_argument(
+        "--make-trades",
+        type=int,
+        metavar="N",
+        help="publish this many simulated trades first",
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("eventpump.spark").setLevel(logging.INFO)
     with ExitStack() as stack:
-        temporary = tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(
+            prefix="spark-", ignore_cleanup_errors=True
+        )
         directory = Path(stack.enter_context(temporary))
         if args.connection_string is None:
             use_local_service(stack, args, directory)
         if args.make_trades:
-            asyncio.run(make_trades(args.connection_string, args.source, args.make_trades))
+            asyncio.run(
+                make_trades(args.connection_string, args.source, args.make_trades)
+            )
         spark = local_session(directory, is_short=args.once)
         run(spark, args)
         spark.stop()

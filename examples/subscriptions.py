@@ -44,13 +44,18 @@ class Alerts(EventProcessor):
     def __init__(self) -> None:
         self.seen = self.hot = 0
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         for event in events:
             reading = event.body_as_json()
             if reading["celsius"] >= HOT:
                 self.hot += 1
                 if self.hot <= 10:
-                    print(f"{context.subscription}: {reading['sensor']} has {reading['celsius']} °C", flush=True)
+                    print(
+                        f"{context.subscription}: {reading['sensor']} has {reading['celsius']} °C",
+                        flush=True,
+                    )
         self.seen += len(events)
 
 
@@ -65,9 +70,14 @@ class Archive(EventProcessor):
                 " primary key (partition, number))"
             )
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         readings = [(event.sequence_number, event.body_as_json()) for event in events]
-        rows = [(context.partition_id, number, each["sensor"], each["celsius"]) for number, each in readings]
+        rows = [
+            (context.partition_id, number, each["sensor"], each["celsius"])
+            for number, each in readings
+        ]
         # In a thread: a write that waits for the disk holds up neither the other subscription nor the leases.
         await asyncio.to_thread(self.store, rows)
         # A store that is far away: this is what makes it the slow one.
@@ -91,7 +101,9 @@ class Newest(EventProcessor):
     def __init__(self) -> None:
         self.seen, self.celsius = 0, 0.0
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         self.celsius = events[-1].body_as_json()["celsius"]
         self.seen += len(events)
 
@@ -102,10 +114,15 @@ def show(host: EventProcessorHost) -> None:
         rows = [each for each in host.partitions if each.subscription == name]
         lags = [each.lag for each in rows]
         lag = "unknown" if None in lags else f"{sum(filter(None, lags)):,} events"
-        print(f"{name}: lag {lag}, holds {sum(each.held_events for each in rows):,} events in the cache", flush=True)
+        print(
+            f"{name}: lag {lag}, holds {sum(each.held_events for each in rows):,} events in the cache",
+            flush=True,
+        )
 
 
-async def process(connection_string: str, hub: str, folder: Path, count: int | None) -> None:
+async def process(
+    connection_string: str, hub: str, folder: Path, count: int | None
+) -> None:
     alerts, archive, newest = Alerts(), Archive(folder / "archive.db"), Newest()
     host = EventProcessorHost(
         connection_string,
@@ -116,18 +133,24 @@ async def process(connection_string: str, hub: str, folder: Path, count: int | N
     )
     async with host:
         await host.subscribe("alerts", alerts, start="latest")
-        await host.subscribe("archive", archive, start="earliest", catch_up="shared", max_batch_size=50)
+        await host.subscribe(
+            "archive", archive, start="earliest", catch_up="shared", max_batch_size=50
+        )
         await host.subscribe("sensor-7", newest, keys={"sensor-7"})
         # Whatever is published from here on reaches all of them.
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(host.run(handle_signals=True))
             if count is not None:
                 tasks.create_task(publish(connection_string, hub, count))
-            while not running.done() and (count is None or alerts.seen < count or archive.seen < count):
+            while not running.done() and (
+                count is None or alerts.seen < count or archive.seen < count
+            ):
                 await asyncio.wait({running}, timeout=1.0)
                 show(host)
             host.stop()
-    print(f"alerts saw {alerts.seen} readings, {alerts.hot} of them hot; {archive.count()} are archived")
+    print(
+        f"alerts saw {alerts.seen} readings, {alerts.hot} of them hot; {archive.count()} are archived"
+    )
     print(f"sensor-7 sent {newest.seen} of them, and has {newest.celsius} °C")
 
 
@@ -136,14 +159,23 @@ async def publish(connection_string: str, hub: str, count: int) -> None:
     async with BufferedProducer(connection_string, hub) as producer:
         for number in range(count):
             sensor, celsius = f"sensor-{number % 20}", round(chance.gauss(21, 4), 1)
-            await producer.send(EventData(json.dumps({"sensor": sensor, "celsius": celsius})), partition_key=sensor)
+            await producer.send(
+                EventData(json.dumps({"sensor": sensor, "celsius": celsius})),
+                partition_key=sensor,
+            )
 
 
-async def main(connection_string: str | None, hub: str, folder: Path | None, count: int | None) -> None:
+async def main(
+    connection_string: str | None, hub: str, folder: Path | None, count: int | None
+) -> None:
     async with AsyncExitStack() as stack:
         if connection_string is None:
             service = await stack.enter_async_context(Emulator({hub: 4}))
-            connection_string, folder, count = service.connection_string, None, count or 5000
+            connection_string, folder, count = (
+                service.connection_string,
+                None,
+                count or 5000,
+            )
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,10 +184,20 @@ async def main(connection_string: str | None, hub: str, folder: Path | None, cou
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING"))
+    parser.add_argument(
+        "--connection-string", default=os.environ.get("EVENTPUMP_CONNECTION_STRING")
+    )
     parser.add_argument("--hub", default="telemetry")
-    parser.add_argument("--folder", type=Path, help="for the leases and the archive (default: one that is removed)")
-    parser.add_argument("--count", type=int, help="publish so many readings, and stop when both have them")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="for the leases and the archive (default: one that is removed)",
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="publish so many readings, and stop when both have them",
+    )
     args = parser.parse_args()
     try:
         asyncio.run(main(args.connection_string, args.hub, args.folder, args.count))

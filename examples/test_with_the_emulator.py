@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'eventpump[testing]'") from None
 
 from eventpump import (
     Emulator,
@@ -33,7 +36,9 @@ class Collector(EventProcessor):
         self.expected = expected
         self.all_here = asyncio.Event()
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         self.bodies += [event.body_as_str() for event in events]
         if len(self.bodies) >= self.expected:
             self.all_here.set()
@@ -47,21 +52,39 @@ async def test_a_processor_sees_every_event(eventpump_emulator: Emulator) -> Non
         for number in range(10):
             await producer.send(EventData(f"reading {number}"))
     collector = Collector(expected=10)
-    host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
+    host = EventProcessorHost(
+        connection_string,
+        "telemetry",
+        processor=collector,
+        lease_store=MemoryLeaseStore(),
+    )
     async with asyncio.timeout(30), host:
         await host.run(until=collector.all_here.wait())
-    assert sorted(collector.bodies) == sorted(f"reading {number}" for number in range(10))
+    assert sorted(collector.bodies) == sorted(
+        f"reading {number}" for number in range(10)
+    )
 
 
 @pytest.mark.asyncio
-async def test_a_processor_sees_every_event_over_a_lost_connection(eventpump_emulator: Emulator) -> None:
+async def test_a_processor_sees_every_event_over_a_lost_connection(
+    eventpump_emulator: Emulator,
+) -> None:
     """The service drops the connection in the middle; no event is left out, and none comes twice."""
     connection_string = eventpump_emulator.connection_string
     async with EventProducer(connection_string, "telemetry") as producer:
-        await producer.send([EventData(f"reading {number}") for number in range(100)], partition_id="0")
-    fault = eventpump_emulator.faults.add(DropConnection(), role=LinkRole.CONSUMER, partition="0", after=40)
+        await producer.send(
+            [EventData(f"reading {number}") for number in range(100)], partition_id="0"
+        )
+    fault = eventpump_emulator.faults.add(
+        DropConnection(), role=LinkRole.CONSUMER, partition="0", after=40
+    )
     collector = Collector(expected=100)
-    host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
+    host = EventProcessorHost(
+        connection_string,
+        "telemetry",
+        processor=collector,
+        lease_store=MemoryLeaseStore(),
+    )
     async with asyncio.timeout(30), host:
         await host.run(until=collector.all_here.wait())
     assert fault.fired == 1
@@ -75,9 +98,16 @@ def test_a_program_without_a_loop(eventpump_emulator_thread: EmulatorThread) -> 
         async with EventProducer(connection_string, "telemetry") as producer:
             await producer.send(EventData("reading"))
         collector = Collector(expected=1)
-        host = EventProcessorHost(connection_string, "telemetry", processor=collector, lease_store=MemoryLeaseStore())
+        host = EventProcessorHost(
+            connection_string,
+            "telemetry",
+            processor=collector,
+            lease_store=MemoryLeaseStore(),
+        )
         async with asyncio.timeout(30), host:
             await host.run(until=collector.all_here.wait())
         return collector.bodies
 
-    assert asyncio.run(publish_and_consume(eventpump_emulator_thread.connection_string)) == ["reading"]
+    assert asyncio.run(
+        publish_and_consume(eventpump_emulator_thread.connection_string)
+    ) == ["reading"]

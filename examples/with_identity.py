@@ -26,7 +26,11 @@ from typing import Any
 
 from aiohttp import web
 from azure.core.credentials import AccessToken
-from azure.identity.aio import DefaultAzureCredential
+
+try:
+    from azure.identity.aio import DefaultAzureCredential
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install azure-identity") from None
 
 from eventpump import (
     BlobLeaseStore,
@@ -55,9 +59,16 @@ class Printer(EventProcessor):
         self.events = 0
         self.enough = asyncio.Event()
 
-    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+    async def process_events(
+        self, context: PartitionContext, events: Sequence[ReceivedEvent]
+    ) -> None:
         for event in events:
-            print(context.partition_id, event.sequence_number, event.body_as_str(), flush=True)
+            print(
+                context.partition_id,
+                event.sequence_number,
+                event.body_as_str(),
+                flush=True,
+            )
         self.events += len(events)
         if self.events >= LOCAL_EVENTS:
             self.enough.set()
@@ -86,7 +97,11 @@ async def probes(ready: asyncio.Event, port: int) -> AsyncIterator[None]:
         return web.Response(text="live\n")
 
     async def get_ready(request: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if ready.is_set() else web.Response(text="starting\n", status=503)
+        return (
+            web.Response(text="ready\n")
+            if ready.is_set()
+            else web.Response(text="starting\n", status=503)
+        )
 
     app = web.Application()
     app.add_routes([web.get("/live", get_live), web.get("/ready", get_ready)])
@@ -105,37 +120,67 @@ async def main() -> None:
     processor, ready = Printer(), asyncio.Event()
 
     def watch(report: HostReport) -> None:
-        if isinstance(report, PartitionsFound):  # the lease store is open, and the hub has answered
+        if isinstance(
+            report, PartitionsFound
+        ):  # the lease store is open, and the hub has answered
             ready.set()
 
-    common: dict[str, Any] = {"processor": processor, "consumer_group": CONSUMER_GROUP, "hooks": [watch]}
+    common: dict[str, Any] = {
+        "processor": processor,
+        "consumer_group": CONSUMER_GROUP,
+        "hooks": [watch],
+    }
     async with AsyncExitStack() as stack:
-        connection_string, namespace = os.environ.get("EVENTPUMP_CONNECTION_STRING"), os.environ.get("NAMESPACE")
+        connection_string, namespace = (
+            os.environ.get("EVENTPUMP_CONNECTION_STRING"),
+            os.environ.get("NAMESPACE"),
+        )
         until = None
         if connection_string is None and namespace is None:
             credential = LocalCredential()
-            service = await stack.enter_async_context(Emulator({HUB: 4}, token_verifier=credential.verify))
+            service = await stack.enter_async_context(
+                Emulator({HUB: 4}, token_verifier=credential.verify)
+            )
             without_key = f"Endpoint=sb://{service.host}:{service.port};UseDevelopmentEmulator=true"
-            async with EventProducer(without_key, HUB, credential=credential) as producer:
+            async with EventProducer(
+                without_key, HUB, credential=credential
+            ) as producer:
                 for number in range(LOCAL_EVENTS):
                     await producer.send(EventData(f"reading {number}"))
-            host = EventProcessorHost(without_key, HUB, credential=credential, lease_store=MemoryLeaseStore(), **common)
+            host = EventProcessorHost(
+                without_key,
+                HUB,
+                credential=credential,
+                lease_store=MemoryLeaseStore(),
+                **common,
+            )
             until = processor.enough.wait()
         elif connection_string is not None:
             leases = BlobLeaseStore(
-                os.environ.get("LEASES", "leases"), connection_string=os.environ["STORAGE_CONNECTION_STRING"]
+                os.environ.get("LEASES", "leases"),
+                connection_string=os.environ["STORAGE_CONNECTION_STRING"],
             )
-            host = EventProcessorHost(connection_string, HUB, lease_store=leases, **common)
+            host = EventProcessorHost(
+                connection_string, HUB, lease_store=leases, **common
+            )
         else:
             # It is closed after the host, which uses it to the end.
             identity = await stack.enter_async_context(DefaultAzureCredential())
             leases = BlobLeaseStore(
-                os.environ.get("LEASES", "leases"), account_url=os.environ["STORAGE_URL"], credential=identity
+                os.environ.get("LEASES", "leases"),
+                account_url=os.environ["STORAGE_URL"],
+                credential=identity,
             )
             host = EventProcessorHost(
-                hub=HUB, fully_qualified_namespace=namespace, credential=identity, lease_store=leases, **common
+                hub=HUB,
+                fully_qualified_namespace=namespace,
+                credential=identity,
+                lease_store=leases,
+                **common,
             )
-        await stack.enter_async_context(probes(ready, int(os.environ.get("PORT", "8080"))))
+        await stack.enter_async_context(
+            probes(ready, int(os.environ.get("PORT", "8080")))
+        )
         async with host:
             await host.run(handle_signals=True, until=until)
     print(f"processed {processor.events} events", flush=True)

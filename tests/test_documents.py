@@ -7,6 +7,8 @@ import builtins
 import doctest
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 import typing
 from collections.abc import Iterator
@@ -94,6 +96,44 @@ def test_list_of_examples_has_every_example() -> None:
             code = (ROOT / "examples" / name).read_text(encoding="utf-8")
             is_alone = "Emulator" in code or name in without_service
             assert is_alone == row.endswith("| yes |"), name
+
+
+@pytest.mark.parametrize(
+    ("example", "module", "install"),
+    [
+        ("ingest_fastapi", "fastapi", "fastapi uvicorn"),
+        ("spark_pipeline", "pyspark", "'eventpump[spark,java]'"),
+        ("test_with_the_emulator", "pytest", "'eventpump[testing]'"),
+        ("with_identity", "azure.identity", "azure-identity"),
+    ],
+)
+def test_example_without_its_extra_prints_what_to_install(example: str, module: str, install: str) -> None:
+    """In one line, without a traceback; the list of examples names it too."""
+    run = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path('examples/{example}.py')"
+    result = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(f": pip install {install}")
+    (row,) = (
+        row
+        for row in (ROOT / "examples/README.md").read_text(encoding="utf-8").splitlines()
+        if f"[{example}.py]" in row
+    )
+    assert all(f"`{each}`" in row for each in install.replace("'", "").split())
+
+
+_COLUMNS = 88
+"""What the site has room for in a block of code, at a width of 1440 pixels."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_of_code_are_as_wide_as_the_site_shows(path: Path) -> None:
+    """No line of a block is cut off at the right: also those of pages that are files elsewhere."""
+    elsewhere = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
+    if path.parent.name == "project" and path.stem in elsewhere:
+        path = ROOT / elsewhere[path.stem]
+    blocks = re.findall(r"^ *```[\w{}-]+.*\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > _COLUMNS] == []
 
 
 def _promises() -> list[list[str]]:
@@ -272,7 +312,7 @@ def test_names_that_pages_of_migration_promise_exist(page: str) -> None:
 
 def test_sessions_of_pages_print_what_they_show() -> None:
     """The blocks with prompts are doctests; those of a page continue each other."""
-    runner, count = doctest.DocTestRunner(), 0
+    runner, count = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), 0  # long lines are broken
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         known: dict[str, object] = {}
