@@ -1,6 +1,6 @@
-"""Draws the diagrams of design.md: `python docs/draw.py` writes them to docs/diagrams/.
+"""Draws the diagrams of the pages: `python docs/draw.py` writes them to docs/diagrams/.
 
-The layers are read from the import contract in pyproject.toml, the lives are below. The same input gives the same
+The layers are read from the import contract in pyproject.toml, the lives and the times are below. The same input gives the same
 bytes; `tests/test_documents.py` fails if a drawing in the repository is not what this script draws.
 """
 
@@ -257,6 +257,153 @@ BATCH: Final[Sequence[Row]] = (
     ],
 )
 
+BUFFER: Final[Sequence[Row]] = (
+    [
+        Node("await producer.send(event)", "outside", "returns a receipt once the buffer has room for the event", 0),
+        Node("the buffer is full", "values", "send waits, so that the program slows down; send_nowait raises", 1),
+    ],
+    [
+        Node("in the batch of its partition", "acts", "the router has chosen it: by key, or in turn", 0),
+        Node("flush, or aclose", "values", "sends what there is; aclose waits for all outcomes", 1),
+    ],
+    [
+        Node("sent", "acts", "when the batch is full, or its first event has waited for max_wait_time", 0),
+        Node("busy service, lost connection", "values", "sent again, as `retry` says; batches keep their order", 1),
+    ],
+    [
+        Node("stored", "outside", "the receipt has its partition, on_success is called, the room is free again", 0),
+        Node("refused, or retries exhausted", "values", "await receipt raises the error, and on_error is called", 1),
+    ],
+)
+
+
+class Span(NamedTuple):
+    """What is the case on a lane for some time.
+
+    Attributes:
+        begin: When it begins, from 0 to 100.
+        end: When it ends.
+        kind: Its color: a number for who does it, "none" for a gap, or "kept" for what is stored.
+        text: What is written on it.
+    """
+
+    begin: float
+    end: float
+    kind: Literal["one", "two", "three", "none", "kept"]
+    text: str
+
+
+class Times(NamedTuple):
+    """Lanes over time, from left to right.
+
+    Attributes:
+        title: The title, which is the text alternative too.
+        lanes: The name of each, and its spans.
+        marks: Moments, and what happens then.
+        notes: Sentences below.
+    """
+
+    title: str
+    lanes: Sequence[tuple[str, Sequence[Span]]]
+    marks: Sequence[tuple[float, str]]
+    notes: Sequence[str]
+
+
+LEASES: Final = Times(
+    "Leases and epochs: a host is killed, and another one takes its partition over",
+    [
+        ("lease of partition 0", [Span(0, 100, "one", "host-1, epoch 4: renewed every third of its duration")]),
+        (
+            "lease of partition 1",
+            [
+                Span(0, 30, "two", "host-2, epoch 7"),
+                Span(30, 58, "none", "not renewed"),
+                Span(58, 100, "one", "host-1, epoch 8"),
+            ],
+        ),
+        (
+            "link of partition 1",
+            [
+                Span(0, 30, "two", "owner level 7"),
+                Span(62, 100, "one", "owner level 8, from the checkpoint"),
+            ],
+        ),
+        (
+            "if host-2 only stood still",
+            [
+                Span(0, 30, "two", "epoch 7"),
+                Span(62, 100, "none", "delivers nothing under epoch 7"),
+            ],
+        ),
+    ],
+    [(30, "host-2 is killed"), (58, "the lease expires")],
+    ["Two hosts never deliver under one epoch. The events after the last checkpoint are delivered again, by host-1."],
+)
+
+SUBSCRIPTIONS: Final = Times(
+    "Three subscriptions of a partition on one link: each has its own position in the cache",
+    [
+        ("cache of the link", [Span(22, 100, "kept", "events 100 to 180: received once, decoded once")]),
+        ("alerts", [Span(0, 100, "one", "has processed up to 180")]),
+        ("totals", [Span(0, 84, "three", "has processed up to 164")]),
+        ("archive, a slow one", [Span(0, 22, "two", "up to 100")]),
+    ],
+    [(22, "the slowest position"), (100, "")],
+    [
+        "The cache keeps what the slowest one has not had. When it is full the link stops, and the others wait,",
+        "until the slow one has gone on, is suspended, or reads over a link of its own.",
+    ],
+)
+
+KEYED: Final = Times(
+    "Keyed order: keys at the same time, each in order, and the checkpoint behind the first unprocessed event",
+    [
+        ("key A", [Span(0, 24, "one", "event 1"), Span(26, 52, "one", "event 4"), Span(54, 78, "one", "event 6")]),
+        ("key B", [Span(0, 66, "two", "event 2, which takes long"), Span(68, 92, "two", "event 5")]),
+        ("key C", [Span(0, 36, "three", "event 3")]),
+        (
+            "may be checkpointed",
+            [
+                Span(24, 66, "kept", "1, as 2 is not done"),
+                Span(66, 92, "kept", "4, as 5 is not done"),
+                Span(92, 100, "kept", "6"),
+            ],
+        ),
+    ],
+    [(66, "2 is processed")],
+    ["After a crash, the events behind the checkpoint are delivered again, and those of a key in the same order."],
+)
+
+FLEETS: Final = Times(
+    "From azure-eventhub to eventpump: beside it in a consumer group of its own, and then in its place",
+    [
+        ("azure-eventhub", [Span(0, 55, "two", "group $Default, its own checkpoints")]),
+        ("eventpump, on trial", [Span(12, 50, "three", "a group and leases of its own")]),
+        ("eventpump", [Span(62, 100, "one", "group $Default, from there on")]),
+    ],
+    [(55, "stopped, checkpoints read")],
+    ["Consumer groups do not affect each other. Within one group the two libraries do not share partitions."],
+)
+
+RESTART: Final = Times(
+    "A batch of Spark that is killed and repeated: what is stored is not sent again",
+    [
+        ("driver", [Span(0, 44, "one", "batch 7"), Span(56, 100, "one", "batch 7 again, with the same rows")]),
+        ("ledger", [Span(6, 92, "kept", "the plan: first numbers per partition"), Span(93, 100, "kept", "done")]),
+        ("partition 0, 40 rows", [Span(10, 30, "three", "1 to 40 stored"), Span(62, 74, "none", "has 40")]),
+        (
+            "partition 1, 60 rows",
+            [
+                Span(10, 44, "three", "1 to 25 stored"),
+                Span(62, 70, "none", "has 25"),
+                Span(70, 90, "three", "26 to 60"),
+            ],
+        ),
+    ],
+    [(44, "killed"), (56, "restarted")],
+    ["Each row has its number by the plan. The repeated batch asks the service for the last number that it has."],
+)
+
 _STYLE: Final = """
   text { font-family: "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328; }
   .name { font-weight: 600; font-size: 13px; }
@@ -267,8 +414,20 @@ _STYLE: Final = """
   .outside { fill: #fff1d6; stroke: #bf8700; }
   .arrow { stroke: #59636e; stroke-width: 1.5; fill: none; }
   .head { fill: #59636e; }
+  .lane { fill: #ffffff; font-size: 11.5px; font-weight: 600; }
+  .one { fill: #0969da; }
+  .two { fill: #bc4c00; }
+  .three { fill: #1a7f37; }
+  .kept { fill: #59636e; }
+  .none { fill: #eff1f3; stroke: #818b98; stroke-dasharray: 3 3; }
+  .lane.on-none { fill: #1f2328; font-weight: 400; }
+  .mark { stroke: #1f2328; stroke-width: 1.5; stroke-dasharray: 4 3; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; }
+    .lane { fill: #ffffff; }
+    .none { fill: #262c36; }
+    .lane.on-none { fill: #f0f6fc; }
+    .mark { stroke: #f0f6fc; }
     .page { fill: #0d1117; stroke: #3d444d; }
     .decides { fill: #12361f; }
     .acts { fill: #10294a; }
@@ -434,9 +593,48 @@ def draw_steps(title: str, rows: Sequence[Row]) -> str:
     return _page(title, y - _GAP + _MARGIN, parts)
 
 
+_NAMES, _LANE = 160, 34
+"""The width of the names of lanes, and the height of a lane."""
+
+
+def draw_times(times: Times) -> str:
+    """Draw lanes over time."""
+    top = _MARGIN + 52
+    left, right = _MARGIN + _NAMES, _MARGIN + _WIDTH
+    bottom = top + len(times.lanes) * _LANE
+
+    def at(time: float) -> float:
+        return round(left + time / 100 * (right - left), 1)
+
+    parts = [f'<text class="name" x="{_MARGIN}" y="{_MARGIN + 12}">{escape(times.title)}</text>']
+    for time, text in times.marks:
+        parts.append(f'<path class="mark" d="M{at(time):g} {top - 8} V{bottom + 4}"/>')
+        parts.append(f'<text x="{at(time):g}" y="{top - 14}" text-anchor="middle">{escape(text)}</text>')
+    for number, (name, spans) in enumerate(times.lanes):
+        y = top + number * _LANE
+        parts.append(f'<text x="{_MARGIN}" y="{y + 20}">{escape(name)}</text>')
+        for begin, end, kind, text in spans:
+            x, width = at(begin), round(at(end) - at(begin), 1)
+            assert len(text) * _CHARACTER <= width, f"{name}: {text}"
+            parts.append(f'<rect class="{kind}" x="{x:g}" y="{y + 4}" width="{width:g}" height="{_LANE - 8}" rx="4"/>')
+            place = f'x="{x + width / 2:g}" y="{y + 21}" text-anchor="middle"'
+            parts.append(f'<text class="lane on-{kind}" {place}>{escape(text)}</text>')
+    y = bottom + 6
+    for note in times.notes:
+        y += _LINE
+        parts.append(f'<text x="{_MARGIN}" y="{y}">{escape(note)}</text>')
+    return _page(times.title, y + _MARGIN, parts)
+
+
 def drawings() -> dict[str, str]:
     """Return the drawings by the name of their file."""
     return {
+        "buffer.svg": draw_steps("The life of an event in the buffer", BUFFER),
+        "fleets.svg": draw_times(FLEETS),
+        "keyed.svg": draw_times(KEYED),
+        "leases.svg": draw_times(LEASES),
+        "spark-restart.svg": draw_times(RESTART),
+        "subscriptions.svg": draw_times(SUBSCRIPTIONS),
         "layers.svg": draw_layers(layers(), deciding()),
         "received-event.svg": draw_life("The life of a received event", RECEIVED),
         "sent-event.svg": draw_life("The life of a sent event", SENT),

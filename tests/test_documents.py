@@ -207,9 +207,12 @@ def test_diagrams_are_what_the_script_draws(name: str) -> None:
 
 
 def test_diagrams_are_all_shown() -> None:
-    """design.md shows every drawing, and there are no others."""
-    shown = re.findall(r"!\[[^\]]+\]\(diagrams/([\w-]+\.svg)\)", (ROOT / "docs/design.md").read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(drawings()) == sorted(path.name for path in FOLDER.iterdir())
+    """A page shows each drawing, with a text in its place; there are no others, and each has colors for the dark."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    shown = re.findall(r"!\[([^\]]+)\]\(diagrams/([\w-]+\.svg)\)", pages)
+    assert sorted({name for _, name in shown}) == sorted(drawings()) == sorted(path.name for path in FOLDER.iterdir())
+    assert all(len(text) > 10 for text, _ in shown)
+    assert all("prefers-color-scheme: dark" in drawing for drawing in drawings().values())
 
 
 _CITED = re.compile(r"protocol\.md[\s#]+(\d+(?:\.\d+)?(?:(?: \(\w+\))?(?:, | and | to )\d+(?:\.\d+)?)*)")
