@@ -8,16 +8,16 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Final, Protocol
 
 from eventpump.aio.signals import handling_signals
 from eventpump.demo.view import Scene, ShownVerdict, View, view_of
 from eventpump.errors import ConfigurationError
-from eventpump.options.connection import TransportName, TransportType
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _REFRESH = 0.25
 _SIZES = {"events": (200_000, 100_000), "seconds": (24.0, 20.0)}
 """By option: its default without and with `--spark`, which starts Spark twice beside it, and shall end in a minute."""
+
+
+# Those of `options.connection`, which is not imported here: models take the time in which a first line is to be seen.
+TRANSPORT_TYPES: Final = ("tcp", "websocket")
+TRANSPORTS: Final = ("native", "uamqp")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -43,8 +48,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--partitions", type=int, default=8, metavar="N", help="partitions of each hub (default: %(default)s)")
     add("--seconds", type=float, metavar="S", help=f"time to publish them in ({_defaults('seconds')})")
     add("--seed", type=int, default=7, help="seed of the simulated market (default: %(default)s)")
-    add("--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP")
-    add("--transport", choices=get_args(TransportName), default="native", help="the AMQP implementation of the hosts")
+    add("--transport-type", choices=TRANSPORT_TYPES, default="tcp", help="the transport of AMQP")
+    add("--transport", choices=TRANSPORTS, default="native", help="the AMQP implementation of the hosts")
     add("--plain", action="store_true", help="print lines instead of the live table")
     parser.set_defaults(run=run)
 
@@ -102,8 +107,12 @@ def run(args: argparse.Namespace) -> int:
         _exiting_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="eventpump-demo-", ignore_cleanup_errors=True) as folder,
     ):
+        is_plain = args.plain or not sys.stdout.isatty()
+        if not args.spark and (is_plain or util.find_spec("rich") is not None):
+            # What runs it takes a second to import. Spark's demo first looks for what it needs.
+            print("eventpump demo: a local service, three hosts, and a kill; starting", flush=True)
         play = _play_of(args, Path(folder))
-        view = view_of(play.scene, is_plain=args.plain or not sys.stdout.isatty())
+        view = view_of(play.scene, is_plain=is_plain)
         return asyncio.run(_run(play, view))
 
 
@@ -137,9 +146,10 @@ def _play_of(args: argparse.Namespace, folder: Path) -> Play:
         from eventpump.demo.pipeline import Pipeline
 
         return Pipeline(args, folder)
+    began = time.monotonic()
     from eventpump.demo.processing import Processing
 
-    return Processing(args, folder)
+    return Processing(args, folder, time.monotonic() - began)
 
 
 async def _run(play: Play, view: View) -> int:

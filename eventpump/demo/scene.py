@@ -38,6 +38,8 @@ class FleetScene:
         self.fleet = fleet
         self.total = total
         self.published = 0
+        self.compared: int | None = None
+        """Events that were read from the hub again, to compare them; None before."""
         self.meters: dict[str, Meter] = {str(each): Meter() for each in range(fleet.partitions)}
         self._last_owner: dict[str, str] = {}
         self._final: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] | None = None
@@ -58,7 +60,8 @@ class FleetScene:
         return sum(status["lag"] or 0 for host in running for status in host.archived.values())
 
     def head(self) -> list[tuple[str, str]]:
-        return [("published", f"{self.published:,} of {self.total:,}"), ("processed", f"{self.processed:,}")]
+        head = [("published", f"{self.published:,} of {self.total:,}"), ("processed", f"{self.processed:,}")]
+        return head if self.compared is None else [*head, ("compared", f"{self.compared:,}")]
 
     def boards(self) -> list[Board]:
         names = {host.name: _COLORS[index % len(_COLORS)] for index, host in enumerate(self.fleet.hosts)}
@@ -74,6 +77,8 @@ class FleetScene:
     def line(self) -> str:
         owners = " ".join(f"{row[0]}:{row[1].replace(' ', '_')}" for row in self._partition_rows())
         behind = f"archive behind {self.archive_lag:,}"
+        if self.compared is not None:
+            behind += f" compared {self.compared:,}"
         return f"published {self.published:,} processed {self.processed:,} {behind}  {owners}"
 
     def _host_rows(self) -> list[tuple[str, ...]]:
