@@ -1,7 +1,7 @@
 """Draws the diagrams of the pages: `python docs/draw.py` writes them to docs/diagrams/.
 
-The layers are read from the import contract in pyproject.toml, the lives and the times are below. The same input gives the same
-bytes; `tests/test_documents.py` fails if a drawing in the repository is not what this script draws.
+The layers are read from the import contract in pyproject.toml, the lives and the times are below. The same input gives
+the same bytes; `tests/test_documents.py` fails if a drawing in the repository is not what this script draws.
 """
 
 from __future__ import annotations

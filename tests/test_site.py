@@ -1,17 +1,26 @@
-"""The site of the documentation: built without a warning, with links that lead somewhere, and all public names."""
+"""The site of the documentation: built without a warning, with links that lead somewhere, and all public names.
+
+It is looked at in a real browser too, on a wide screen and on a phone: what is cut off or below the first screen, and
+what the search box finds. Without a browser these tests are skipped, except in CI, where `.ci/run` installs one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from docs.api import modules_of, of_module, public_names
+import eventpump
+from docs.api import GROUPS, ORDER, members_of, modules_of, of_module, parameter_texts, public_names
+from tests.support.browser import Browser, address, browser_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,3 +85,141 @@ def test_site_has_every_public_name(site: Path) -> None:
     expected = {f"{each.module}.{each.name}" for each in public_names().values()}
     expected |= {f"{module}.{each.name}" for module in modules for each in of_module(module)}
     assert expected - entries == set()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_parameters_of_a_class_are_each_in_one_group(name: str) -> None:
+    """An option that is added gets a place on the page of its class."""
+    grouped = [each for names in GROUPS[name].values() for each in names]
+    assert sorted(grouped) == sorted(parameter_texts(name))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_members_of_a_class_are_in_the_order_of_use(site: Path, name: str) -> None:
+    """The page has them as `ORDER` says, and the others behind them."""
+    (page,) = (
+        text for path in (site / "reference").glob("*.html") if f'id="eventpump.{name}"' in (text := _read(path))
+    )
+    shown = re.findall(rf'<dt[^>]* id="eventpump\.{name}\.(\w+)"', page)
+    assert shown == [member for _, member in members_of(name)]
+    assert all(hasattr(getattr(eventpump, name), each) for each in ORDER[name])
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+SIZES = {"wide": (1440, 900), "phone": (390, 844)}
+SCHEMES = ("light", "dark")
+
+_LOOK = """(() => {
+  const height = innerHeight, seen = box => Math.max(0, Math.min(box.bottom, height) - Math.max(box.top, 0));
+  const boxes = (what) => [...document.querySelectorAll(what)].map(each => [each, each.getBoundingClientRect()]);
+  const brightness = (color) => color.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + +each, 0) / 3;
+  const style = getComputedStyle(document.body);
+  return {
+    cut: [...document.querySelectorAll("article pre")]
+      .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.innerText.slice(0, 80)),
+    signatures: boxes("article dt.sig").filter(([_, box]) => seen(box) > height / 2.5)
+      .map(([each, _]) => each.innerText.slice(0, 80)),
+    bottom: Math.max(...boxes("article section > p:first-of-type, article pre, article img").slice(0, 4)
+      .map(([_, box]) => box.bottom)),
+    pictures: boxes("article img").map(([each, box]) => [each.alt, box.width > 0]),
+    contrast: Math.abs(brightness(style.color) - brightness(style.backgroundColor)),
+    dark: brightness(style.backgroundColor) < 128,
+  };
+})()"""
+
+_SEARCHED = """new Promise(done => {
+  const found = () => [...document.querySelectorAll("#search-results li a")].map(each => each.getAttribute("href"));
+  const ended = () => /found|did not match/.test(document.querySelector("#search-results")?.innerText ?? "");
+  if (ended()) return done(found());
+  new MutationObserver(() => { if (ended()) done(found()); })
+    .observe(document.body, {childList: true, subtree: true, characterData: true});
+})"""
+
+TASKS: Mapping[str, Sequence[str]] = {
+    "place of checkpoints": ("howto/choose-a-store.html", "reference/stores.html", "reference/clients.html"),
+    "handler raises": ("what-happens-when.html", "guarantees.html", "faq/consumers.html"),
+    "lag": ("howto/observe.html", "reference/processing.html", "reference/metrics.html"),
+    "back to azure-eventhub": ("from-azure-eventhub.html",),
+    "The token has an invalid signature": ("reference/errors.html",),
+    "no checkpoint anywhere": ("howto/troubleshoot.html", "reference/reports.html", "reference/errors.html"),
+}
+"""What a stranger types into the search box, and the pages that answer it."""
+_FIRST = 5
+"""Of so many results one has to be such a page."""
+
+
+class Looked(NamedTuple):
+    """What a browser showed: of pages by size and scheme, and the results of searches."""
+
+    pages: Mapping[str, Mapping[tuple[str, str], Any]]
+    found: Mapping[str, Sequence[str]]
+
+
+async def _look(pages: Mapping[str, str], search: str, program: str) -> Looked:
+    looks: dict[str, dict[tuple[str, str], Any]] = {}
+    found = {}
+    async with Browser(program) as browser:
+        for name, url in pages.items():
+            await browser.open(url)
+            for size, (width, height) in SIZES.items():
+                await browser.resize(width, height)
+                for scheme in SCHEMES:
+                    await browser.prefer(scheme)
+                    looks.setdefault(name, {})[size, scheme] = await browser.evaluate(_LOOK)
+        for words in TASKS:
+            await browser.open(f"{search}?q={words.replace(' ', '+')}")
+            found[words] = await browser.evaluate(_SEARCHED)
+    return Looked(looks, found)
+
+
+@pytest.fixture(scope="module")
+def looked(site: Path) -> Looked:
+    """All pages in a browser."""
+    program = browser_program()
+    if program is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "there is no Chromium (Debian: apt-get install chromium)"
+        )
+    made = {"genindex.html", "search.html", "py-modindex.html"}
+    pages = {path.relative_to(site).as_posix(): address(path) for path in sorted(site.rglob("*.html"))}
+    written = {name: url for name, url in pages.items() if name not in made}
+    return asyncio.run(_look(written, pages["search.html"], program))
+
+
+def test_pages_cut_off_no_code_and_begin_with_no_signature(looked: Looked) -> None:
+    """At 1440 and 390 pixels, light and dark: each line of code is seen whole, and no signature fills the screen."""
+    assert len(looked.pages) > 50
+    looks = [(name, kind, look) for name, kinds in looked.pages.items() for kind, look in kinds.items()]
+    assert [(name, kind, look["cut"]) for name, kind, look in looks if look["cut"]] == []
+    assert [(name, kind, look["signatures"]) for name, kind, look in looks if look["signatures"]] == []
+
+
+def test_pages_are_light_and_dark_and_have_pictures_with_texts(looked: Looked) -> None:
+    """Text stands out from its ground in both schemes, and each picture is there, with a text in its place."""
+    for name, kinds in looked.pages.items():
+        for (size, scheme), look in kinds.items():
+            assert look["dark"] == (scheme == "dark"), (name, size, scheme)
+            assert look["contrast"] > 120, (name, size, scheme)
+            assert all(text and is_seen for text, is_seen in look["pictures"]), (name, look["pictures"])
+
+
+def test_first_screen_of_the_site_has_a_program_and_a_picture(looked: Looked) -> None:
+    """The sentence, the install line, the consumer and the picture are seen without scrolling."""
+    for (size, scheme), look in looked.pages["index.html"].items():
+        assert look["bottom"] <= SIZES[size][1], (size, scheme, look["bottom"])
+
+
+@pytest.mark.parametrize("words", TASKS)
+def test_search_box_finds_what_strangers_look_for(looked: Looked, words: str) -> None:
+    """The answer is among the first results."""
+    found = [each.partition("#")[0].partition("?")[0] for each in looked.found[words]]
+    assert set(found[:_FIRST]) & set(TASKS[words]), found[:12]
+
+
+def test_install_line_of_readme_agrees_with_the_site() -> None:
+    """README installs from a checkout until something is published, which a line in `docs/conf.py` says."""
+    is_published = "IS_PUBLISHED: Final = True" in _read(ROOT / "docs/conf.py")
+    assert ("From a checkout (`pip install" in _read(ROOT / "README.md")) != is_published

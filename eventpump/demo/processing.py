@@ -22,8 +22,8 @@ _KILL_AT, _JOIN_AT = 0.4, 0.65
 """Parts of the stream after which a host is killed, and another joins."""
 _SETTLE_TIMEOUT = 60.0
 _STARTING, _COMPARING = 6.0, 10.0
-"""How long the demo takes besides publishing, in times that its modules take to be imported: to start its processes, and to
-compare 200,000 events. So a slow or busy machine has its own estimate."""
+"""How long the demo takes besides publishing, in times that its modules take to be imported: to start its processes,
+and to compare 200,000 events. So a slow or busy machine has its own estimate."""
 
 
 class Processing:
