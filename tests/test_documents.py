@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]  # likewise
 
+import eventpump
 from docs.api import of_module, public_names
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
@@ -132,8 +134,35 @@ def test_blocks_of_code_are_as_wide_as_the_site_shows(path: Path) -> None:
     elsewhere = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
     if path.parent.name == "project" and path.stem in elsewhere:
         path = ROOT / elsewhere[path.stem]
-    blocks = re.findall(r"^ *```[\w{}-]+.*\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = re.findall(r"^ *```[\w{}-]+[^\n]*\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.M | re.S)
     assert [line for block in blocks for line in block.splitlines() if len(line) > _COLUMNS] == []
+
+
+def test_workflows_name_the_pythons_of_the_package() -> None:
+    """Those that test each Python test the ones that the package names, and the files know no machine."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    workflows = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")}
+    (matrix,) = re.findall(r"python: \[(.+)\]", workflows["tests.yml"])
+    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.M)
+    assert re.findall(r'"([\d.]+)"', matrix) == named
+    for text in workflows.values():
+        assert yaml.safe_load(text)["jobs"]
+        assert text.startswith("# Not run yet")
+        assert not re.search(r"https?://|/home/|/tmp/|index-url", text)
+
+
+def test_version_is_in_one_place() -> None:
+    """It is in pyproject.toml: a release changes one line, and a heading of the changelog, which has one form."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert version == eventpump.__version__
+    files = [
+        path for name in ("eventpump", "docs") for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".md")
+    ]
+    mentions = rf"eventpump[- =]+v?{re.escape(version)}\b"
+    assert [path for path in files if re.search(mentions, path.read_text(encoding="utf-8"))] == []
+    first, *released = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert first == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", heading) for heading in released)
 
 
 def _promises() -> list[list[str]]:

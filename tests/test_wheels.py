@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,11 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from eventpump import EventData, EventProducer
 from eventpump.compiled import PURE
+from eventpump.testing.threaded import EmulatorThread
+from tests.support.pages import python_blocks
+from tests.test_pythons import _VERSIONS, _interpreter
 
 ROOT = Path(__file__).parents[1]
 _SOURCES = ("eventpump", "pyspark_eventpump", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 _TIMEOUT = 900.0
+_WORKFLOW = ROOT / ".github/workflows/release.yml"
+_PUBLISHED = re.findall(r"^ +- run: (.*\bpython -m build .*)$", _WORKFLOW.read_text(encoding="utf-8"), re.M)
+"""The commands that make what is published: the sdist, and the wheel for every platform."""
 
 _PROGRAM = """
 import asyncio
@@ -87,6 +97,18 @@ def _build(folder: Path, out: str, *options: str, **variables: str) -> Path:
     return target
 
 
+def _published(folder: Path) -> Path:
+    """Build by the commands of the workflow, as it has them; return the folder of the files."""
+    target = folder.parent / "release"
+    for command in _PUBLISHED:
+        words = shlex.split(command)
+        variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+        assert words[len(variables) :][:3] == ["python", "-m", "build"]
+        options = [str(target) if word == "dist" else word for word in words[len(variables) + 1 :]]
+        _run(sys.executable, *options, cwd=folder, **variables)
+    return target
+
+
 def _used(python: Path, *what: str | Path, **variables: str) -> str:
     """Install the package, use it, and return which build it says that it is."""
     printed = _run(
@@ -147,3 +169,37 @@ def test_editable_install_builds_the_core_in_place(folder: Path, python: Path) -
     printed = _run(python, "-c", _PROGRAM, cwd=python.parent).strip()
     assert printed == "pure Python|it was built from another source; install the package again"
     assert _used(python, "-e", copy) == "compiled core|"
+
+
+async def _send(connection_string: str) -> None:
+    async with EventProducer(connection_string, "telemetry") as producer:
+        await producer.send([EventData("one")], partition_id="0")
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_published_files_run_the_first_program_of_readme(folder: Path, version: str, kind: str, tmp_path: Path) -> None:
+    """In a fresh environment of each Python: it prints what was sent, and ends on SIGTERM."""
+    interpreter = _interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"no Python {version} is found in pyenv's folder or on the path")
+    release = folder.parent / "release"
+    (file,) = (release if release.is_dir() else _published(folder)).glob(kind)
+    _run(interpreter, "-m", "venv", tmp_path / "environment", cwd=tmp_path)
+    python = tmp_path / "environment" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    _run(python, "-m", "pip", "install", "-q", "--no-input", file, cwd=tmp_path)
+    (tmp_path / "program.py").write_text(python_blocks(ROOT / "README.md")[0], encoding="utf-8")
+    with EmulatorThread("telemetry:4") as service:
+        service.run(_send(service.connection_string))
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONUNBUFFERED": "1",
+            "EVENTPUMP_CONNECTION_STRING": service.connection_string,
+        }
+        command = [str(python), "-W", "error", "program.py"]
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            printed = process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert (printed, process.returncode) == ("0 0 one\n", 0)
