@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # likewise
+import yaml  # type: ignore[import-untyped]  # it comes without types
 
 import eventpump
 from docs.api import of_module, public_names

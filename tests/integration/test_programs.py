@@ -255,7 +255,10 @@ async def test_demo_leaves_no_process_behind(number: signal.Signals, tmp_path: P
             while "three hosts share the partitions" not in lines[-1]:
                 lines.append((await process.stdout.readline()).decode())
                 assert lines[-1], "".join(lines)
-            assert "this takes about 610 s; Ctrl-C ends it" in lines[0]
+            assert lines[0].startswith("eventpump demo: a local service")  # before its modules are imported
+            estimate = re.search(r"this takes about (\d+) s here; Ctrl-C ends it", lines[1])
+            assert estimate is not None
+            assert int(estimate[1]) > 600
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(children) == 4, [child.cmdline() for child in children]
             process.send_signal(number)
