@@ -272,6 +272,8 @@ def test_picture_of_the_demo_is_what_the_script_draws() -> None:
     recording = Recording.parse(RECORDING.read_text(encoding="utf-8"))
     assert PICTURE.read_text(encoding="utf-8") == draw(recording), "run python docs/demo.py"
     assert recording.figures["lost"] == "0"
+    # What stands still, as on paper, shows the first frame: all of the run.
+    assert re.findall(r"^    0%.*$", draw(recording), re.M) == ["    0%, 33.33% { transform: scaleX(1); }"]
     ((killed_at, text),) = [each for each in recording.story if "was killed" in each[1]]
     killed = text.split()[0]
     assert any(killed in moment.owners for moment in recording.moments)
