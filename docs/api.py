@@ -89,7 +89,9 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
 }
 """The names of `eventpump` by subject, in the order in which they are documented; errors are so with all others."""
 
-HOMES: Final = tuple(f"eventpump.{name}" for name in ("errors", "reports", "interfaces", "options", "credentials"))
+HOMES: Final = tuple(
+    f"eventpump.{name}" for name in ("errors", "reports", "interfaces", "options", "credentials", "lag", "health")
+)
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
 WITHOUT_MEMBERS: Final = frozenset(

@@ -27,6 +27,8 @@ KINDS: Final[Mapping[Kind, str]] = {
 }
 
 PURPOSES: Final[Mapping[str, str]] = {
+    "health": "probes and metrics over HTTP",
+    "lag": "how far a group is behind",
     "cli": "the eventpump command",
     "demo": "what eventpump demo runs",
     "app": "decorated functions",

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "demo": "eventpump.demo.command",
     "emulator": "eventpump.cli.emulator",
     "info": "eventpump.cli.info",
+    "lag": "eventpump.cli.lag",
     "parked": "eventpump.cli.parked",
     "send": "eventpump.cli.send",
     "tail": "eventpump.cli.tail",

@@ -1,0 +1,379 @@
+"""`eventpump lag`: how far a consumer group is behind, by the checkpoints of any fleet."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from eventpump.cli.streams import (
+    FAILURE,
+    Interrupts,
+    add_connection_options,
+    complain,
+    connection_options,
+    connection_text,
+    keep_quiet,
+    say,
+    whole_number,
+)
+from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
+from eventpump.net.health import Health, HealthServer, Metric
+from eventpump.lag import (
+    BlobCheckpointReader,
+    CheckpointReader,
+    GroupLag,
+    LagReader,
+    LagState,
+    PartitionProgress,
+    SparkCheckpointReader,
+    SqliteCheckpointReader,
+)
+from eventpump.lag.exposition import document, metrics
+from eventpump.storage.checkpoints.blobs import FUNCTIONS_CONTAINER
+from eventpump.texts import excerpt, without_secrets
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
+
+STORAGE_VARIABLE: Final = "EVENTPUMP_STORAGE_CONNECTION_STRING"
+"""The environment variable with the storage account's connection string."""
+
+_FORMATS: Final = {
+    "v5": "v5",
+    "eph": "event-processor-host",
+    "eph-python": "event-processor-host-python",
+    "functions": "functions",
+}
+_CLEAR: Final = "\x1b[H\x1b[J"
+_GRACE: Final = 2.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand and its options."""
+    parser = subparsers.add_parser(
+        "lag",
+        help="show how far a consumer group is behind",
+        description="Print, for each partition of a hub, what it holds, a consumer group's checkpoint, and how many "
+        "events that is behind. The checkpoints may be those of eventpump, of azure-eventhub or any current SDK, of "
+        "Azure Functions, of an EventProcessorHost, or of a Spark query. Nothing is written, and consumers do not "
+        "notice it.",
+    )
+    add_connection_options(parser)
+    parser.add_argument(
+        "--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)"
+    )
+    store = parser.add_argument_group("where the checkpoints are (one of them)")
+    store.add_argument("--container", metavar="NAME", help="a blob container; see --format")
+    store.add_argument("--leases", metavar="FILE", help="the file of a SqliteLeaseStore")
+    store.add_argument("--spark", metavar="DIR", help="the checkpointLocation of a Spark query, on this machine")
+    blobs = parser.add_argument_group("with --container")
+    blobs.add_argument(
+        "--format",
+        choices=tuple(_FORMATS),
+        default="v5",
+        help="v5: azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the EventProcessorHosts of "
+        f".NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in {FUNCTIONS_CONTAINER} "
+        "(default: v5)",
+    )
+    blobs.add_argument(
+        "--storage-connection-string",
+        metavar="TEXT",
+        help=f"the storage account's connection string (default: ${STORAGE_VARIABLE})",
+    )
+    blobs.add_argument("--account-url", metavar="URL", help="the storage account's URL with a SAS token, instead")
+    blobs.add_argument("--prefix", default="", metavar="TEXT", help="eph: what goes before the consumer group in names")
+    blobs.add_argument(
+        "--preserve-case", action="store_true", help="v5: names as configured, as Java, Go and Dapr write them"
+    )
+    blobs.add_argument(
+        "--namespace", metavar="NAME", help="v5: the namespace in the names, if it is not the connection string's host"
+    )
+    leases = parser.add_argument_group("with --leases")
+    leases.add_argument("--subscription", metavar="NAME", help="a subscription of the hosts (default: default)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch, one for each reading")
+    parser.add_argument("--watch", action="store_true", help="read again and again, until it is interrupted")
+    parser.add_argument(
+        "--serve",
+        metavar="[ADDRESS]:PORT",
+        help="read again and again, and serve /metrics for Prometheus, /lag.json, /livez and /readyz; without an "
+        "address on 127.0.0.1",
+    )
+    parser.add_argument("--interval", default="10", metavar="S", help="seconds between readings (default: %(default)s)")
+    parser.add_argument(
+        "--max-lag", metavar="N", help="exit with 1 if the lag is above N events, or not known in a partition"
+    )
+    parser.add_argument(
+        "--seconds", action="store_true", help="show for how long events have waited; needs --reader-group"
+    )
+    parser.add_argument(
+        "--reader-group",
+        metavar="NAME",
+        help="with --seconds: another consumer group, in which one event is read per partition that is behind",
+    )
+    parser.add_argument(
+        "--rate", default="25", metavar="N", help="the most requests to the hub per second (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read it and print it.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        EventPumpError: The hub or the checkpoints cannot be read.
+    """
+    limit = None if args.max_lag is None else whole_number("--max-lag", args.max_lag, 0, 2**63 - 1)
+    rate = whole_number("--rate", args.rate, 1, 1000)
+    interval = whole_number("--interval", args.interval, 1, 86_400)
+    serve = None if args.serve is None else _endpoint(args.serve)
+    if args.seconds != (args.reader_group is not None):
+        raise ConfigurationError("--seconds", "and --reader-group are given together")
+    if limit is not None and (args.watch or serve is not None):
+        raise ConfigurationError("--max-lag", "is for one reading, without --watch and --serve")
+    text, options = connection_text(args), connection_options(args)
+    _check_place(args)
+    keep_quiet()
+
+    async def work() -> int:
+        reader = LagReader(
+            text,
+            args.hub,
+            checkpoints=_checkpoints(args),
+            consumer_group=args.consumer_group,
+            rate=rate,
+            reader_group=args.reader_group,
+            **options,
+        )
+        async with reader:
+            if serve is not None:
+                return await _serve(reader, serve, interval)
+            if args.watch:
+                return await _watch(reader, interval, as_json=args.json)
+            lag = await reader.read()
+            show(lag, as_json=args.json)
+            return FAILURE if limit is not None and _is_above(lag, limit) else 0
+
+    try:
+        return asyncio.run(work())
+    except ServiceError as error:
+        if error.recovery is Recovery.GIVE_UP:
+            raise
+        complain(str(error))
+        return FAILURE
+    except StoreError as error:
+        complain(str(error))
+        return FAILURE
+
+
+def _check_place(args: argparse.Namespace) -> None:
+    places = [name for name in ("container", "leases", "spark") if getattr(args, name) is not None]
+    if args.format == "functions" and not places:
+        args.container = FUNCTIONS_CONTAINER
+        places = ["container"]
+    if len(places) != 1:
+        raise ConfigurationError("--container", "--leases or --spark is required, and only one of them")
+    given = {
+        "container": ("storage_connection_string", "account_url", "preserve_case", "prefix", "namespace"),
+        "leases": ("subscription",),
+    }
+    for place, names in given.items():
+        for name in names:
+            if place not in places and getattr(args, name):
+                raise ConfigurationError(f"--{name.replace('_', '-')}", f"goes with --{place}")
+    if args.leases is not None and not os.path.isfile(args.leases):
+        raise ConfigurationError("--leases", f"{args.leases}: there is no such file")
+
+
+def _checkpoints(args: argparse.Namespace) -> CheckpointReader:
+    if args.leases is not None:
+        return SqliteCheckpointReader(
+            args.leases, **({} if args.subscription is None else {"subscription": args.subscription})
+        )
+    if args.spark is not None:
+        return SparkCheckpointReader(args.spark)
+    account = args.storage_connection_string or (None if args.account_url else os.environ.get(STORAGE_VARIABLE))
+    if not account and not args.account_url:
+        problem = f"is required, here or in {STORAGE_VARIABLE}, or --account-url"
+        raise ConfigurationError("--storage-connection-string", problem)
+    return BlobCheckpointReader(
+        args.container,
+        connection_string=account,
+        account_url=args.account_url,
+        format=_FORMATS[args.format],  # type: ignore[arg-type] # a dictionary's values are no literals
+        prefix=args.prefix,
+        preserve_case=args.preserve_case,
+        namespace=args.namespace,
+    )
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    address, colon, port = text.rpartition(":")
+    if not colon:
+        raise ConfigurationError("--serve", f"must be [ADDRESS]:PORT, such as :9108, not {excerpt(text)}")
+    return address.strip("[]") or "127.0.0.1", whole_number("--serve", port, 0, 65535)
+
+
+def _is_above(lag: GroupLag, limit: int) -> bool:
+    if lag.unknown:
+        complain(f"the lag of partitions {', '.join(lag.unknown)} is not known")
+    elif lag.total > limit:
+        complain(f"the lag is {lag.total:,}, above {limit:,}")
+    return bool(lag.unknown) or lag.total > limit
+
+
+# ---------------------------------------------------------------------------------------------------- what is shown
+
+
+def show(lag: GroupLag, *, as_json: bool) -> None:
+    """Print one reading."""
+    if as_json:
+        say(json.dumps(document(lag), ensure_ascii=False))
+        return
+    for line in lines(lag):
+        say(line)
+
+
+def lines(lag: GroupLag) -> list[str]:
+    """Return a reading as a table, the sum and the notes."""
+    has_seconds = any(each.seconds for each in lag.partitions)
+    heads = ["partition", "first", "last", "checkpoint", "lag", "waits", "state", "age", "owner"]
+    rows = [_row(each) for each in lag.partitions]
+    if not has_seconds:
+        at = heads.index("waits")
+        heads.pop(at)
+        rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    left = {heads.index("state"), heads.index("owner")}
+    table = [
+        "  ".join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (heads, *rows)
+    ]
+    return [_title(lag), "", *table, *(["", *(without_secrets(note) for note in lag.notes)] if lag.notes else [])]
+
+
+def _title(lag: GroupLag) -> str:
+    unknown = f", and unknown in partitions {', '.join(lag.unknown)}" if lag.unknown else ""
+    place = f"hub {excerpt(lag.scope.hub)}, consumer group {excerpt(lag.scope.consumer_group)}"
+    return f"{place}: {lag.total:,} events behind{unknown}"
+
+
+def _row(each: PartitionProgress) -> list[str]:
+    stored = each.checkpoint
+    state = each.state.value if each.error is None else f"{each.state.value} (not read: {excerpt(each.error)})"
+    if each.lost:
+        state += f" ({each.lost:,} lost)"
+    owner = ""
+    if stored is not None and stored.is_owned:
+        owner = excerpt(stored.owner or "?")
+    number = each.sequence_number
+    checkpoint = "" if number is None else f"{number:,}"
+    if number is None and stored is not None and stored.offset is not None:
+        checkpoint = f"offset {excerpt(stored.offset)}"
+    return [
+        each.partition_id,
+        "" if each.first is None else f"{each.first:,}",
+        "" if each.last is None or each.last < 0 else f"{each.last:,}",
+        checkpoint,
+        "?" if each.lag is None else f"{each.lag:,}",
+        "" if each.seconds is None else _duration(each.seconds),
+        state,
+        "" if each.checkpoint_age is None else _duration(each.checkpoint_age),
+        owner,
+    ]
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+# ------------------------------------------------------------------------------------------- watching and serving
+
+
+async def _results(reader: LagReader, interval: float, stop: asyncio.Event) -> AsyncGenerator[GroupLag, None]:
+    """Return readings until the event is set."""
+    readings = reader.watch(interval)
+    ended = asyncio.create_task(stop.wait())
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(readings))
+            try:
+                await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait({following})
+            if ended.done() or following.cancelled():
+                return
+            yield following.result()
+    finally:
+        ended.cancel()
+        await readings.aclose()
+
+
+async def _watch(reader: LagReader, interval: float, *, as_json: bool) -> int:
+    is_live = not as_json and sys.stdout is not None and sys.stdout.isatty()
+    with Interrupts(_GRACE) as interrupts:
+        async with contextlib.aclosing(_results(reader, interval, interrupts.finish)) as results:
+            async for lag in results:
+                if as_json:
+                    show(lag, as_json=True)
+                    continue
+                text = "\n".join(lines(lag))
+                say(f"{_CLEAR}{text}" if is_live else f"{text}\n")
+    return interrupts.exit_code
+
+
+class _Monitor:
+    """The last reading, as a `HealthServer` reports it."""
+
+    def __init__(self) -> None:
+        self.newest: GroupLag | None = None
+
+    def health(self) -> Health:
+        is_read = self.newest is not None
+        return Health(live=True, ready=is_read, reasons=() if is_read else ("the lag was not read yet",))
+
+    def metrics(self) -> Iterable[Metric]:
+        return () if self.newest is None else metrics(self.newest)
+
+    def lag(self) -> Mapping[str, Any] | None:
+        return None if self.newest is None else document(self.newest)
+
+
+async def _serve(reader: LagReader, endpoint: tuple[str, int], interval: float) -> int:
+    monitor = _Monitor()
+    states: dict[str, LagState] = {}
+    with Interrupts(_GRACE) as interrupts:
+        async with HealthServer(monitor, address=endpoint[0], port=endpoint[1]) as server:
+            say(f"serving {server.url}/metrics and {server.url}/lag.json")
+            async with contextlib.aclosing(_results(reader, interval, interrupts.finish)) as results:
+                async for lag in results:
+                    if monitor.newest is None:
+                        say(_title(lag))
+                    monitor.newest = lag
+                    _report_changes(states, lag.partitions)
+    return interrupts.exit_code
+
+
+def _report_changes(states: dict[str, LagState], partitions: Sequence[PartitionProgress]) -> None:
+    """Print a line for each partition that has got into a state in which somebody should look."""
+    watched = {LagState.BEYOND_END, LagState.EXPIRED, LagState.STALLED}
+    for each in partitions:
+        if each.state in watched and states.get(each.partition_id) is not each.state:
+            complain(f"partition {each.partition_id}: {each.state.value}, lag {'?' if each.lag is None else each.lag}")
+        states[each.partition_id] = each.state

@@ -1,0 +1,260 @@
+"""Reads the lag of a consumer group, once or again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+from eventpump.aio.tasks import gather
+from eventpump.clients.connection import split_options
+from eventpump.clients.consumers import PartitionReader
+from eventpump.clock import LoopClock
+from eventpump.core.bucket import TokenBucket
+from eventpump.errors import ConfigurationError, EventPumpError, ServiceError, StoreError
+from eventpump.eventhubs.events import EventPosition
+from eventpump.eventhubs.partitions import partition_order
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope
+from eventpump.lag.group import GroupLag, PartitionProgress, PartitionRead, progress_of
+from eventpump.options.connection import ClientOptions
+from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints
+
+_AT_ONCE: Final = 8
+"""Partitions that are asked for at a time, and requests that may begin at once after a pause."""
+_FIRST_EVENT_TIMEOUT: Final = 10.0
+
+
+class LagReader:
+    """Reads how far a consumer group is behind, in any partition of its hub.
+
+    ::
+
+        checkpoints = BlobCheckpointReader("checkpoints", connection_string=storage)
+        async with LagReader(connection_string, "telemetry", checkpoints=checkpoints) as reader:
+            lag = await reader.read()
+        print(lag.total, [(each.partition_id, each.state, each.lag) for each in lag.partitions])
+
+    The checkpoints are read first, and then what the partitions hold, so a lag is never too small. Nothing is written,
+    no lease is taken, and consumers do not notice it. All times are in seconds.
+
+    Args:
+        connection_string: The namespace's or the hub's connection string, as the portal shows it; None to give
+            `fully_qualified_namespace` and `credential`, or a transport object.
+        hub: The event hub's name; None if the connection string has an `EntityPath`.
+        checkpoints: Reads the checkpoints of the group; closed with this.
+        consumer_group: The consumer group that is watched. Default: "$Default".
+        rate: The most requests per second to the hub. A namespace answers 50 in all. Default: 25.0.
+        stalled_after: Without a new checkpoint for this long, a group that has unprocessed events has stalled. Default:
+            300.0.
+        reader_group: A consumer group of the hub's that nothing else needs. With it, one event is read in each
+            partition that is behind, to report for how long it has been there. None to read none. Default: None.
+        clock: None for the machine's time.
+        options: See `ClientOptions`.
+
+    Raises:
+        ConfigurationError: There is no such option, or a value cannot work.
+    """
+
+    def __init__(
+        self,
+        connection_string: str | None = None,
+        hub: str | None = None,
+        *,
+        checkpoints: CheckpointReader,
+        consumer_group: str = "$Default",
+        rate: float = 25.0,
+        stalled_after: float = 300.0,
+        reader_group: str | None = None,
+        clock: Clock | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if not 0 < rate <= 1000:
+            raise ConfigurationError("rate", "must be above 0 and at most 1,000 requests per second")
+        if stalled_after <= 0:
+            raise ConfigurationError("stalled_after", "must be above 0")
+        if reader_group is not None and reader_group.lower() == consumer_group.lower():
+            problem = "must be another consumer group than the one that is watched, whose partitions have readers"
+            raise ConfigurationError("reader_group", problem)
+        connection, _ = split_options(LagReader, ClientOptions, connection_string, hub, options)
+        self._connection = connection
+        self._scope = ConsumerScope(connection.fully_qualified_namespace, connection.hub, consumer_group)
+        self._checkpoints = checkpoints
+        self._transport = connection.make()
+        self._reader_group = reader_group
+        self._stalled_after = stalled_after
+        self._clock = LoopClock() if clock is None else clock
+        self._bucket = TokenBucket(rate, max(1, min(_AT_ONCE, int(rate))))
+        self._partition_ids: Sequence[str] = ()
+        self._reads: dict[str, PartitionRead] = {}
+        self._stored = GroupCheckpoints()
+        self._stored_at: datetime | None = None
+        self._unread_since: dict[str, tuple[int | None, datetime]] = {}
+        self._notes: list[str] = []
+        self._is_closed = False
+
+    @property
+    def scope(self) -> ConsumerScope:
+        """The consumer group that is watched."""
+        return self._scope
+
+    async def read(self) -> GroupLag:
+        """Read the lag of each partition. For hubs of more partitions than `rate` it takes seconds.
+
+        A partition that cannot be read is reported as it was read last, with the error.
+
+        Raises:
+            StoreError: The checkpoints cannot be read.
+            ServiceError: The hub cannot be read.
+            ConfigurationError: There is no such store.
+        """
+        self._notes = []
+        self._stored = await self._checkpoints.read(self._scope, await self._find_partitions())
+        self._stored_at = self._now()
+        await self._read_partitions()
+        return self._result()
+
+    async def watch(self, interval: float = 10.0) -> AsyncGenerator[GroupLag, None]:
+        """Read the lag again and again, and return what is known every so often.
+
+        While a reading takes longer than the interval, the partitions that it has not reached are returned as they were
+        read last. What fails after the first reading is a note, and is tried again.
+
+        Args:
+            interval: Seconds between two results, above 0. Default: 10.0.
+
+        Raises:
+            StoreError: The checkpoints cannot be read the first time.
+            ServiceError: The hub cannot be read the first time.
+            ConfigurationError: There is no such store.
+        """
+        if interval <= 0:
+            raise ConfigurationError("interval", "must be above 0")
+        is_first = True
+        while True:
+            begun = self._clock.monotonic()
+            reading = asyncio.create_task(self.read())
+            try:
+                while True:
+                    done, _ = await asyncio.wait({reading}, timeout=interval)
+                    if done:
+                        break
+                    if self._stored_at is not None:
+                        yield self._result()
+            finally:
+                reading.cancel()
+                await asyncio.wait({reading})
+            try:
+                result = reading.result()
+            except (StoreError, ServiceError) as error:
+                if is_first:
+                    raise
+                self._notes.append(str(error))
+                result = self._result()
+            is_first = False
+            yield result
+            await asyncio.sleep(max(0.0, begun + interval - self._clock.monotonic()))
+
+    async def _find_partitions(self) -> Sequence[str]:
+        await self._turn()
+        properties = await self._transport.get_hub_properties(self._scope.hub)
+        self._partition_ids = sorted(properties.partition_ids, key=partition_order)
+        return self._partition_ids
+
+    async def _read_partitions(self) -> None:
+        await gather(map(self._read_partition, self._partition_ids), at_once=_AT_ONCE)
+
+    async def _read_partition(self, partition_id: str) -> None:
+        await self._turn()
+        before = self._reads.get(partition_id, PartitionRead())
+        try:
+            properties = await self._transport.get_partition_properties(self._scope.hub, partition_id)
+        except ServiceError as error:
+            self._reads[partition_id] = PartitionRead(before.properties, before.read_at, str(error))
+            return
+        self._reads[partition_id] = PartitionRead(properties, self._now())
+        if self._reader_group is not None:
+            await self._find_first_unread(partition_id, self._reader_group)
+
+    async def _find_first_unread(self, partition_id: str, group: str) -> None:
+        progress = self._progress(partition_id, self._now())
+        if not progress.lag:
+            self._unread_since.pop(partition_id, None)
+            return
+        number = progress.sequence_number
+        known = self._unread_since.get(partition_id)
+        if known is not None and known[0] == number:
+            return
+        start = EventPosition.earliest() if number is None else EventPosition.at_sequence_number(number)
+        await self._turn()
+        reader = PartitionReader(
+            hub=self._scope.hub,
+            partition_id=partition_id,
+            transport=self._transport,
+            owns_transport=False,
+            consumer_group=group,
+            position=start,
+            prefetch_events=1,
+        )
+        try:
+            async with reader:
+                events = await reader.read(1, _FIRST_EVENT_TIMEOUT)
+        except EventPumpError as error:
+            self._notes.append(f"partition {partition_id}: its oldest unprocessed event could not be read: {error}")
+            return
+        if events:
+            self._unread_since[partition_id] = (number, events[0].enqueued_time)
+
+    def _progress(self, partition_id: str, now: datetime) -> PartitionProgress:
+        checkpoint = self._stored.partitions.get(partition_id)
+        known = self._unread_since.get(partition_id)
+        number = None if checkpoint is None else checkpoint.sequence_number
+        since = known[1] if known is not None and known[0] == number else None
+        read = self._reads.get(partition_id, PartitionRead())
+        return progress_of(partition_id, read, checkpoint, now, self._stalled_after, since)
+
+    def _result(self) -> GroupLag:
+        now = self._now()
+        assert self._stored_at is not None
+        partitions = [self._progress(each, now) for each in self._partition_ids]
+        problems = [
+            f"partition {each.partition_id}: {each.place}: {each.problem}"
+            for each in self._stored.partitions.values()
+            if each.problem is not None
+        ]
+        return GroupLag(self._scope, self._stored_at, partitions, (*self._stored.notes, *problems, *self._notes))
+
+    async def _turn(self) -> None:
+        delay = self._bucket.take(self._clock.monotonic())
+        if delay:
+            await asyncio.sleep(delay)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.time(), UTC)
+
+    async def aclose(self) -> None:
+        """Close the connection, unless it is the caller's, and what reads the checkpoints. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._checkpoints.aclose()
+        finally:
+            if self._connection.is_owned:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
+                        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        scope = self._scope
+        return f"LagReader({scope.fully_qualified_namespace}/{scope.hub}, consumer_group={scope.consumer_group!r})"

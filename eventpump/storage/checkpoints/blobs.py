@@ -1,0 +1,266 @@
+"""Reads the checkpoints that other programs keep in a blob container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeAlias
+
+from azure.storage.blob import BlobProperties
+from azure.storage.blob.aio import ContainerClient
+
+from eventpump.aio.tasks import gather
+from eventpump.clock import LoopClock
+from eventpump.errors import ConfigurationError
+from eventpump.interfaces import Clock, ConsumerScope
+from eventpump.storage.blob_access import BlobContainer
+from eventpump.storage.checkpoints import v5
+from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
+from eventpump.storage.leases.layout import LeaseBody, lease_directory, owner_of, partition_of
+
+CheckpointFormat: TypeAlias = Literal["v5", "event-processor-host", "event-processor-host-python", "functions"]
+"""How a program keeps its checkpoints in blobs."""
+
+FUNCTIONS_CONTAINER: Final = "azure-webjobs-eventhub"
+"""Where Azure Functions keep theirs."""
+
+_V5: Final = "v5"
+_LEASES: Final = "EventProcessorHost"
+_LEASED: Final = "leased"
+_READS_AT_ONCE: Final = 32
+_MAX_BODY: Final = 1 << 20
+_SHOWN_GROUPS: Final = 3
+_OPERATION: Final = "read checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    metadata: Mapping[str, str] | None
+    modified: datetime
+    is_leased: bool
+
+
+class BlobCheckpointReader:
+    """A `CheckpointReader` of a blob container.
+
+    `format` is one of
+
+    * "v5": azure-eventhub 5 and the current SDKs of all languages, Dapr, the OpenTelemetry collector;
+    * "event-processor-host": `BlobLeaseStore`, the EventProcessorHosts of .NET and Java, Logstash;
+    * "event-processor-host-python": azure-eventhub 1, one group of one hub in a container;
+    * "functions": Azure Functions, "v5" and the leases of an earlier extension.
+
+    "v5" is read by one listing; the others by one, and a request per partition. Names are in lower case by default, as
+    Python, .NET and JavaScript write them. If nothing lies under those, the names as the user wrote them are looked at,
+    which are Java's and Go's, and a note says so.
+
+    Args:
+        container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
+            `ContainerClient`, which stays the caller's to close.
+        connection_string: Of the storage account, with the name of a container; None with `account_url` and
+            `credential`, or a client.
+        account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
+        credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
+        format: See above. Default: "v5".
+        prefix: What goes before the consumer group in the names of leases, with nothing between. Default: "".
+        preserve_case: Whether the names of "v5" are as the user wrote them. Default: False.
+        namespace: The namespace in the names of "v5", where it is not the host name of the hub: clients of
+            azure-eventhub that were given a port have it there. None for the host name. Default: None.
+        owner_timeout: Seconds after which an owner of "v5" that has not renewed its ownership is taken for gone. Each
+            SDK has its own: 60 (JavaScript, Go), 120 (.NET, Java), 180 (Python). Default: 180.0.
+        call_timeout: How long a request may take, in seconds. Default: 30.0.
+        clock: None for the machine's time.
+
+    Raises:
+        ConfigurationError: The values cannot work.
+    """
+
+    def __init__(
+        self,
+        container: ContainerClient | str,
+        *,
+        connection_string: str | None = None,
+        account_url: str | None = None,
+        credential: Any = None,
+        format: CheckpointFormat = "v5",  # noqa: A002 - the word of the field
+        prefix: str = "",
+        preserve_case: bool = False,
+        namespace: str | None = None,
+        owner_timeout: float = 180.0,
+        call_timeout: float = 30.0,
+        clock: Clock | None = None,
+    ) -> None:
+        known = CheckpointFormat.__args__  # type: ignore[attr-defined] # of an alias of Literal
+        if format not in known:
+            raise ConfigurationError("format", f"must be one of {', '.join(known)}, not {format!r}")
+        if owner_timeout <= 0:
+            raise ConfigurationError("owner_timeout", "must be above 0")
+        self._blobs = BlobContainer(
+            container, connection_string, account_url, credential, call_timeout, owner=type(self).__name__
+        )
+        self._format = format
+        self._prefix = prefix.strip()
+        self._preserve_case = preserve_case
+        self._namespace = namespace
+        self._owner_timeout = owner_timeout
+        self._clock = LoopClock() if clock is None else clock
+        self._is_checked = False
+
+    async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
+        """Read the checkpoints of a consumer group, and who owns its partitions.
+
+        Args:
+            scope: The consumer group.
+            partition_ids: The partitions of the hub; blobs that are named after others are skipped.
+
+        Raises:
+            StoreError: A request failed, or a blob has another form.
+            ConfigurationError: There is no such container, or the account refuses the credential.
+        """
+        if not self._is_checked:
+            await self._blobs.open("", create=False)
+            self._is_checked = True
+        if self._namespace is not None:
+            scope = replace(scope, fully_qualified_namespace=self._namespace)
+        match self._format:
+            case "v5":
+                return await self._read_v5(scope, partition_ids)
+            case "functions":
+                return await self._read_functions(scope, partition_ids)
+            case "event-processor-host":
+                directory = lease_directory(self._prefix, scope.consumer_group)
+                return GroupCheckpoints(await self._read_leases(directory, partition_ids))
+            case "event-processor-host-python":
+                return GroupCheckpoints(await self._read_leases("", partition_ids))
+
+    async def _read_v5(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
+        directory = v5.group_directory(scope, preserve_case=self._preserve_case)
+        found = await self._v5_of(directory, partition_ids)
+        other = v5.group_directory(scope, preserve_case=not self._preserve_case)
+        if found:
+            return GroupCheckpoints(found)
+        found = {} if other == directory else await self._v5_of(other, partition_ids)
+        if not found:
+            return GroupCheckpoints(notes=(await self._describe_empty(directory),))
+        who = "Python, .NET and JavaScript" if self._preserve_case else "Java and Go"
+        note = f"nothing lies under {directory}; this was read from {other}, which is how {who} spell it"
+        return GroupCheckpoints(found, (note,))
+
+    async def _describe_empty(self, directory: str) -> str:
+        """Say that nothing lies in a directory, and what lies elsewhere: a name may be spelled otherwise."""
+        groups = sorted(
+            {name.partition(f"/{v5.CHECKPOINT}")[0] for name in await self._list("") if v5.is_checkpoint(name)}
+        )
+        shown = ", ".join(groups[:_SHOWN_GROUPS]) + (
+            f" and {len(groups) - _SHOWN_GROUPS} more" if len(groups) > _SHOWN_GROUPS else ""
+        )
+        where = f"it has checkpoints of {shown}" if groups else "it has none of any group"
+        return f"container {self._blobs.name} has no checkpoint under {directory}: {where}"
+
+    async def _v5_of(self, directory: str, partition_ids: Sequence[str]) -> dict[str, StoredCheckpoint]:
+        listed = await self._list(directory)
+        now = self._clock.time()
+        found: dict[str, StoredCheckpoint] = {}
+        for partition_id in partition_ids:
+            checkpoint = listed.get(f"{directory}{v5.CHECKPOINT}{partition_id}")
+            ownership = listed.get(f"{directory}{v5.OWNERSHIP}{partition_id}")
+            if checkpoint is None and ownership is None:
+                continue
+            place = f"{directory}{v5.CHECKPOINT}{partition_id}"
+            stored = StoredCheckpoint(partition_id, _V5, place, is_owned=False)
+            if ownership is not None:
+                owner = v5.parse_owner(ownership.metadata)
+                is_owned = owner is not None and now - ownership.modified.timestamp() < self._owner_timeout
+                stored = replace(stored, owner=owner, is_owned=is_owned)
+            if checkpoint is not None:
+                place_of = v5.parse_checkpoint(checkpoint.metadata)
+                stored = replace(
+                    stored,
+                    offset=place_of.offset,
+                    sequence_number=place_of.sequence_number,
+                    problem=place_of.problem,
+                    written_at=checkpoint.modified,
+                )
+            found[partition_id] = stored
+        return found
+
+    async def _read_functions(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
+        found = await self._v5_of(v5.group_directory(scope), partition_ids)
+        missing = [each for each in partition_ids if each not in found or not found[each].is_usable]
+        for directory in _functions_directories(scope):
+            if not missing:
+                break
+            leases = await self._read_leases(directory, missing)
+            for partition_id, stored in leases.items():
+                if stored.is_usable or partition_id not in found:
+                    found[partition_id] = stored
+            missing = [each for each in missing if each not in leases]
+        return GroupCheckpoints(found)
+
+    async def _read_leases(self, directory: str, partition_ids: Iterable[str]) -> dict[str, StoredCheckpoint]:
+        listed = {partition_of(name, directory): (name, blob) for name, blob in (await self._list(directory)).items()}
+        mine = [(each, *listed[each]) for each in partition_ids if each in listed]
+        reads = (self._read_lease(*each) for each in mine)
+        stored = await gather(reads, at_once=_READS_AT_ONCE)
+        return {each.partition_id: each for each in stored if each is not None}
+
+    async def _read_lease(self, partition_id: str, name: str, listed: _Listed) -> StoredCheckpoint | None:
+        def parse(raw: bytes) -> LeaseBody:
+            return LeaseBody.parse(raw, partition_id)
+
+        found = await self._blobs.download(_OPERATION, None, self._blobs.blob(name), parse, limit=_MAX_BODY)
+        if found is None:
+            return None
+        body = found[0]
+        checkpoint = body.checkpoint
+        return StoredCheckpoint(
+            partition_id,
+            _LEASES,
+            name,
+            sequence_number=None if checkpoint is None else checkpoint.sequence_number,
+            offset=None if checkpoint is None else checkpoint.offset,
+            # A lease is written at a takeover too: the checkpoint may be older.
+            written_at=None if checkpoint is None else found[1].last_modified,
+            owner=body.owner or owner_of(listed.metadata),
+            is_owned=listed.is_leased,
+        )
+
+    async def _list(self, directory: str) -> dict[str, _Listed]:
+        async def listed() -> dict[str, _Listed]:
+            blobs = self._blobs.client.list_blobs(directory, include=["metadata"], **self._blobs.options)
+            return {blob.name: _listed(blob) async for blob in blobs}
+
+        return await self._blobs.call(_OPERATION, None, listed())
+
+    async def aclose(self) -> None:
+        """Close the client of the container, unless it is the caller's. Closing twice is fine."""
+        await self._blobs.aclose()
+
+    def __repr__(self) -> str:
+        # Never the URL, which may hold a signature.
+        return f"BlobCheckpointReader({self._blobs.name!r}, format={self._format!r}, prefix={self._prefix!r})"
+
+
+def _listed(blob: BlobProperties) -> _Listed:
+    return _Listed(blob.metadata, blob.last_modified.astimezone(UTC), blob.lease.state == _LEASED)
+
+
+def _functions_directories(scope: ConsumerScope) -> tuple[str, str]:
+    """Name the directories of the leases that earlier extensions wrote: as they escape names, and as configured."""
+    escaped = f"{_escaped(scope.fully_qualified_namespace)}/{_escaped(scope.hub)}/{scope.consumer_group}/"
+    return escaped, f"{scope.fully_qualified_namespace}/{scope.hub}/{scope.consumer_group}/"
+
+
+def _escaped(name: str) -> str:
+    def escape(character: str) -> str:
+        if character in "-_." or (character.isascii() and (character.islower() or character.isdecimal())):
+            return character
+        if character.isascii() and character.isupper():
+            return character.lower()
+        # As .NET does, by units of UTF-16.
+        units = character.encode("utf-16-be")
+        codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
+        return "".join(f":{code:02X}" if code < 0x100 else f"::{code:04X}" for code in codes)
+
+    return "".join(map(escape, name))
