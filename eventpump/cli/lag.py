@@ -23,7 +23,6 @@ from eventpump.cli.streams import (
     whole_number,
 )
 from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
-from eventpump.net.health import Health, HealthServer, Metric
 from eventpump.lag import (
     BlobCheckpointReader,
     CheckpointReader,
@@ -35,6 +34,7 @@ from eventpump.lag import (
     SqliteCheckpointReader,
 )
 from eventpump.lag.exposition import document, metrics
+from eventpump.net.health import Health, HealthServer, Metric
 from eventpump.storage.checkpoints.blobs import FUNCTIONS_CONTAINER
 from eventpump.texts import excerpt, without_secrets
 

@@ -15,7 +15,7 @@ from eventpump.clock import LoopClock
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.storage.blob_access import BlobContainer
-from eventpump.storage.checkpoints import v5
+from eventpump.storage.checkpoints import metadata as v5
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
 from eventpump.storage.leases.layout import LeaseBody, lease_directory, owner_of, partition_of
 

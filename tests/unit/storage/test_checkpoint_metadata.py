@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventpump.interfaces import ConsumerScope
-from eventpump.storage.checkpoints.v5 import CheckpointMetadata, group_directory, parse_checkpoint, parse_owner
+from eventpump.storage.checkpoints.metadata import CheckpointMetadata, group_directory, parse_checkpoint, parse_owner
 
 SCOPE = ConsumerScope("Fleet.servicebus.windows.net", "Telemetry", "$Default")
 
