@@ -22,7 +22,13 @@ from azure.identity.aio import DefaultAzureCredential
 from azure.schemaregistry.aio import SchemaRegistryClient
 from azure.schemaregistry.encoder.avroencoder.aio import AvroEncoder
 
-from eventpump import Emulator, EventData, EventProducer, EventPumpError, PartitionReader
+from eventpump import (
+    Emulator,
+    EventData,
+    EventProducer,
+    EventPumpError,
+    PartitionReader,
+)
 
 HUB = os.environ.get("HUB", "telemetry")
 EVENTS = 10
@@ -36,7 +42,9 @@ class LocalRegistry:
     def __init__(self) -> None:
         self.definitions: list[str] = []
 
-    async def register_schema(self, group: str, name: str, definition: str, kind: str, **_: Any) -> SimpleNamespace:
+    async def register_schema(
+        self, group: str, name: str, definition: str, kind: str, **_: Any
+    ) -> SimpleNamespace:
         self.definitions.append(definition)
         return SimpleNamespace(id=str(len(self.definitions) - 1))
 
@@ -56,11 +64,21 @@ async def main() -> None:
         client: Any = LocalRegistry()
         if namespace := os.environ.get("REGISTRY"):
             identity = await stack.enter_async_context(DefaultAzureCredential())
-            client = await stack.enter_async_context(SchemaRegistryClient(namespace, identity))
-        encoder = AvroEncoder(client=client, group_name=os.environ.get("GROUP", "readings"), auto_register=True)
+            client = await stack.enter_async_context(
+                SchemaRegistryClient(namespace, identity)
+            )
+        encoder = AvroEncoder(
+            client=client,
+            group_name=os.environ.get("GROUP", "readings"),
+            auto_register=True,
+        )
 
-        producer = await stack.enter_async_context(EventProducer(connection_string, HUB))
-        reader = PartitionReader(connection_string, HUB, partition_id="0", position="@latest")
+        producer = await stack.enter_async_context(
+            EventProducer(connection_string, HUB)
+        )
+        reader = PartitionReader(
+            connection_string, HUB, partition_id="0", position="@latest"
+        )
         await stack.enter_async_context(reader)
         for number in range(EVENTS):
             reading = {"sensor": f"sensor-{number % 3}", "value": 20 + number / 2}
@@ -69,7 +87,11 @@ async def main() -> None:
         found = 0
         while found < EVENTS:
             for received in await reader.read():
-                print(received.sequence_number, received.content_type, await encoder.decode(received))
+                print(
+                    received.sequence_number,
+                    received.content_type,
+                    await encoder.decode(received),
+                )
                 found += 1
 
 
