@@ -139,6 +139,7 @@ class Script:
         answer: Makes the answer of the token node; None leaves it unanswered.
         credit: What every sender is given.
         properties: Makes the link properties that a sender's attach is answered with.
+        snd_settle_mode: The settlement mode that attaches are answered with; None for the one that was asked for.
         connect: Is awaited before a stream is made.
     """
 
@@ -148,6 +149,7 @@ class Script:
     hold_messages: set[str] = field(default_factory=set)
     answer: Callable[[Message], Message | None] = lambda request: cbs.response(request, 202, "Accepted")
     credit: int = 1000
+    snd_settle_mode: int | None = None
     properties: Callable[[], dict[str, object] | None] = lambda: None
     connect: Callable[[], Awaitable[None]] | None = None
 
@@ -231,6 +233,7 @@ class Served(ConnectionHandler):
         link.accept(
             max_message_size=self.service.max_message_size if link.is_receiver else None,
             properties=script.properties() if is_sender else None,
+            snd_settle_mode=script.snd_settle_mode,
         )
         if address in script.detach_at_once:
             self.links[address].remove(link)
