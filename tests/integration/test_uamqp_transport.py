@@ -380,7 +380,7 @@ async def test_attach_refused_until_handles_are_used_up_reconnects(emulator: Emu
     errors: list[type[Exception]] = []
     for _ in range(SESSIONS * HANDLES + 10):
         try:
-            await transport.open_receive_link(reading("99"), RecordingSink())
+            await transport.open_receive_link(ReceiveLinkSpec(HUB, "nothere", "0", EARLIEST), RecordingSink())
         except (EntityNotFoundError, ConnectionLostError) as error:
             errors.append(type(error))
     assert errors.count(ConnectionLostError) == 1

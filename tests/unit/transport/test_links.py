@@ -79,7 +79,7 @@ async def test_unsettled_messages_are_accepted_once_per_read(
     service: Service, transport: NativeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that wants its messages settled gets them accepted, in one disposition a read."""
-    service.script.snd_settle_mode = 0
+    service.script.snd_settle_mode = 2
     link, sink = await open_reader(transport)
     link.set_credit(10)
     await settle()
