@@ -23,33 +23,24 @@ PURE: Final = "EVENTPUMP_PURE"
 _NAME: Final = "eventpump._core"
 
 
-def _load(name: str) -> tuple[ModuleType | None, str]:
-    """Return a compiled module, None without it; and why it is not used."""
+def _load() -> tuple[ModuleType | None, str]:
+    """Return the compiled core, None without it; and why it is not used."""
     if os.environ.get(PURE, "0") not in ("", "0"):
         return None, f"{PURE} is set"
     try:
-        loaded = import_module(name)
+        loaded = import_module(_NAME)
     except ModuleNotFoundError as error:
-        return None, "it was not built" if error.name == name else f"it cannot be loaded: {error}"
+        return None, "it was not built" if error.name == _NAME else f"it cannot be loaded: {error}"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
     # Wheels do not have the source. In a checkout it may be newer than what was built.
-    source = Path(__file__).parents[1].joinpath(*name.split(".")).with_suffix(".pyx")
+    source = Path(__file__).with_name("_core.pyx")
     if source.is_file() and crc32(source.read_bytes().replace(b"\r\n", b"\n")) != loaded.SOURCE:
         return None, "it was built from another source; install the package again"
     return loaded, ""
 
 
-core, _REASON = _load(_NAME)
-
-
-def compiled_part(name: str) -> ModuleType | None:
-    """Return a further compiled module, for what is not imported with the rest; None in the other build.
-
-    Args:
-        name: Its full name.
-    """
-    return None if core is None else _load(name)[0]
+core, _REASON = _load()
 
 
 _T = TypeVar("_T", bound=type)

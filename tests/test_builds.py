@@ -26,7 +26,6 @@ _PART = (
     "tests/unit/producer/test_accumulator.py",
     "tests/unit/producer/test_batch.py",
     "tests/unit/producer/test_buffered.py",
-    "tests/unit/spark/test_rows.py",
     "tests/integration/test_producer.py",
 )
 """What the gate runs in the other build: what uses the compiled core directly, and one file with a service."""

@@ -2,8 +2,6 @@
 
 The messages are concatenated in one buffer. The results are positions in it, so that Arrow can copy values in bulk and
 no object is created per event. A message in a form that is not supported here is *odd*: the general decoder reads it.
-
-`_columns.pyx` does the same in one pass, in the compiled build.
 """
 
 from __future__ import annotations

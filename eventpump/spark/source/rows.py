@@ -22,7 +22,6 @@ from eventpump.amqp.codec import AmqpDecodeError, decode
 from eventpump.amqp.message import AmqpSequence, AmqpValue, Data, Properties
 from eventpump.amqp.sections import APPLICATION_PROPERTIES, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
 from eventpump.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
-from eventpump.compiled import compiled_part
 from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.codecs import PayloadCodec, event_maker
 from eventpump.eventhubs.events import ReceivedEvent
@@ -58,14 +57,6 @@ _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encod
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
 _CONTENT_ENCODING: Final = b"content-encoding"
-_FILLED_NAMES: Final = (
-    *(name.encode() for name in (SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME, PARTITION_KEY, PUBLISHER)),
-    *_STANDARD_NAMES,
-)
-"""The names that the compiled columns are made by, in their order."""
-_compiled: Final = compiled_part("eventpump.spark.source._columns")
-_compiled_names: Final = frozenset(() if _compiled is None else (*_compiled.NAMES, "partition", "hub"))
-"""The columns of which the compiled code makes batches: not those of types."""
 
 _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
@@ -126,76 +117,8 @@ class RowEncoder:
         Raises:
             EventError: A message cannot be decoded, or its body; the error names the partition and the event.
         """
-        names = self.schema.names
-        arrays: list[pa.Array] | None = None
-        if _compiled is not None and not self._codecs and _compiled_names.issuperset(names):
-            arrays = _filled(events, self._partition_id, names, self._hub)
-        if arrays is None:
-            made = _Batch(events, self._partition_id, self._codecs, self._hub)
-            arrays = [made.column(name) for name in names]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _filled(events: PackedEvents, partition_id: str, names: Sequence[str], hub: str) -> list[pa.Array] | None:
-    """Return the columns, made by the compiled code, and by the reference where a message is odd.
-
-    None where the reference has to make all of it, and to raise the error.
-    """
-    assert _compiled is not None
-    lengths = events.lengths.astype(np.int64, copy=False)
-    try:
-        odd, found = _compiled.fill(events.data, lengths.tobytes(), names, _FILLED_NAMES, _text_of_encoded)
-    except OverflowError:
-        return None
-    # For columns with the same text in all rows.
-    reference = _Batch(events, partition_id, (), hub)
-    others: _Batch | None = None
-    places = None
-    if odd:
-        ends = np.cumsum(lengths)
-        pieces = [events.data[ends[row] - lengths[row] : ends[row]] for row in odd]
-        others = _Batch(PackedEvents.pack(pieces), partition_id, (), hub)
-        is_odd = np.zeros(len(lengths), np.bool_)
-        is_odd[odd] = True
-        order = np.empty(len(lengths), np.int64)
-        order[~is_odd] = np.arange(len(lengths) - len(odd))
-        order[is_odd] = np.arange(len(lengths) - len(odd), len(lengths))
-        places = pa.array(order)
-    arrays = []
-    for name in names:
-        if name not in _compiled.NAMES:
-            arrays.append(reference.column(name))
-            continue
-        made = _filled_column(name, found[name], len(lengths) - len(odd))
-        if others is not None:
-            try:
-                made = pa.concat_arrays([made, others.column(name)]).take(places)
-            except EventError:
-                return None
-        arrays.append(made)
-    return arrays
-
-
-def _text_of_encoded(raw: bytes) -> str | None:
-    return text_of(decode(raw)[0])
-
-
-def _filled_column(name: str, found: Any, count: int) -> pa.Array:
-    """Return a column of what `fill` has returned for it."""
-    kind = COLUMNS[name]
-    if not isinstance(found, tuple):
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(found)], 0)
-    if kind == _MAP:
-        begins, keys, items = found
-        offsets = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(begins)], 0)
-        return pa.MapArray.from_arrays(offsets, *(_filled_texts(pa.string(), each) for each in (keys, items)))
-    return _filled_texts(kind, found)
-
-
-def _filled_texts(kind: pa.DataType, found: tuple[int, int, bytes | None, Any, Any]) -> pa.Array:
-    count, nulls, valid, offsets, data = found
-    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(kind, count, buffers, nulls)
+        made = _Batch(events, self._partition_id, self._codecs, self._hub)
+        return pa.RecordBatch.from_arrays([made.column(name) for name in self.schema.names], schema=self.schema)
 
 
 class _Batch:

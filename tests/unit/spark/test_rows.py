@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,14 +36,11 @@ from eventpump.amqp.types import (
 from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.codecs import PayloadCodec, encoder
 from eventpump.eventhubs.events import EventData, ReceivedEvent
-from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
-from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, body_of, text_of
-from eventpump.spark.source.schema import TYPE_COLUMNS
+from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
+from eventpump.spark.source.rows import COLUMNS, PackedEvents, RowEncoder, text_of
 from tests.support.codecs import DEFLATE, GZIP, OLD_KEY
+from tests.support.spark_rows import EPOCH, expected_row, row_encoder, rows_of
 from tests.support.values import SCALARS, scalars
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PUBLISHER = Symbol("x-opt-publisher")
 
 _text = st.text(max_size=12)
 _ascii = SCALARS["symbol"]
@@ -90,7 +86,7 @@ def _messages(draw: st.DrawFn) -> bytes:
         OFFSET: draw(st.one_of(st.integers(0, 2**63).map(str), _ascii, st.text(min_size=256, max_size=260))),
         ENQUEUED_TIME: Timestamp(draw(st.one_of(st.integers(0, 2**42), _longs))),
     }
-    for name in (PARTITION_KEY, _PUBLISHER):
+    for name in (PARTITION_KEY, PUBLISHER):
         if draw(st.booleans()):
             annotations[name] = draw(_text | _ascii | scalars)
     annotations |= draw(st.dictionaries(st.one_of(_ascii, _names.map(str), _longs), _values, max_size=3))
@@ -107,56 +103,8 @@ def _messages(draw: st.DrawFn) -> bytes:
     return message.encode()
 
 
-def _key(name: Any) -> str:
-    return text_of(name) if name is not None else "null"  # type: ignore[return-value]  # None is the text of None alone
-
-
-def _expected(raw: bytes) -> dict[str, Any]:
-    """Make a row by the general decoder alone."""
-    event = ReceivedEvent(raw)
-    own = {SEQUENCE_NUMBER, OFFSET, ENQUEUED_TIME}
-    annotations = event.raw_message.message_annotations or {}
-    return {
-        "body": body_of(event),
-        "partition": "7",
-        "hub": "telemetry",
-        "offset": event.offset,
-        "sequenceNumber": event.sequence_number,
-        "enqueuedTime": (event.enqueued_time - _EPOCH) // timedelta(microseconds=1),
-        "publisher": text_of(annotations.get(_PUBLISHER)),
-        "partitionKey": text_of(annotations.get(PARTITION_KEY)),
-        "properties": {_key(name): text_of(value) for name, value in event.properties.items()},
-        "systemProperties": {
-            _key(name): text_of(value) for name, value in event.system_properties.items() if name not in own
-        },
-        "propertyTypes": _types({_key(name): value for name, value in event.properties.items()}),
-        "systemPropertyTypes": _types(
-            {_key(name): value for name, value in event.system_properties.items() if name not in own}
-        ),
-    }
-
-
-def _types(values: dict[str, Any]) -> dict[str, str]:
-    kinds = {bool: "boolean", int: "long", float: "double", bytes: "binary", dict: "map"}
-    return {
-        name: kinds.get(type(value), type(value).__name__.lower())
-        for name, value in values.items()
-        if value is not None and type(value) is not str
-    }
-
-
 def _rows(messages: Sequence[bytes], columns: Sequence[str]) -> list[dict[str, Any]]:
-    batch = RowEncoder("7", columns, hub="telemetry").encode(PackedEvents.pack(messages))
-    batch.validate(full=True)
-    assert batch.schema.equals(pa.schema([(name, COLUMNS[name]) for name in columns]))
-    plain = batch.to_pydict() | {
-        name: batch.column(name).cast(pa.int64()).to_pylist() for name in columns if name == "enqueuedTime"
-    }
-    for name in ("properties", "systemProperties", *TYPE_COLUMNS):
-        if name in plain:
-            assert all(len(dict(entries)) == len(entries) for entries in plain[name])
-            plain[name] = [dict(entries) for entries in plain[name]]
-    return [{name: plain[name][row] for name in columns} for row in range(len(messages))]
+    return rows_of(row_encoder(columns), messages)
 
 
 _columns = st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True)
@@ -165,7 +113,7 @@ _columns = st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True)
 @given(messages=st.lists(_messages(), max_size=5), columns=_columns)
 def test_rows_equal_those_of_the_general_decoder(messages: list[bytes], columns: list[str]) -> None:
     """For any messages, side by side in one batch, and any columns in any order: the same values, in Spark's types."""
-    expected = [_expected(raw) for raw in messages]
+    expected = [expected_row(raw) for raw in messages]
     assert _rows(messages, columns) == [{name: row[name] for name in columns} for row in expected]
 
 
@@ -183,7 +131,7 @@ def test_rows_of_a_damaged_message_equal_the_general_decoder(
         at = data.draw(st.integers(0, len(message) - 1))
         damaged = message[:at] + bytes([data.draw(st.integers(0, 255))]) + message[at + 1 :]
     try:
-        expected = _expected(damaged)
+        expected = expected_row(damaged)
     except EventError:
         expected = None
     try:
@@ -191,7 +139,7 @@ def test_rows_of_a_damaged_message_equal_the_general_decoder(
     except EventError:
         assert expected is None
         return
-    whole = _expected(other)
+    whole = expected_row(other)
     assert rows[0] == rows[2] == {name: whole[name] for name in columns}
     if expected is not None:
         assert rows[1] == {name: expected[name] for name in columns}
@@ -200,7 +148,7 @@ def test_rows_of_a_damaged_message_equal_the_general_decoder(
 def _event(number: int, **more: Any) -> bytes:
     body = more.pop("body", b"x")
     return ReceivedEvent.build(
-        body, offset=str(number * 100), sequence_number=number, enqueued_time=_EPOCH + timedelta(days=20_000), **more
+        body, offset=str(number * 100), sequence_number=number, enqueued_time=EPOCH + timedelta(days=20_000), **more
     ).raw
 
 
@@ -266,7 +214,7 @@ def test_rows_clamp_times_beyond_the_calendar(moment: int) -> None:
     raw = _event(1)
     at = raw.index(ENQUEUED_TIME.encode()) + len(ENQUEUED_TIME) + 1
     far = raw[:at] + moment.to_bytes(8, "big", signed=True) + raw[at + 8 :]
-    row = _expected(far)
+    row = expected_row(far)
     assert _rows([raw, far], ["enqueuedTime"])[1] == {"enqueuedTime": row["enqueuedTime"]}
 
 
@@ -279,7 +227,7 @@ def test_rows_of_usual_messages_need_no_general_decoder(monkeypatch: pytest.Monk
         _event(4, properties={f"p{number}": str(number) for number in range(20)}, message_id="m", subject="s"),
         _event(2**40, content_type="application/json", correlation_id=uuid.uuid4(), group_sequence=3),
     ]
-    expected = [_expected(raw) for raw in messages]
+    expected = [expected_row(raw) for raw in messages]
 
     def refuse(event: ReceivedEvent, raw: bytes) -> None:
         raise AssertionError("a message was decoded by itself")
@@ -346,7 +294,7 @@ def test_bodies_are_decoded_where_codecs_are_named(messages: list[bytes], applie
     encode = encoder([*applied, DEFLATE])
     assert encode is not None
     sent = encode(EventData(b"body"))
-    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": _EPOCH}
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": EPOCH}
     raw = ReceivedEvent.build(sent.body, content_encoding=(sent.standard or {})["content_encoding"], **place).raw
     mixed = [*messages, raw, *messages]
     plain = RowEncoder("7", ["body", "offset"]).encode(PackedEvents.pack(mixed)).to_pydict()
@@ -365,7 +313,7 @@ def test_system_properties_name_no_encoding_that_is_decoded(
     encode = encoder([GZIP, DEFLATE])
     assert encode is not None
     sent = encode(EventData(b"body", content_type="text/plain"))
-    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": _EPOCH}
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 1, "enqueued_time": EPOCH}
     raws = [ReceivedEvent.build(sent.body, **(sent.standard or {}), **place).raw, _event(2, message_id="m")]
     names = ["body", "systemProperties", "systemPropertyTypes"]
     made = RowEncoder("7", names, codecs).encode(PackedEvents.pack(raws)).to_pylist()
@@ -379,7 +327,7 @@ def test_system_properties_name_no_encoding_that_is_decoded(
 
 def test_body_that_cannot_be_decoded_is_an_error_that_names_the_event() -> None:
     """And only if the column is asked for."""
-    place: dict[str, Any] = {"offset": "1", "sequence_number": 5, "enqueued_time": _EPOCH}
+    place: dict[str, Any] = {"offset": "1", "sequence_number": 5, "enqueued_time": EPOCH}
     events = PackedEvents.pack([ReceivedEvent.build(b"no gzip", content_encoding="gzip", **place).raw])
     with pytest.raises(DecodeError, match=r"^partition 7, event 5: "):
         RowEncoder("7", ["body"], [GZIP]).encode(events)
