@@ -192,6 +192,28 @@ def test_events_that_are_rows_alone_are_rows_together(seeds: Iterable[int]) -> N
     assert made > 30
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [(b"annotat", ("systemProperties", "systemPropertyTypes")), (b"propert", ("properties", "propertyTypes"))],
+)
+def test_name_that_is_no_text_fails_only_the_columns_that_show_it(name: bytes, columns: Sequence[str]) -> None:
+    """Each column beside the offset, of such an event alone and beside a sound one."""
+    raw = Message(
+        message_annotations={SEQUENCE_NUMBER: 5, OFFSET: "7", ENQUEUED_TIME: Timestamp(5), Symbol("annotat"): 1},
+        application_properties={"propert": 1},
+        body=Data((b"body",)),
+    ).encode()
+    sound, misnamed = expected_row(raw), raw.replace(name, b"\xd0" * len(name))
+    for column in COLUMNS:
+        encoder = row_encoder(["offset", column] if column != "offset" else ["offset"])  # which reads other names too
+        for messages in ([misnamed], [raw, misnamed]):
+            if column in columns:
+                with pytest.raises(EventError, match="event 5"):
+                    rows_of(encoder, messages)
+            else:
+                assert rows_of(encoder, messages) == [{"offset": "7", column: sound[column]}] * len(messages)
+
+
 SMALL = Message(
     message_annotations={
         SEQUENCE_NUMBER: 5, OFFSET: "7", ENQUEUED_TIME: Timestamp(5), PARTITION_KEY: "key", Symbol("x"): 2**40
