@@ -182,8 +182,9 @@ class _Batch:
     def _system_properties(self) -> Entries:
         section = self._walk.section(PROPERTIES)
         found = self._annotations
-        own = [index for index, name in enumerate(self._walk.names) if name in _OWN_NAMES]
-        names = [np.where(np.isin(each, own), -1, each) for each in found.names]
+        # The last one is for -1, which is no entry.
+        kept = np.array([*(-1 if name in _OWN_NAMES else index for index, name in enumerate(self._walk.names)), -1])
+        names = [kept[each] for each in found.names]
         values = list(found.values)
         if section is not None:
             standard = self._walk.list_entries(section, _STANDARD_NAMES)
@@ -331,6 +332,8 @@ class _Batch:
             places: The pieces, with the positions of nulls among them.
         """
         count = len(places)
+        if is_null.all():
+            return pa.nulls(count, kind)
         cuts = np.empty(2 * count + 1, np.int32)
         cuts[0:-1:2] = np.where(is_null, places, begin)
         cuts[1::2] = np.where(is_null, places, end)
