@@ -230,8 +230,8 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
     "Emulator": {
         "Hubs": ("hubs", "retention", "max_message_size", "data", "fsync", "capture"),
-        "Where it listens": ("host", "port", "ws_port", "tls", "names"),
-        "Who has access": ("key_name", "key", "rules", "token_verifier"),
+        "Where it listens": ("host", "port", "ws_port", "standard_ports", "tls", "tls_directory", "names"),
+        "Who has access": ("key_name", "key", "rules", "token_verifier", "accept_jwt"),
         "How it behaves": ("deadlines", "producer_retention", "nothing_published", "refuse_long_keys", "now"),
     },
 }

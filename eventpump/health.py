@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from eventpump.net.health import Health as Health
     from eventpump.net.health import HealthServer as HealthServer
     from eventpump.net.health import Metric as Metric
+    from eventpump.net.health import Monitored as Monitored
     from eventpump.net.health import Sample as Sample
-    from eventpump.net.health import Watched as Watched
 else:  # to checkers it would mean that every name exists
-    __all__, __getattr__, __dir__ = homes.public(__name__, {"net.health": "Health HealthServer Metric Sample Watched"})
+    __all__, __getattr__, __dir__ = homes.public(
+        __name__, {"net.health": "Health HealthServer Metric Sample Monitored"}
+    )

@@ -77,6 +77,21 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--capture", metavar="DIR", help="also write the events as Avro files of Event Hubs Capture in this directory")
     add("--capture-seconds", default="300", metavar="S", help="write a file after this long (default: %(default)s)")
     add("--capture-bytes", default="314572800", metavar="N", help="or after this many bytes (default: %(default)s)")
+    _add_access_options(parser)
+    add("--retention-bytes", metavar="N", help="keep at most this many bytes of events, over all partitions")
+    add("--retention-seconds", metavar="S", help="keep events for at most this long")
+    add(
+        "--refuse-long-keys",
+        action="store_true",
+        help="refuse partition keys of more than 128 characters, as eventpump's clients do",
+    )
+    add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)  # for programs that start it
+    parser.set_defaults(run=run)
+
+
+def _add_access_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of TLS and of credentials."""
+    add = parser.add_argument
     add(
         "--standard-ports",
         action="store_true",
@@ -103,15 +118,6 @@ def add_parser(subparsers: Subparsers) -> None:
         help="accept JSON web tokens in place of Microsoft Entra's: any, on loopback only, or those signed with the "
         f"secret by HS256, with an expiration time and Event Hubs as audience (default: ${JWT_VARIABLE}, or none)",
     )
-    add("--retention-bytes", metavar="N", help="keep at most this many bytes of events, over all partitions")
-    add("--retention-seconds", metavar="S", help="keep events for at most this long")
-    add(
-        "--refuse-long-keys",
-        action="store_true",
-        help="refuse partition keys of more than 128 characters, as eventpump's clients do",
-    )
-    add("--stop-with-stdin", action="store_true", help=argparse.SUPPRESS)  # for programs that start it
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import ssl
 import time
@@ -153,14 +154,19 @@ class Emulator:
         self._tls = tls
         self._tls_directory = None if tls_directory is None else Path(tls_directory)
         self._own_certificate: OwnCertificate | None = None
-        self._retention = retention or (Retention() if data is None else DURABLE_RETENTION)
-        self._max_message_size = max_message_size
         self._deadlines = deadlines or Deadlines()
-        self._now = now
-        self._nothing_published = nothing_published
-        self._refuse_long_keys = refuse_long_keys
-        self._producer_retention = producer_retention
-        self._capture = CaptureSettings(capture) if isinstance(capture, str | Path) else capture
+        self._make_service = functools.partial(
+            Service,
+            keys=self._keys,
+            retention=retention or (Retention() if data is None else DURABLE_RETENTION),
+            deadlines=self._deadlines,
+            max_message_size=max_message_size,
+            now=now,
+            nothing_published=nothing_published,
+            refuses_long_keys=refuse_long_keys,
+            producer_retention=producer_retention,
+            capture=CaptureSettings(capture) if isinstance(capture, str | Path) else capture,
+        )
         self._service: Service | None = None
         self._server: asyncio.Server | None = None
         self._ws_server: WebSocketServer | None = None
@@ -188,17 +194,7 @@ class Emulator:
             raise
 
     async def _listen(self, port: int, ws_port: int | None, tls: ssl.SSLContext | None) -> None:
-        service = Service(
-            keys=self._keys,
-            retention=self._retention,
-            deadlines=self._deadlines,
-            max_message_size=self._max_message_size,
-            now=self._now,
-            nothing_published=self._nothing_published,
-            refuses_long_keys=self._refuse_long_keys,
-            producer_retention=self._producer_retention,
-            capture=self._capture,
-        )
+        service = self._make_service()
         await service.open(self._specs, data=self._data, fsync=self._fsync)
         server: asyncio.Server | None = None
         ws_server: WebSocketServer | None = None

@@ -64,7 +64,7 @@ class Health:
     reasons: Sequence[str] = ()
 
 
-class Watched(Protocol):
+class Monitored(Protocol):
     """What a `HealthServer` reports. Its methods are called for each request, and must not block."""
 
     def health(self) -> Health:
@@ -91,7 +91,7 @@ class HealthServer:
         port: The port; 0 for a free one. Default: 8080.
     """
 
-    def __init__(self, watched: Watched, *, address: str = "127.0.0.1", port: int = 8080) -> None:
+    def __init__(self, watched: Monitored, *, address: str = "127.0.0.1", port: int = 8080) -> None:
         if not 0 <= port <= 65535:
             raise ConfigurationError("port", "must be a number from 0 to 65535")
         self._watched = watched
