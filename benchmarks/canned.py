@@ -85,20 +85,20 @@ PRODUCER_CREDIT = 300
 
 _LAST_OFFSET = 10 ** len(str(FIRST_OFFSET))
 _LONG = struct.Struct(">q")
-_IDENTITY = struct.Struct(">I2sI")
+_IDENTITY = struct.Struct(">I2s")
 _ACCEPTED = struct.Struct(">IHH8sIcI6s")
 _RECEIVER = b"\x00\x53\x15\xc0\x12\x06\x41\x70"
 _WITH_ACCEPTED = b"\x41\x00\x53\x24\x45\x42"
-_TAIL = b"\x43\x41\x42\x40\x40\x42\x42\x42"
-"""The rest of a transfer's fields: format 0, settled, no more frames, and five defaults (AMQP 1.0, 2.7.5)."""
+_TAIL = b"\x43\x41\x42\x40\x40\x42\x42\x41"
+"""The rest of a transfer's fields: format 0, settled, no more frames, four defaults, batchable (AMQP 1.0, 2.7.5)."""
 
 _identities: list[bytes] = []
 
 
 def _identities_from(first: int, number: int) -> list[bytes]:
-    """Return so many delivery ids, each with its tag, encoded."""
+    """Return so many delivery ids, each with an empty tag, encoded."""
     missing = range(len(_identities), first + number)
-    _identities.extend(_IDENTITY.pack(each, b"\xa0\x04", each) for each in missing)
+    _identities.extend(_IDENTITY.pack(each, b"\xa0\x00") for each in missing)
     return _identities[first : first + number]
 
 

@@ -120,7 +120,9 @@ class _Exchange(asyncio.BufferedProtocol):
         self.answer: asyncio.Future[None] | None = None
         self._target = f"{hub}/Partitions/0"
         self._buffer = bytearray(1 << 17)
-        self._engine = Connection(ConnectionConfig(container_id="floor", hostname="localhost"), Role.CLIENT)
+        self._engine = Connection(
+            ConnectionConfig(container_id="floor", hostname="localhost", first_transfer_id=_FIRST_ID), Role.CLIENT
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -166,6 +168,8 @@ class _Exchange(asyncio.BufferedProtocol):
         return frames
 
 
+_FIRST_ID = 256
+"""The first delivery id: from it on each takes as many bytes."""
 _IDENTITY = struct.Struct(">BI2sI")
 _IDS = struct.Struct(">I2sI")
 
@@ -184,7 +188,7 @@ async def exchange(
     transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", port_of(connection_string), ssl=tls)
     link = await protocol.link
     frames = cycle(protocol.prepared(link, kind))
-    delivery_ids = count()
+    delivery_ids = count(_FIRST_ID)
 
     async def send_next() -> None:
         frame, place = next(frames)

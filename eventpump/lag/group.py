@@ -80,7 +80,7 @@ class GroupLag:
         scope: The consumer group.
         read_at: When its checkpoints were read.
         partitions: By partition number.
-        notes: What its reader should know, in sentences.
+        notes: What its reader should know, in sentences. Default: `()`.
     """
 
     scope: ConsumerScope

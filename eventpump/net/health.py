@@ -56,7 +56,7 @@ class Health:
     Args:
         live: Whether it works: a supervisor restarts it otherwise.
         ready: Whether it has begun its work.
-        reasons: Why it is not, in sentences.
+        reasons: Why it is not, in sentences. Default: `()`.
     """
 
     live: bool
@@ -87,7 +87,7 @@ class HealthServer:
 
     Args:
         watched: What is reported.
-        address: The address to listen on. Default: "127.0.0.1", which no other machine reaches.
+        address: The address to listen on; that of the default is reached from this machine alone. Default: "127.0.0.1".
         port: The port; 0 for a free one. Default: 8080.
     """
 

@@ -23,7 +23,7 @@ class StoredCheckpoint:
             number.
         offset: Its offset, an opaque text; None likewise.
         written_at: When it was stored, by the store's clock; None if the store does not say so.
-        owner: The name of the consumer that owns the partition, or was its last owner.
+        owner: The name of the consumer that owns the partition, or was its last owner; None for none. Default: None.
         is_owned: Whether the partition has an owner now; None if the store knows of no owners.
         problem: Why the checkpoint cannot be used; None if it can be, or if there is none.
     """
@@ -49,8 +49,8 @@ class GroupCheckpoints:
     """What a store has of a consumer group.
 
     Args:
-        partitions: By partition id. A partition of which the store has nothing is not among them.
-        notes: What its user should know, in sentences.
+        partitions: By partition id. A partition of which the store has nothing is not among them. Default: `{}`.
+        notes: What its user should know, in sentences. Default: `()`.
     """
 
     partitions: Mapping[str, StoredCheckpoint] = field(default_factory=lambda: MappingProxyType({}))

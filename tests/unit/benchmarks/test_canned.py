@@ -60,7 +60,7 @@ def attach_sender(number: int, credit: int) -> tuple[Connection, Link]:
     ]
     senders = [event.link for event in exchange(client, service) if isinstance(event, LinkAttached)]
     for sender in senders:
-        sender.accept()
+        sender.accept(snd_settle_mode=1)
     exchange(client, service)
     links[-1].set_credit(credit)
     exchange(client, service)

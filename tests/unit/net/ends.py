@@ -35,7 +35,7 @@ class Recorder:
             if isinstance(event, SaslRequested):
                 self.engine.sasl_outcome(ok=True)
             elif isinstance(event, LinkAttached) and event.link.is_remote_initiated:
-                event.link.accept()
+                event.link.accept(snd_settle_mode=2)
                 event.link.set_credit(100)
 
     def on_writable(self) -> None:
@@ -61,7 +61,7 @@ class Client(Recorder):
                 case Opened():
                     self.engine.begin()
                 case SessionBegun(session):
-                    session.attach("up", is_receiver=False, source=Source(), target=Target("there"))
+                    session.attach("up", is_receiver=False, snd_settle_mode=2, source=Source(), target=Target("there"))
                 case CreditChanged(link):
                     link.send(self.payload, settled=True)
                     self.engine.close()

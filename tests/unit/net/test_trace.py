@@ -43,11 +43,11 @@ def test_frames_of_a_link(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.run()
     assert [line for line in lines(caplog) if "link" in line] == [
         (
-            "> channel=0 attach name='link' handle=1 role=sender snd_settle_mode=0 rcv_settle_mode=0"
+            "> channel=0 attach name='link' handle=1 role=sender snd_settle_mode=2 rcv_settle_mode=0"
             " source='here' target='there' initial_delivery_count=0"
         ),
         (
-            "< channel=0 attach name='link' handle=1 role=receiver snd_settle_mode=0 rcv_settle_mode=0"
+            "< channel=0 attach name='link' handle=1 role=receiver snd_settle_mode=2 rcv_settle_mode=0"
             " source='here' target='there'"
         ),
         (
