@@ -120,9 +120,7 @@ class _Exchange(asyncio.BufferedProtocol):
         self.answer: asyncio.Future[None] | None = None
         self._target = f"{hub}/Partitions/0"
         self._buffer = bytearray(1 << 17)
-        self._engine = Connection(
-            ConnectionConfig(container_id="floor", hostname="localhost", first_transfer_id=_FIRST_ID), Role.CLIENT
-        )
+        self._engine = Connection(ConnectionConfig(container_id="floor", hostname="localhost"), Role.CLIENT)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -159,6 +157,7 @@ class _Exchange(asyncio.BufferedProtocol):
         They may be more than the link has credit for now: they are sent one by one, and the service renews its credit.
         """
         frames = []
+        link.session.outgoing_delivery_id = _FIRST_ID
         for sample in samples(kind):
             event = EventData(sample.body, properties=sample.properties)
             delivery_id = link.session.outgoing_delivery_id
