@@ -65,10 +65,10 @@ def test_command_shows_no_secret_that_an_option_holds(
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_info_shows_no_secret_in_place_of_a_file(secret: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lag_shows_no_secret_in_place_of_a_file(secret: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A storage connection string given as the file of leases is an error that does not have its key."""
     service = "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=x;UseDevelopmentEmulator=true"
-    assert main(["info", "--connection-string", service, "--hub", "h", "--leases", secret]) != 0
+    assert main(["lag", "--connection-string", service, "--hub", "h", "--leases", secret]) != 0
     said = _said(capfd)
     assert "--leases" in said
     assert KEY not in said
