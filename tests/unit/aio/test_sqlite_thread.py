@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from eventpump.aio.sqlite_thread import ForeignFileError, SqliteThread, connect, transaction
+from eventpump.aio.sqlite_thread import ForeignFileError, SqliteThread, connect, connect_to_read, transaction
 
 
 def create(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE IF NOT EXISTS number (value INTEGER)")
+
+
+def create_nothing(connection: sqlite3.Connection) -> None:
+    values(connection)
 
 
 def values(connection: sqlite3.Connection) -> list[int]:
@@ -199,3 +203,21 @@ async def test_file_locked_by_another_is_an_error_after_the_busy_timeout(tmp_pat
                 await thread.run(add)
             other.execute("ROLLBACK")
         assert await thread.run(values) == []
+
+
+def test_connect_to_read_opens_what_exists_and_writes_nothing(tmp_path: Path) -> None:
+    """A missing file is not made, another file is named as one, and what is read cannot be written."""
+    path = tmp_path / "numbers.db"
+    with pytest.raises(ForeignFileError, match="no such file"):
+        connect_to_read(path, busy_timeout=1.0, check=create_nothing)
+    assert not path.exists()
+    with closing(connect(path, synchronous="NORMAL", busy_timeout=1.0, prepare=create)) as connection:
+        connection.execute("INSERT INTO number VALUES (7)")
+    with closing(connect_to_read(path, busy_timeout=1.0, check=create_nothing)) as connection:
+        assert values(connection) == [7]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            connection.execute("INSERT INTO number VALUES (8)")
+    other = tmp_path / "text.txt"
+    other.write_bytes(b"no database " * 100)
+    with pytest.raises(ForeignFileError):
+        connect_to_read(other, busy_timeout=1.0, check=create_nothing)

@@ -174,7 +174,8 @@ def test_encode_of_a_decoded_message_raises_only_encode_error(
     raw = section(0x70, header) + section(0x72, annotations) + section(0x73, fields) + section(0x77, body)
     message = Message.decode(raw)
     with suppress(EncodeError):
-        assert Message.decode(message.encode()) == message
+        encoded = message.encode()
+        assert Message.decode(encoded).encode() == encoded  # not the values: a NaN is unequal to itself
 
 
 @pytest.mark.parametrize(

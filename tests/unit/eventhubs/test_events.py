@@ -656,3 +656,28 @@ def test_id_of_such_a_type_that_a_peer_sent_is_sent_on(value: Any) -> None:
     )
     event = ReceivedEvent(message.encode()).to_event_data()
     assert Message.decode(event.encode()).properties == Properties(message_id=value)
+
+
+@given(
+    st.binary(max_size=50), st.text(max_size=30), st.dictionaries(st.text(min_size=1, max_size=5), longs, max_size=2)
+)
+def test_event_of_a_message_content_gives_it_back(
+    content: bytes, content_type: str, properties: dict[str, Any]
+) -> None:
+    """Sent and received, an event that an encoder of a schema registry made has its body, type and properties."""
+    made = EventData.from_message_content(content, content_type, properties=properties)
+    received = ReceivedEvent.from_message_content(
+        content, content_type, properties=properties, offset="1", sequence_number=2, enqueued_time=NOW
+    )
+    for event in (made, received):
+        assert event.__message_content__() == {"content": content, "content_type": content_type}
+        assert dict(event.properties) == properties
+
+
+def test_sender_s_delivery_annotations_and_footer_are_read() -> None:
+    """Under texts, and empty where there are none."""
+    message = Message(Data((b"x",)), delivery_annotations={Symbol("a"): 1}, footer={Symbol("b"): "2"})
+    event = ReceivedEvent(message.encode())
+    assert (event.delivery_annotations, event.footer) == ({"a": 1}, {"b": "2"})
+    plain = ReceivedEvent(Message(Data((b"x",))).encode())
+    assert (plain.delivery_annotations, plain.footer) == ({}, {})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from eventpump.amqp.codec import decode, encode
 from eventpump.amqp.types import Described, Symbol, ULong
 from eventpump.eventhubs.events import EventPosition
-from eventpump.eventhubs.filters import parse_selector, parse_source_filter, selector, source_filter
+from eventpump.eventhubs.filters import answered_filter, parse_selector, parse_source_filter, selector, source_filter
 from eventpump.eventhubs.names import SELECTOR_FILTER
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
@@ -138,3 +138,13 @@ def test_selector_of_any_text_raises_only_value_error(text: str) -> None:
         parse_selector(text)
     except ValueError:
         return
+
+
+@pytest.mark.parametrize("descriptor", DESCRIPTORS)
+def test_filter_is_answered_with_the_service_s_descriptor(descriptor: object) -> None:
+    """Whatever the client's was, and other filters as they came (attach-receiver-start)."""
+    sent = {SELECTOR_FILTER: Described(descriptor, "a > 'b'"), Symbol("other"): 1}
+    answered = answered_filter(sent)
+    assert answered == {SELECTOR_FILTER: Described(ULong(0x0000_0013_7000_000A), "a > 'b'"), Symbol("other"): 1}
+    assert answered_filter({Symbol("other"): 1}) == {Symbol("other"): 1}
+    assert answered_filter(None) is None

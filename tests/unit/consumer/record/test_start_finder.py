@@ -25,7 +25,7 @@ class _FaultyStore:
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
 
-    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint, subscription: str) -> bool:
+    async def write_checkpoint(self, lease: Any, checkpoint: Checkpoint, subscription: str, *, backwards: bool) -> bool:
         if self.failures:
             raise self.failures.pop(0)
         return True
@@ -36,7 +36,7 @@ async def test_store_is_repeated_whatever_the_store_raises() -> None:
     store = _FaultyStore(KeyError("a bug"), AuthenticationError("not now"), TimeoutError())
     reported: list[HostReport] = []
     services = SimpleNamespace(
-        store=store,
+        group=store,
         directory=None,
         owner_id="a",
         rng=random.Random(1),
