@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,15 @@ OPTIONS = sorted(set(_options(parser())), key=str)
 def _said(capfd: pytest.CaptureFixture[str]) -> str:
     out, err = capfd.readouterr()
     return out + err
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_log() -> Iterator[None]:
+    """Restore the level of the log, which commands set for their process."""
+    logger = logging.getLogger("eventpump")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("secret", SECRETS, ids=["storage", "hub", "signature", "url", "proxy"])
