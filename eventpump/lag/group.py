@@ -101,57 +101,54 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What is known of a partition of the hub.
+    """What was read of a partition: the checkpoint, and after it what the partition holds.
+
+    They are kept together. An older end with a newer checkpoint would look as if the hub had been recreated.
 
     Args:
-        properties: As the service reported them last; None if it never did.
+        properties: As the service reported them; None if it never did.
         read_at: When it did.
+        checkpoint: What the store had of it; None if that was nothing.
+        unchanged_since: Since when the checkpoint has been found at this position.
+        unread_since: When the oldest unprocessed event was enqueued; None if that is not known.
         error: Why the last attempt has failed; None if it has not.
     """
 
     properties: PartitionProperties | None = None
     read_at: datetime | None = None
+    checkpoint: StoredCheckpoint | None = None
+    unchanged_since: datetime | None = None
+    unread_since: datetime | None = None
     error: str | None = None
 
 
-def progress_of(
-    partition_id: str,
-    read: PartitionRead,
-    checkpoint: StoredCheckpoint | None,
-    now: datetime,
-    stalled_after: float,
-    unread_since: datetime | None = None,
-) -> PartitionProgress:
+def progress_of(partition_id: str, read: PartitionRead, now: datetime, stalled_after: float) -> PartitionProgress:
     """Compute the progress in one partition.
 
     Args:
         partition_id: The partition.
-        read: What is known of it.
-        checkpoint: What the store has of it; it was read before the partition was.
+        read: What was read of it.
         now: The time.
         stalled_after: Seconds without a new checkpoint after which a group with unprocessed events has stalled.
-        unread_since: When the oldest unprocessed event was enqueued; None if that is not known.
     """
-    properties = read.properties
+    properties, checkpoint = read.properties, read.checkpoint
     written_at = None if checkpoint is None else checkpoint.written_at
     age = None if written_at is None else max(0.0, (now - written_at).total_seconds())
     if properties is None:
         return PartitionProgress(
             partition_id, LagState.UNKNOWN, None, 0, None, None, None, None, checkpoint, age, error=read.error
         )
-    last = properties.last_enqueued_sequence_number
-    first = None if properties.is_empty else properties.beginning_sequence_number
-    lag, lost = _counted(properties, checkpoint)
-    state = _state(properties, checkpoint, lag, lost, now, age, stalled_after, unread_since)
+    lag, lost = count_unprocessed(properties, checkpoint)
     seconds = 0.0 if lag == 0 else None
-    if unread_since is not None:
-        seconds = max(0.0, (now - unread_since).total_seconds())
+    if read.unread_since is not None:
+        seconds = max(0.0, (now - read.unread_since).total_seconds())
+    last = properties.last_enqueued_sequence_number
     return PartitionProgress(
         partition_id,
-        state,
+        _state(read, lag, lost, now, stalled_after),
         lag,
         lost,
-        first,
+        None if properties.is_empty else properties.beginning_sequence_number,
         last,
         None if last < 0 else properties.last_enqueued_time,
         read.read_at,
@@ -162,33 +159,32 @@ def progress_of(
     )
 
 
-def _counted(properties: PartitionProperties, checkpoint: StoredCheckpoint | None) -> tuple[int | None, int]:
-    """Return how many events are unprocessed, None if that is not known, and how many are lost."""
+def first_unprocessed(properties: PartitionProperties, checkpoint: StoredCheckpoint | None) -> int | None:
+    """Return the number of the first retained event after a checkpoint, there or not yet; None if it is not known."""
     last = properties.last_enqueued_sequence_number
     # An empty partition begins with its next event.
     first = last + 1 if properties.is_empty else properties.beginning_sequence_number
     if checkpoint is None or not checkpoint.is_usable:
-        return last + 1 - first, 0
+        return first
     number = checkpoint.sequence_number
     if number is None:
         # Some writers stored an offset alone; offsets have no order.
-        return (0 if checkpoint.offset == properties.last_enqueued_offset else None), 0
-    if number > last:
+        return last + 1 if checkpoint.offset == properties.last_enqueued_offset else None
+    return None if number > last else max(first, number + 1)
+
+
+def count_unprocessed(properties: PartitionProperties, checkpoint: StoredCheckpoint | None) -> tuple[int | None, int]:
+    """Return how many retained events follow a checkpoint, None if that is not known, and how many are lost."""
+    following = first_unprocessed(properties, checkpoint)
+    if following is None:
         return None, 0
-    following = max(first, number + 1)
-    return last + 1 - following, following - (number + 1)
+    number = None if checkpoint is None else checkpoint.sequence_number
+    lost = 0 if number is None else following - (number + 1)
+    return properties.last_enqueued_sequence_number + 1 - following, lost
 
 
-def _state(
-    properties: PartitionProperties,
-    checkpoint: StoredCheckpoint | None,
-    lag: int | None,
-    lost: int,
-    now: datetime,
-    age: float | None,
-    stalled_after: float,
-    unread_since: datetime | None,
-) -> LagState:
+def _state(read: PartitionRead, lag: int | None, lost: int, now: datetime, stalled_after: float) -> LagState:
+    checkpoint = read.checkpoint
     if checkpoint is None or not checkpoint.is_usable:
         return LagState.NO_CHECKPOINT
     if lag is None and checkpoint.sequence_number is not None:
@@ -199,20 +195,21 @@ def _state(
         return LagState.UNOWNED
     if lag == 0:
         return LagState.OK
-    if age is not None and age > stalled_after and _has_waited(properties, lag, now, stalled_after, unread_since):
+    # A store without times has only what was seen of it.
+    written_at = checkpoint.written_at or read.unchanged_since
+    limit = timedelta(seconds=stalled_after)
+    if written_at is not None and now - written_at > limit and _has_waited(read, lag, now, limit):
         return LagState.STALLED
     return LagState.BEHIND
 
 
-def _has_waited(
-    properties: PartitionProperties, lag: int | None, now: datetime, stalled_after: float, unread_since: datetime | None
-) -> bool:
+def _has_waited(read: PartitionRead, lag: int | None, now: datetime, limit: timedelta) -> bool:
     """Return whether the oldest unprocessed event may have waited for that long.
 
-    The first events after a silence find an old checkpoint, and have not waited. Where it is not known since when the
-    oldest has been there, one that is the newest too says it.
+    The first events after a silence find an old checkpoint, and have not waited. A single unprocessed event is the
+    newest one, whose time is known; of several, the time of the oldest is known with `reader_group` only.
     """
-    limit = timedelta(seconds=stalled_after)
-    if unread_since is not None:
-        return now - unread_since > limit
-    return lag != 1 or now - properties.last_enqueued_time > limit
+    if read.unread_since is not None:
+        return now - read.unread_since > limit
+    assert read.properties is not None
+    return lag != 1 or now - read.properties.last_enqueued_time > limit

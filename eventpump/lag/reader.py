@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -17,10 +18,10 @@ from eventpump.core.bucket import TokenBucket
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceError, StoreError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope
-from eventpump.lag.group import GroupLag, PartitionProgress, PartitionRead, progress_of
+from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, PartitionProperties
+from eventpump.lag.group import GroupLag, PartitionRead, first_unprocessed, progress_of
 from eventpump.options.connection import ClientOptions
-from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints
+from eventpump.storage.checkpoints.stored import CheckpointReader, GroupCheckpoints, StoredCheckpoint
 
 _AT_ONCE: Final = 8
 """Partitions that are asked for at a time, and requests that may begin at once after a pause."""
@@ -89,10 +90,9 @@ class LagReader:
         self._bucket = TokenBucket(rate, max(1, min(_AT_ONCE, int(rate))))
         self._partition_ids: Sequence[str] = ()
         self._reads: dict[str, PartitionRead] = {}
-        self._stored = GroupCheckpoints()
         self._stored_at: datetime | None = None
-        self._unread_since: dict[str, tuple[int | None, datetime]] = {}
         self._notes: list[str] = []
+        self._reading = asyncio.Lock()
         self._is_closed = False
 
     @property
@@ -103,36 +103,46 @@ class LagReader:
     async def read(self) -> GroupLag:
         """Read the lag of each partition. For hubs of more partitions than `rate` it takes seconds.
 
-        A partition that cannot be read is reported as it was read last, with the error.
+        A partition that cannot be read is reported as it was read last, with the error. Calls follow each other.
+        Canceled, what was read so far is kept for `watch`.
 
         Raises:
             StoreError: The checkpoints cannot be read.
             ServiceError: The hub cannot be read.
             ConfigurationError: There is no such store.
         """
-        self._notes = []
-        self._stored = await self._checkpoints.read(self._scope, await self._find_partitions())
-        self._stored_at = self._now()
-        await self._read_partitions()
-        return self._result()
+        async with self._reading:
+            await self._turn()
+            properties = await self._transport.get_hub_properties(self._scope.hub)
+            partition_ids = sorted(properties.partition_ids, key=partition_order)
+            stored = await self._read_checkpoints(partition_ids)
+            self._partition_ids, self._stored_at = partition_ids, self._now()
+            problems = [
+                f"partition {each.partition_id}: {each.place}: {each.problem}"
+                for each in stored.partitions.values()
+                if each.problem is not None
+            ]
+            self._notes = [*stored.notes, *problems]
+            work = (self._read_partition(each, stored.partitions.get(each)) for each in partition_ids)
+            await gather(work, at_once=_AT_ONCE)
+            return self._result()
 
     async def watch(self, interval: float = 10.0) -> AsyncGenerator[GroupLag, None]:
         """Read the lag again and again, and return what is known every so often.
 
         While a reading takes longer than the interval, the partitions that it has not reached are returned as they were
-        read last. What fails after the first reading is a note, and is tried again.
+        read last. What fails once something was read is a note, and is tried again.
 
         Args:
             interval: Seconds between two results, above 0. Default: 10.0.
 
         Raises:
-            StoreError: The checkpoints cannot be read the first time.
-            ServiceError: The hub cannot be read the first time.
+            StoreError: The checkpoints cannot be read, and never were.
+            ServiceError: The hub cannot be read, and never was.
             ConfigurationError: There is no such store.
         """
         if interval <= 0:
             raise ConfigurationError("interval", "must be above 0")
-        is_first = True
         while True:
             begun = self._clock.monotonic()
             reading = asyncio.create_task(self.read())
@@ -148,83 +158,75 @@ class LagReader:
                 await asyncio.wait({reading})
             try:
                 result = reading.result()
-            except (StoreError, ServiceError) as error:
-                if is_first:
+            except EventPumpError as error:
+                if self._stored_at is None or self._is_closed:
                     raise
-                self._notes.append(str(error))
+                self._notes = [str(error)]
                 result = self._result()
-            is_first = False
             yield result
             await asyncio.sleep(max(0.0, begun + interval - self._clock.monotonic()))
 
-    async def _find_partitions(self) -> Sequence[str]:
-        await self._turn()
-        properties = await self._transport.get_hub_properties(self._scope.hub)
-        self._partition_ids = sorted(properties.partition_ids, key=partition_order)
-        return self._partition_ids
+    async def _read_checkpoints(self, partition_ids: Sequence[str]) -> GroupCheckpoints:
+        try:
+            found = await self._checkpoints.read(self._scope, partition_ids)
+            return GroupCheckpoints(dict(found.partitions), tuple(found.notes))
+        except EventPumpError:
+            raise
+        except Exception as error:  # of a reader that is the user's own
+            raise StoreError("read checkpoints", f"{type(error).__name__}: {error}") from error
 
-    async def _read_partitions(self) -> None:
-        await gather(map(self._read_partition, self._partition_ids), at_once=_AT_ONCE)
-
-    async def _read_partition(self, partition_id: str) -> None:
+    async def _read_partition(self, partition_id: str, checkpoint: StoredCheckpoint | None) -> None:
         await self._turn()
-        before = self._reads.get(partition_id, PartitionRead())
+        before = self._reads.get(partition_id, PartitionRead(checkpoint=checkpoint))
         try:
             properties = await self._transport.get_partition_properties(self._scope.hub, partition_id)
+            unread_since = await self._find_unread_since(before, properties, checkpoint)
         except ServiceError as error:
-            self._reads[partition_id] = PartitionRead(before.properties, before.read_at, str(error))
+            self._reads[partition_id] = replace(before, error=str(error))
             return
-        self._reads[partition_id] = PartitionRead(properties, self._now())
-        if self._reader_group is not None:
-            await self._find_first_unread(partition_id, self._reader_group)
+        now = self._now()
+        is_same = before.unchanged_since is not None and _position(before.checkpoint) == _position(checkpoint)
+        unchanged_since = before.unchanged_since if is_same else now
+        self._reads[partition_id] = PartitionRead(properties, now, checkpoint, unchanged_since, unread_since)
 
-    async def _find_first_unread(self, partition_id: str, group: str) -> None:
-        progress = self._progress(partition_id, self._now())
-        if not progress.lag:
-            self._unread_since.pop(partition_id, None)
-            return
-        number = progress.sequence_number
-        known = self._unread_since.get(partition_id)
-        if known is not None and known[0] == number:
-            return
-        start = EventPosition.earliest() if number is None else EventPosition.at_sequence_number(number)
+    async def _find_unread_since(
+        self, before: PartitionRead, properties: PartitionProperties, checkpoint: StoredCheckpoint | None
+    ) -> datetime | None:
+        """Return when the oldest unprocessed event was enqueued; None if there is none, or it is not to be read."""
+        following = first_unprocessed(properties, checkpoint)
+        if self._reader_group is None or following is None or following > properties.last_enqueued_sequence_number:
+            return None
+        if before.properties is not None and before.unread_since is not None:
+            known = first_unprocessed(before.properties, before.checkpoint)
+            if known == following:
+                return before.unread_since
         await self._turn()
         reader = PartitionReader(
             hub=self._scope.hub,
-            partition_id=partition_id,
+            partition_id=properties.partition_id,
             transport=self._transport,
             owns_transport=False,
-            consumer_group=group,
-            position=start,
+            consumer_group=self._reader_group,
+            position=EventPosition.at_sequence_number(following, inclusive=True),
             prefetch_events=1,
         )
         try:
             async with reader:
                 events = await reader.read(1, _FIRST_EVENT_TIMEOUT)
         except EventPumpError as error:
-            self._notes.append(f"partition {partition_id}: its oldest unprocessed event could not be read: {error}")
-            return
-        if events:
-            self._unread_since[partition_id] = (number, events[0].enqueued_time)
-
-    def _progress(self, partition_id: str, now: datetime) -> PartitionProgress:
-        checkpoint = self._stored.partitions.get(partition_id)
-        known = self._unread_since.get(partition_id)
-        number = None if checkpoint is None else checkpoint.sequence_number
-        since = known[1] if known is not None and known[0] == number else None
-        read = self._reads.get(partition_id, PartitionRead())
-        return progress_of(partition_id, read, checkpoint, now, self._stalled_after, since)
+            where = f"partition {properties.partition_id}"
+            self._notes.append(f"{where}: its oldest unprocessed event could not be read: {error}")
+            return None
+        return events[0].enqueued_time if events else None
 
     def _result(self) -> GroupLag:
         now = self._now()
         assert self._stored_at is not None
-        partitions = [self._progress(each, now) for each in self._partition_ids]
-        problems = [
-            f"partition {each.partition_id}: {each.place}: {each.problem}"
-            for each in self._stored.partitions.values()
-            if each.problem is not None
+        partitions = [
+            progress_of(each, self._reads.get(each, PartitionRead()), now, self._stalled_after)
+            for each in self._partition_ids
         ]
-        return GroupLag(self._scope, self._stored_at, partitions, (*self._stored.notes, *problems, *self._notes))
+        return GroupLag(self._scope, self._stored_at, partitions, tuple(self._notes))
 
     async def _turn(self) -> None:
         delay = self._bucket.take(self._clock.monotonic())
@@ -258,3 +260,7 @@ class LagReader:
     def __repr__(self) -> str:
         scope = self._scope
         return f"LagReader({scope.fully_qualified_namespace}/{scope.hub}, consumer_group={scope.consumer_group!r})"
+
+
+def _position(checkpoint: StoredCheckpoint | None) -> tuple[int | None, str | None]:
+    return (None, None) if checkpoint is None else (checkpoint.sequence_number, checkpoint.offset)

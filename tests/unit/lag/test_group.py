@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,12 +16,21 @@ from eventpump.storage.checkpoints.stored import StoredCheckpoint
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-def partition(first: int, last: int, *, quiet: float = 0.0) -> PartitionRead:
+def partition(
+    first: int,
+    last: int,
+    checkpoint: StoredCheckpoint | None = None,
+    *,
+    quiet: float = 0.0,
+    unread_since: datetime | None = None,
+    unchanged_since: datetime | None = None,
+    error: str | None = None,
+) -> PartitionRead:
     """Return what is known of a partition with the events from `first` to `last`; empty if `first` is above."""
     properties = PartitionProperties(
         "telemetry", "0", first, last, f"offset-{last}", NOW - timedelta(seconds=quiet), first > last
     )
-    return PartitionRead(properties, NOW)
+    return PartitionRead(properties, NOW, checkpoint, unchanged_since, unread_since, error)
 
 
 def stored(
@@ -37,9 +47,8 @@ def test_lag_is_the_number_of_retained_events_after_the_checkpoint(
 ) -> None:
     """Counted one by one; and what was removed between the checkpoint and the oldest event is lost, not behind."""
     last = first + count - 1
-    found = progress_of(
-        "0", partition(first, last), None if number is None else stored(number, owned=is_owned), NOW, 300.0
-    )
+    checkpoint = None if number is None else stored(number, owned=is_owned)
+    found = progress_of("0", partition(first, last, checkpoint), NOW, 300.0)
     retained = range(first, last + 1)
     if number is not None and number > last:
         assert (found.lag, found.lost, found.state) == (None, 0, LagState.BEYOND_END)
@@ -75,23 +84,35 @@ def test_group_has_stalled_if_events_wait_and_no_checkpoint_is_written(
 ) -> None:
     """The first events after a silence find an old checkpoint, and do not make a stalled group."""
     since = None if unread_for is None else NOW - timedelta(seconds=unread_for)
-    found = progress_of("0", partition(0, 99, quiet=quiet), stored(99 - lag, age=age), NOW, 300.0, since)
+    checkpoint = stored(99 - lag, age=age)
+    found = progress_of("0", partition(0, 99, checkpoint, quiet=quiet, unread_since=since), NOW, 300.0)
     assert found.state is state
+
+
+@pytest.mark.parametrize(("seen_for", "state"), [(299, LagState.BEHIND), (301, LagState.STALLED)])
+def test_group_of_a_store_without_times_has_stalled_if_its_checkpoint_was_seen_for_that_long(
+    seen_for: float, state: LagState
+) -> None:
+    """SQLite and others do not say when a checkpoint was stored."""
+    checkpoint = replace(stored(50), written_at=None)
+    read = partition(0, 99, checkpoint, unchanged_since=NOW - timedelta(seconds=seen_for))
+    found = progress_of("0", read, NOW, 300.0)
+    assert (found.state, found.checkpoint_age) == (state, None)
 
 
 def test_checkpoint_with_an_offset_alone_is_at_the_end_or_of_unknown_lag() -> None:
     """Offsets have no order: only that of the newest event says something."""
-    at_end = progress_of("0", partition(0, 9), stored(None, offset="offset-9"), NOW, 300.0)
+    at_end = progress_of("0", partition(0, 9, stored(None, offset="offset-9")), NOW, 300.0)
     assert (at_end.lag, at_end.state) == (0, LagState.OK)
-    before = progress_of("0", partition(0, 9), stored(None, offset="offset-7"), NOW, 300.0)
+    before = progress_of("0", partition(0, 9, stored(None, offset="offset-7")), NOW, 300.0)
     assert (before.lag, before.state) == (None, LagState.BEHIND)
 
 
 def test_partition_that_was_not_read_is_unknown_and_not_in_the_sum() -> None:
     """It counts for nothing, and is named."""
-    unread = progress_of("1", PartitionRead(error="no answer"), stored(3), NOW, 300.0)
+    unread = progress_of("1", PartitionRead(checkpoint=stored(3), error="no answer"), NOW, 300.0)
     assert (unread.state, unread.lag, unread.error) == (LagState.UNKNOWN, None, "no answer")
-    known = progress_of("0", partition(0, 9), stored(3), NOW, 300.0)
+    known = progress_of("0", partition(0, 9, stored(3)), NOW, 300.0)
     group = GroupLag(ConsumerScope("n", "h", "g"), NOW, [known, unread])
     assert (group.total, group.unknown) == (6, ("1",))
 
@@ -99,6 +120,6 @@ def test_partition_that_was_not_read_is_unknown_and_not_in_the_sum() -> None:
 def test_partition_whose_last_reading_failed_keeps_what_was_read() -> None:
     """With the time of that reading, and the error."""
     earlier = NOW - timedelta(minutes=1)
-    read = PartitionRead(partition(0, 9).properties, earlier, "no answer")
-    found = progress_of("0", read, stored(3), NOW, 300.0)
+    read = replace(partition(0, 9, stored(3), error="no answer"), read_at=earlier)
+    found = progress_of("0", read, NOW, 300.0)
     assert (found.lag, found.read_at, found.error) == (6, earlier, "no answer")
