@@ -151,11 +151,13 @@ async def test_functions_fall_back_to_the_leases_of_an_earlier_extension(azurite
     assert {each: got.sequence_number for each, got in found.items()} == {"0": 7, "1": 2, "2": 2}
 
 
-async def test_body_that_is_no_lease_is_named(azurite: Azurite, container_name: str) -> None:
-    """The error has the blob's name."""
-    await write(azurite, container_name, {"$Default/0": b"{"})
-    with pytest.raises(StoreError, match="Default/0: the lease is not JSON"):
-        await read(azurite, container_name, "event-processor-host")
+async def test_body_that_is_no_lease_is_the_problem_of_its_partition(azurite: Azurite, container_name: str) -> None:
+    """It has no checkpoint, and the reason; the other partitions are read."""
+    good = json.dumps({"Offset": "5", "SequenceNumber": 2, "PartitionId": "1"}).encode()
+    await write(azurite, container_name, {"$Default/0": b"{", "$Default/1": good})
+    found, _ = await read(azurite, container_name, "event-processor-host")
+    assert (found["0"].is_usable, found["0"].problem) == (False, "the lease is not JSON")
+    assert found["1"].sequence_number == 2
 
 
 async def test_container_that_does_not_exist_is_a_configuration_error(azurite: Azurite, container_name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from azure.storage.blob import BlobProperties
 from azure.storage.blob.aio import ContainerClient
@@ -91,7 +91,7 @@ class BlobCheckpointReader:
         call_timeout: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        known = CheckpointFormat.__args__  # type: ignore[attr-defined] # of an alias of Literal
+        known = get_args(CheckpointFormat)
         if format not in known:
             raise ConfigurationError("format", f"must be one of {', '.join(known)}, not {format!r}")
         if owner_timeout <= 0:
@@ -115,7 +115,7 @@ class BlobCheckpointReader:
             partition_ids: The partitions of the hub; blobs that are named after others are skipped.
 
         Raises:
-            StoreError: A request failed, or a blob has another form.
+            StoreError: A request failed.
             ConfigurationError: There is no such container, or the account refuses the credential.
         """
         if not self._is_checked:
@@ -148,15 +148,13 @@ class BlobCheckpointReader:
         return GroupCheckpoints(found, (note,))
 
     async def _describe_empty(self, directory: str) -> str:
-        """Say that nothing lies in a directory, and what lies elsewhere: a name may be spelled otherwise."""
-        groups = sorted(
-            {name.partition(f"/{v5.CHECKPOINT}")[0] for name in await self._list("") if v5.is_checkpoint(name)}
-        )
-        shown = ", ".join(groups[:_SHOWN_GROUPS]) + (
-            f" and {len(groups) - _SHOWN_GROUPS} more" if len(groups) > _SHOWN_GROUPS else ""
-        )
-        where = f"it has checkpoints of {shown}" if groups else "it has none of any group"
-        return f"container {self._blobs.name} has no checkpoint under {directory}: {where}"
+        """Return a note that a directory is empty, with the groups of the container's first page that have any."""
+        names = await self._list("", pages=1)
+        groups = sorted({name.partition(f"/{v5.CHECKPOINT}")[0] for name in names if v5.is_checkpoint(name)})
+        rest = len(groups) - _SHOWN_GROUPS
+        shown = ", ".join(groups[:_SHOWN_GROUPS]) + (f" and {rest} more" if rest > 0 else "")
+        found = f"it has checkpoints of {shown}" if groups else "none was found of any group"
+        return f"container {self._blobs.name} has no checkpoint under {directory}: {found}"
 
     async def _v5_of(self, directory: str, partition_ids: Sequence[str]) -> dict[str, StoredCheckpoint]:
         listed = await self._list(directory)
@@ -206,13 +204,19 @@ class BlobCheckpointReader:
         return {each.partition_id: each for each in stored if each is not None}
 
     async def _read_lease(self, partition_id: str, name: str, listed: _Listed) -> StoredCheckpoint | None:
-        def parse(raw: bytes) -> LeaseBody:
-            return LeaseBody.parse(raw, partition_id)
+        def parse(raw: bytes) -> LeaseBody | str:
+            try:
+                return LeaseBody.parse(raw, partition_id)
+            except ValueError as error:
+                return str(error)  # the other partitions can be read
 
         found = await self._blobs.download(_OPERATION, None, self._blobs.blob(name), parse, limit=_MAX_BODY)
         if found is None:
             return None
         body = found[0]
+        owner = owner_of(listed.metadata)
+        if isinstance(body, str):
+            return StoredCheckpoint(partition_id, _LEASES, name, owner=owner, is_owned=listed.is_leased, problem=body)
         checkpoint = body.checkpoint
         return StoredCheckpoint(
             partition_id,
@@ -222,14 +226,23 @@ class BlobCheckpointReader:
             offset=None if checkpoint is None else checkpoint.offset,
             # A lease is written at a takeover too: the checkpoint may be older.
             written_at=None if checkpoint is None else found[1].last_modified,
-            owner=body.owner or owner_of(listed.metadata),
+            owner=body.owner or owner,
             is_owned=listed.is_leased,
         )
 
-    async def _list(self, directory: str) -> dict[str, _Listed]:
+    async def _list(self, directory: str, *, pages: int | None = None) -> dict[str, _Listed]:
+        """Return the blobs of a directory, or those of its first pages, of up to 5,000 blobs each."""
+
         async def listed() -> dict[str, _Listed]:
             blobs = self._blobs.client.list_blobs(directory, include=["metadata"], **self._blobs.options)
-            return {blob.name: _listed(blob) async for blob in blobs}
+            found: dict[str, _Listed] = {}
+            read = 0
+            async for page in blobs.by_page():
+                found.update({blob.name: _listed(blob) async for blob in page})
+                read += 1
+                if read == pages:
+                    break
+            return found
 
         return await self._blobs.call(_OPERATION, None, listed())
 

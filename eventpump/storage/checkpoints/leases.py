@@ -44,8 +44,8 @@ class LeaseStoreCheckpointReader:
             ConfigurationError: There is no such store, it has nothing of the group, or no such subscription.
         """
         store = self._make()
-        await store.open(scope, read_only=True)
         try:
+            await store.open(scope, read_only=True)
             leases = {lease.partition_id: lease for lease in await store.list()}
             records = GroupRecords(store, scope)
             key = await self._key(records)
