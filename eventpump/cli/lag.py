@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from eventpump.cli.streams import (
@@ -52,6 +53,16 @@ _FORMATS: Final = {
 }
 _CLEAR: Final = "\x1b[H\x1b[J"
 _GRACE: Final = 2.0
+_TOO_OLD: Final = 120.0
+_OPTIONS: Final = {
+    "path": "--leases",
+    "directory": "--spark",
+    "container": "--container",
+    "subscription": "--subscription",
+    "reader_group": "--reader-group",
+    "credential": "--storage-connection-string",
+}
+"""The options by the names of the parameters that they are given to."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -172,6 +183,8 @@ def run(args: argparse.Namespace) -> int:
     except StoreError as error:
         complain(str(error))
         return FAILURE
+    except ConfigurationError as error:
+        raise ConfigurationError(_OPTIONS.get(error.field, error.field), error.problem) from None
 
 
 def _check_place(args: argparse.Namespace) -> None:
@@ -338,25 +351,33 @@ async def _watch(reader: LagReader, interval: float, *, as_json: bool) -> int:
     return interrupts.exit_code
 
 
-class _Monitor:
-    """The last reading, as a `HealthServer` reports it."""
+class Monitor:
+    """The last reading, as a `HealthServer` reports it.
 
-    def __init__(self) -> None:
+    Args:
+        limit: Seconds after which it is too old to decide by.
+    """
+
+    def __init__(self, limit: float) -> None:
         self.newest: GroupLag | None = None
+        self._limit = limit
 
     def health(self) -> Health:
-        is_read = self.newest is not None
-        return Health(live=True, ready=is_read, reasons=() if is_read else ("the lag was not read yet",))
+        if self.newest is None:
+            return Health(live=True, ready=False, reasons=("the lag was not read yet",))
+        age = (datetime.now(UTC) - self.newest.read_at).total_seconds()
+        reasons = () if age <= self._limit else (f"the lag was last read {age:.0f} s ago", *self.newest.notes)
+        return Health(live=True, ready=not reasons, reasons=reasons)
 
     def metrics(self) -> Iterable[Metric]:
-        return () if self.newest is None else metrics(self.newest)
+        return () if self.newest is None else metrics(self.newest, datetime.now(UTC))
 
     def lag(self) -> Mapping[str, Any] | None:
         return None if self.newest is None else document(self.newest)
 
 
 async def _serve(reader: LagReader, endpoint: tuple[str, int], interval: float) -> int:
-    monitor = _Monitor()
+    monitor = Monitor(max(_TOO_OLD, 5 * interval))
     states: dict[str, LagState] = {}
     with Interrupts(_GRACE) as interrupts:
         async with HealthServer(monitor, address=endpoint[0], port=endpoint[1]) as server:

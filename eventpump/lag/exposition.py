@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from eventpump.lag.group import GroupLag, LagState, PartitionProgress
 from eventpump.net.health import Metric, Sample
@@ -55,49 +55,60 @@ def _time(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
-def metrics(lag: GroupLag) -> Iterator[Metric]:
-    """Return the lag as metrics. A partition of which a value is not known has no sample of it."""
-    labels = {
+_GAUGES: Final[Sequence[tuple[str, str, Callable[[PartitionProgress, datetime], float | None]]]] = (
+    (
+        "eventpump_partition_lag_seconds",
+        "Seconds for which the oldest event that is not processed has been in the partition.",
+        lambda each, _: each.seconds,
+    ),
+    (
+        "eventpump_partition_lost_events",
+        "Events that retention has removed before they were processed.",
+        lambda each, _: each.lost,
+    ),
+    (
+        "eventpump_partition_checkpoint_age_seconds",
+        "Seconds since the checkpoint was stored.",
+        lambda each, _: each.checkpoint_age,
+    ),
+    (
+        "eventpump_partition_read_age_seconds",
+        "Seconds since the partition and its checkpoint were read.",
+        lambda each, now: None if each.read_at is None else (now - each.read_at).total_seconds(),
+    ),
+)
+
+
+def metrics(lag: GroupLag, now: datetime) -> Iterator[Metric]:
+    """Return the lag as metrics. A partition of which a value is not known has no sample of it.
+
+    Args:
+        lag: The lag.
+        now: The time, with a time zone.
+    """
+    group = {
         "messaging_system": "eventhubs",
         "server_address": lag.scope.fully_qualified_namespace,
         "messaging_destination_name": lag.scope.hub,
         "messaging_consumer_group_name": lag.scope.consumer_group,
     }
-
-    def of(each: PartitionProgress, **more: str) -> dict[str, str]:
-        return {**labels, "messaging_destination_partition_id": each.partition_id, **more}
-
+    rows = [({**group, "messaging_destination_partition_id": each.partition_id}, each) for each in lag.partitions]
     yield Metric(
         "eventpump_partition_lag",
         "gauge",
         "Events of the partition that are not processed, by the checkpoint.",
-        [Sample(of(each, position="checkpointed"), each.lag) for each in lag.partitions if each.lag is not None],
+        [Sample({**labels, "position": "checkpointed"}, each.lag) for labels, each in rows if each.lag is not None],
     )
-    yield Metric(
-        "eventpump_partition_lag_seconds",
-        "gauge",
-        "Seconds for which the oldest event that is not processed has been in the partition.",
-        [Sample(of(each), each.seconds) for each in lag.partitions if each.seconds is not None],
-    )
-    yield Metric(
-        "eventpump_partition_lost_events",
-        "gauge",
-        "Events that retention has removed before they were processed.",
-        [Sample(of(each), each.lost) for each in lag.partitions],
-    )
-    yield Metric(
-        "eventpump_partition_checkpoint_age_seconds",
-        "gauge",
-        "Seconds since the checkpoint was stored.",
-        [Sample(of(each), each.checkpoint_age) for each in lag.partitions if each.checkpoint_age is not None],
-    )
+    for name, text, value_of in _GAUGES:
+        values = ((labels, value_of(each, now)) for labels, each in rows)
+        yield Metric(name, "gauge", text, [Sample(labels, value) for labels, value in values if value is not None])
     yield Metric(
         "eventpump_partition_state",
         "gauge",
         "1 for the state in which the consumer group is in the partition, 0 for all others.",
         [
-            Sample(of(each, state=state.value), int(each.state is state))
-            for each in lag.partitions
+            Sample({**labels, "state": state.value}, int(each.state is state))
+            for labels, each in rows
             for state in LagState
         ],
     )

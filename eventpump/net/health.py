@@ -89,6 +89,9 @@ class HealthServer:
         watched: What is reported.
         address: The address to listen on; that of the default is reached from this machine alone. Default: "127.0.0.1".
         port: The port; 0 for a free one. Default: 8080.
+
+    Raises:
+        ConfigurationError: The port is no port.
     """
 
     def __init__(self, watched: Monitored, *, address: str = "127.0.0.1", port: int = 8080) -> None:

@@ -152,7 +152,7 @@ async def test_lag_is_served_until_the_command_is_interrupted(eventpump_emulator
         (("--spark", "a", "--seconds"), "--seconds: and --reader-group are given together"),
         (("--spark", "a", "--max-lag", "1", "--watch"), "--max-lag: is for one reading"),
         (("--spark", "a", "--serve", "9108"), "--serve: must be [ADDRESS]:PORT"),
-        (("--spark", "a", "--seconds", "--reader-group", "$default"), "reader_group"),
+        (("--spark", "a", "--seconds", "--reader-group", "$default"), "--reader-group: must be another consumer group"),
     ],
 )
 async def test_what_cannot_be_read_exits_with_2(
