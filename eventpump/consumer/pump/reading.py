@@ -432,7 +432,8 @@ class PartitionReading:
         if action == "fail":
             self._ownership.report(DataLost, loss, action)
             raise loss_error(self._services.scope.hub, self._partition_id, loss)
-        if await until_done(lambda: step(start.begin_anew(hub, action))):
+        record = await until_done(lambda: step(start.anew(hub, action)))
+        if await until_done(lambda: step(start.begin_anew(record))):
             self._ownership.report(DataLost, loss, action)
 
     async def _read_checkpoint(self) -> Checkpoint | None:

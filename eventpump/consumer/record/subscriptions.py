@@ -124,26 +124,30 @@ class SubscriptionStart:
         hub = await self.hub()
         return None if stored.record.hub_created_at == hub.created_at else hub
 
-    async def begin_anew(self, hub: HubProperties, action: OnDataLoss) -> bool:
-        """Replace the record of an earlier hub by one of the present hub, without checkpoints.
+    async def anew(self, hub: HubProperties, action: OnDataLoss) -> SubscriptionRecord:
+        """Return a record of the present hub to replace one of an earlier hub with.
 
         Args:
             hub: The present hub.
             action: "earliest" to begin at its beginning, "latest" at its end.
+        """
+        position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
+        return self._records.new(self.stored.record.name, hub, await self._records.starts(position, hub))
+
+    async def begin_anew(self, record: SubscriptionRecord) -> bool:
+        """Replace the record of an earlier hub, without its checkpoints. May be called again after it failed.
 
         Returns:
             False if it has been replaced meanwhile, by another host or for another partition.
         """
         replaced = self.stored
-        if replaced.record.hub_created_at == hub.created_at:
-            return False
-        position = EventPosition.latest() if action == "latest" else EventPosition.earliest()
-        starts = await self._records.starts(position, hub)
-        stored = await self._records.write(self._records.new(replaced.record.name, hub, starts), replaced)
-        if stored is None:
-            return False
-        self.stored = stored
-        return True
+        if replaced.record.hub_created_at != record.hub_created_at:
+            # Refused, it may be there from an earlier call whose answer was lost.
+            stored = await self._records.write(record, replaced) or await self._records.read(record.name)
+            if stored is None or stored.record.incarnation != record.incarnation:
+                return False
+            self.stored = stored
+        return self.stored.record.incarnation == record.incarnation
 
 
 class SubscriptionRecords:

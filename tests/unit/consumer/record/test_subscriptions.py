@@ -589,6 +589,19 @@ async def test_hub_that_is_recreated(action: Any) -> None:
         assert any(each.subscription == "alerts" for each in fleet.reported("a", DataLost))
 
 
+@pytest.mark.parametrize("is_after", [True, False], ids=["answer lost", "not stored"])
+async def test_hub_that_is_recreated_while_the_store_fails_is_reported_once(is_after: bool) -> None:
+    """A record that replaces the one of an earlier hub is this host's own, though the answer to its write is lost."""
+    async with stocked(partitions=2) as fleet:
+        host = await fleet.start("a", on_data_loss="earliest")
+        await host.subscribe("alerts", _recording(Record()), on_data_loss="earliest")
+        await asyncio.sleep(5)
+        fleet.stores["a"].fail("subscribe", times=2, is_after=is_after)
+        fleet.hub.recreate()
+        await asyncio.sleep(60)
+        assert len([each for each in fleet.reported("a", DataLost) if each.subscription == "alerts"]) == 1
+
+
 # --------------------------------------------------------------------------------------------------- random histories
 
 
