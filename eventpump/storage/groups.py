@@ -103,6 +103,8 @@ class ScopeRecords:
         self._scope = scope
         self._names = HubNames.of(scope)
         self._is_named = False
+        self._unanswered: str | None = None
+        """The id of a first record whose write had no answer yet."""
 
     async def read(self, operation: str = "read scope record") -> StoredScopeRecord | None:
         """Return the record; None if there is none. One request.
@@ -117,8 +119,9 @@ class ScopeRecords:
     async def write(self, record: ScopeRecord, replaces: StoredScopeRecord | None) -> StoredScopeRecord | None:
         """Store the record by compare-and-swap. None, and nothing stored, where another is there.
 
-        Cancelled or failed, it is stored or not; read it again. One request, and before the first record one more, as
-        the hub may be named already.
+        Cancelled or failed, it is stored or not. Read it again; or write a first record again, which returns the one
+        that an earlier call of this host has stored. One request, and before the first record one more, as the hub may
+        be named already.
 
         Raises:
             OtherHubError: The group is that of another hub.
@@ -129,10 +132,13 @@ class ScopeRecords:
             version = await self._swap(operation, record, replaces.version)
             return None if version is None else Stored(record, version)
         for _ in range(_WRITE_TRIES):
-            stored, version = await self._read(operation)
-            if stored.record is not None:
-                return None
-            version = await self._swap(operation, record, version)
+            found, version = await self._read(operation)
+            if found.record is not None:
+                is_own, self._unanswered = found.id is not None and found.id == self._unanswered, None
+                return Stored(found.record, version) if is_own and version is not None else None
+            self._unanswered = self._unanswered or _random_id()
+            version = await self._swap(operation, record, version, self._unanswered)
+            self._unanswered = None
             if version is not None:
                 return Stored(record, version)
         return None
@@ -165,8 +171,10 @@ class ScopeRecords:
             self._is_named = True
         return named, found.version
 
-    async def _swap(self, operation: str, record: ScopeRecord | None, replaces: str | None) -> str | None:
-        body = encode_named_record(self._names, record, _random_id())
+    async def _swap(
+        self, operation: str, record: ScopeRecord | None, replaces: str | None, body_id: str | None = None
+    ) -> str | None:
+        body = encode_named_record(self._names, record, body_id or _random_id())
         version = await _call(operation, self._records().swap(SCOPE_RECORD, body, replaces))
         if version is not None:
             self._is_named = True

@@ -63,15 +63,17 @@ class HubNames:
 
 @dataclass(frozen=True, slots=True)
 class NamedRecord:
-    """A consumer group's scope record in a store whose place does not name the hub.
+    """A consumer group's scope record, as it is stored.
 
     Args:
         names: The hub; None in a record from before there were names.
         record: The record; None as long as there is none, and only the names are known.
+        id: Random text of its writer; None in a record from before there was one. Default: None.
     """
 
     names: HubNames | None
     record: ScopeRecord | None
+    id: str | None = None
 
 
 def encode_named_record(names: HubNames, record: ScopeRecord | None, body_id: str) -> bytes:
@@ -94,9 +96,9 @@ def parse_named_record(raw: str | bytes) -> NamedRecord:
         raise ValueError(f"the {what} does not name its hub")
     names = HubNames(decoded[_NAMESPACE], decoded[_HUB])
     if decoded.keys() - {_ID} == _NAMES:
-        return NamedRecord(names, None)
+        return NamedRecord(names, None, decoded.get(_ID))
     _check_members(decoded, what, _MEMBERS | _NAMES)
-    return NamedRecord(names, _scope_record(decoded))
+    return NamedRecord(names, _scope_record(decoded), decoded.get(_ID))
 
 
 def _members(record: ScopeRecord) -> dict[str, Any]:

@@ -147,7 +147,8 @@ class GroupStart:
     """The consumer group's record, as one host knows it.
 
     Args:
-        store: Keeps the record. Its calls have a time-out.
+        leases: Lists the group's leases. Its calls have a time-out.
+        store: Keeps the record, in the same store.
         directory: Reads the hub's properties.
         settings: The options of the host.
         store_timeout: The time-out of one call of the store, in seconds.
@@ -175,7 +176,8 @@ class GroupStart:
         self._entering = asyncio.Lock()
         self.starts = starts_text(settings.initial_position)
         self.is_first = False
-        self._tried: ScopeRecord | None = None
+        self._is_unanswered = False
+        """Whether a write of the group's first record failed, or was cancelled."""
 
     @property
     def key(self) -> str:
@@ -196,15 +198,16 @@ class GroupStart:
         Raises:
             StoreError: The store failed, or this version cannot read the start positions in it.
         """
-        stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
-        self.is_first = self.is_first or (stored is not None and stored.record == self._tried)
+        stored = None
+        if not self._is_unanswered:
+            stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         while stored is None:
             first = ScopeRecord(properties.created_at, len(properties.partition_ids), self.starts)
-            self._tried = first  # a write that fails may have stored it
+            self._is_unanswered = True  # one that fails may have stored it, and is repeated to find that out
             stored = await call_store(
                 "write scope record", self._store.write_scope_record(first, None), self._store_timeout
             )
-            self._tried, self.is_first = None, stored is not None
+            self._is_unanswered, self.is_first = False, stored is not None
             if stored is None:
                 stored = await call_store("read scope record", self._store.read_scope_record(), self._store_timeout)
         for text in stored.record.starts.values():

@@ -363,6 +363,22 @@ async def test_start_with_an_empty_store_is_reported_once_per_group() -> None:
         assert fleet.reported("d", LeaseStoreEmpty) == []
 
 
+@pytest.mark.parametrize(("is_after", "first"), [(True, "a"), (False, "b")], ids=["answer lost", "not stored"])
+async def test_start_with_an_empty_store_is_reported_by_the_writer_of_the_record(is_after: bool, first: str) -> None:
+    """Of two hosts with equal starts only one is the first: the one whose record it is, also if its write failed."""
+    async with stocked() as fleet:
+        fleet.hub.publish("0", count=3)
+        for name in "ab":
+            fleet.host(name)
+            fleet.stores[name].hang("write")  # where there is a checkpoint nothing is reported
+        fleet.stores["a"].fail("record", is_after=is_after)
+        fleet.stores["b"].delay(0.01, "record")
+        for name in "ab":
+            fleet.runs[name] = asyncio.create_task(fleet.hosts[name].run())
+        await asyncio.sleep(60)
+        assert [name for name in "ab" for _ in fleet.reported(name, LeaseStoreEmpty)] == [first]
+
+
 @pytest.mark.parametrize("case", ["no events", "explicit start", "leases of another library", "record"])
 async def test_start_that_reads_nothing_again_is_not_reported(case: str) -> None:
     """A hub without events, a start that was asked for, checkpoints of a .NET host, and a group that has a record."""
