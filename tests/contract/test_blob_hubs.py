@@ -24,6 +24,7 @@ from eventpump.reports import HostReport, LeaseStoreEmpty
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.publisher_states.blob import BlobPublisherStateStore
+from eventpump.storage.scope_form import HubNames, encode_named_record
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
 from tests.support.leases import group, unheld, unnamed_record
@@ -137,6 +138,26 @@ async def test_record_of_an_earlier_version_is_adopted(container: Container) -> 
     ):
         with pytest.raises(ConfigurationError, match="telemetry"):
             await refused
+
+
+async def test_record_without_random_text_is_the_groups(container: Container) -> None:
+    """One with the names of its hub is read, kept from other hubs, and replaced by one that has random text."""
+    blob = container.raw.get_blob_client(RECORD_BLOB)
+    members = json.loads(encode_named_record(HubNames.of(HERE), RECORD, ""))
+    del members["id"]
+    await blob.upload_blob(json.dumps(members))
+    store = await container.opened(HERE)
+    await store.ensure(["0"])
+    assert await group(store).write_scope_record(RECORD, None) is None
+    stored = await group(store).read_scope_record()
+    assert stored is not None
+    assert stored.record == RECORD
+    assert await group(store).write_scope_record(RECORD, stored) is not None
+    after = json.loads(await (await blob.download_blob()).readall())
+    assert after == {**members, "id": after["id"]}
+    assert after["id"]
+    with pytest.raises(ConfigurationError, match="telemetry"):
+        await container.opened(OTHER_HUB)
 
 
 async def test_subscription_names_the_hub_first(container: Container) -> None:
