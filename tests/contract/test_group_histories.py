@@ -1,7 +1,8 @@
 """Random histories of hosts that claim and write one subscription's checkpoint in a real store, die, and are late.
 
-Every record call of a host is done, fails, is done with its answer lost, is done later, or is the host's last one.
-Hosts share names. What the store accepted is judged by the lease under which it was written.
+Every call of a host within a claim or a write is done, fails, is done with its answer lost, is done later, waits until
+another host has acted, or is the host's last one. Hosts share names. What the store accepted is judged by the lease
+under which it was written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pytest
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.storage.groups import GroupRecords, checkpoint_name
+from eventpump.storage.groups import GroupRecords
 from tests.support.leases import SCOPE, unheld
 from tests.support.seeds import seeds
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.contract.conftest import Harness
 
 SUBSCRIPTION = "audit.0f3a"
-RECORD = checkpoint_name(SUBSCRIPTION, "0")
+FATES = ("done", "fails", "lost", "late", "overtaken", "dies", "dies after")
 
 
 class DiedError(Exception):
@@ -54,12 +55,31 @@ class History:
         self.claimed_by = 0
         """The epoch of the newest claim that was answered."""
         self.claims: dict[str, int] = {}
+        self.hosts: list[Host] = []
+        self.acting: list[Host] = []
 
     async def host(self) -> Host:
         store = self.harness.new_store()
         await store.open(SCOPE)
         await store.ensure(["0"])
         return Host(self, store, self.rng.choice("aab"))
+
+    async def step(self) -> None:
+        """Let one of the hosts act that are not acting. One that dies is replaced."""
+        idle = [at for at, host in enumerate(self.hosts) if host not in self.acting]
+        if not idle:
+            return
+        at = self.rng.choice(idle)
+        self.acting.append(self.hosts[at])
+        try:
+            await self.hosts[at].act()
+        except StoreError:
+            pass
+        except DiedError:
+            # Its store stays open: what is late still arrives.
+            self.hosts[at] = await self.host()
+        finally:
+            self.acting.pop()
 
     async def swap(self, records: RecordStore, epoch: int, name: str, body: bytes, replaces: str | None) -> str | None:
         """Do a swap, and judge it."""
@@ -98,7 +118,8 @@ class Host:
         self.lease = lease or self.lease
 
     async def renew(self, lease: PartitionLease) -> PartitionLease | None:
-        return await self.store.renew(lease)
+        renewed: PartitionLease | None = await self._meet(lambda: self.store.renew(lease), may_be_late=False)
+        return renewed
 
     async def read(self, name: str) -> StoredRecord | None:
         found: StoredRecord | None = await self._meet(lambda: self.store.records.read(name), may_be_late=False)
@@ -115,7 +136,7 @@ class Host:
         raise NotImplementedError
 
     async def _meet(self, call: Callable[[], Awaitable[Any]], *, may_be_late: bool) -> Any:
-        match self.history.rng.choices(("done", "fails", "lost", "late", "dies", "dies after"), (60, 8, 8, 8, 3, 3))[0]:
+        match self.history.rng.choices(FATES, (60, 8, 8, 8, 8, 3, 3))[0]:
             case "fails":
                 raise StoreError("call", "503 server busy")
             case "lost":
@@ -124,6 +145,8 @@ class Host:
             case "late" if may_be_late:
                 self.history.late.append(call)
                 raise StoreError("call", "no answer yet")
+            case "overtaken":
+                await self.history.step()
             case "dies":
                 raise DiedError
             case "dies after":
@@ -159,20 +182,13 @@ class Host:
 
 async def run(harness: Harness, seed: int, steps: int) -> None:
     history = History(harness, seed)
-    hosts = [await history.host() for _ in range(3)]
+    history.hosts = [await history.host() for _ in range(3)]
     for _ in range(steps):
         if history.late and history.rng.random() < 0.3:
             call = history.late.pop(history.rng.randrange(len(history.late)))
             await call()
             continue
-        at = history.rng.randrange(len(hosts))
-        try:
-            await hosts[at].act()
-        except StoreError:
-            pass
-        except DiedError:
-            # Its store stays open: what is late still arrives.
-            hosts[at] = await history.host()
+        await history.step()
     assert history.accepted
 
 
