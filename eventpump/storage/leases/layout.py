@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION as DEFAULT_SUBSCRIPTION
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.storage.checkpoint_form import look_up, read_integer
 

@@ -143,7 +143,17 @@ class SqliteLeaseStore:
         if self._worker is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
         _check_place(self._path)
-        worker = self._worker = self._file(read_only=read_only)
+        worker = self._worker = _LeaseFile(
+            self._path,
+            self._busy_timeout,
+            _check if read_only else _prepare,
+            # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so
+            # what an owner may lose so is a checkpoint, and events are delivered again.
+            synchronous="NORMAL",
+            owner=type(self).__name__,
+            kind=_KIND,
+            read_only=read_only,
+        )
         names = (scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
 
         query = "SELECT id FROM scope WHERE namespace = ? AND hub = ? AND consumer_group = ?"
@@ -167,38 +177,6 @@ class SqliteLeaseStore:
                 raise ConfigurationError("path", f"{self._path}: {error.__cause__}") from None
             raise
         self._scope_id, self._records = scope_id, records
-
-    async def scopes(self) -> list[ConsumerScope]:
-        """Return the consumer groups that the file has leases of. Opens the file to read; the store is not open then.
-
-        Raises:
-            ConfigurationError: There is no such file, or it is another one.
-            StoreError: The file cannot be read now.
-        """
-        worker = self._file(read_only=True)
-        try:
-            await worker.open()
-            query = "SELECT namespace, hub, consumer_group FROM scope ORDER BY id"
-            return [ConsumerScope(*names) for names in await worker.read("list scopes", None, query, ())]
-        except StoreError as error:
-            if isinstance(error.__cause__, ForeignFileError):
-                raise ConfigurationError("path", f"{self._path}: {error.__cause__}") from None
-            raise
-        finally:
-            await worker.aclose()
-
-    def _file(self, *, read_only: bool) -> _LeaseFile:
-        return _LeaseFile(
-            self._path,
-            self._busy_timeout,
-            _check if read_only else _prepare,
-            # NORMAL loses the last commits with the power. Every owner runs on this machine and is gone with it, so
-            # what an owner may lose so is a checkpoint, and events are delivered again.
-            synchronous="NORMAL",
-            owner=type(self).__name__,
-            kind=_KIND,
-            read_only=read_only,
-        )
 
     async def ensure(self, partition_ids: Sequence[str]) -> None:
         """Create the leases that do not exist yet, without an owner. Several hosts may do so at once."""
