@@ -255,6 +255,24 @@ class LeaseStoreContract(CheckpointContract):
         assert await other.acquire(_free("0"), "b") is None
         assert (await _snapshot(other, "0")).owner == "a"
 
+    async def test_open_to_read_shows_what_hosts_stored(self, harness: LeaseHarness) -> None:
+        """A store that is opened to read lists their leases, and has their checkpoints and records."""
+        store = await _open(harness, "0", "1")
+        lease = await _acquire(store, "0", "a")
+        assert await store.write_checkpoint(lease, Checkpoint("0", "100", 5))
+        version = await store.records.swap(NOTE, b'{"of":"the host"}', None)
+        reader = harness.new_store()
+        await reader.open(SCOPE, read_only=True)
+        assert await reader.list() == await store.list()
+        assert await reader.read_checkpoint("0") == Checkpoint("0", "100", 5)
+        assert await reader.read_checkpoint("1") is None
+        found = await reader.records.read(NOTE)
+        assert found is not None
+        assert (found.body, found.version) == (b'{"of":"the host"}', version)
+        assert NOTE in await reader.records.list("")
+        await reader.aclose()
+        assert await store.renew(lease) is not None
+
     # ---- creating and listing
 
     async def test_ensure_leases_creates_leases_without_an_owner(self, harness: LeaseHarness) -> None:
