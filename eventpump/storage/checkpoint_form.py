@@ -21,14 +21,15 @@ _CLAIM: Final = "claim"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint in a blob of its own, with its fence.
+    """A subscription's checkpoint in a record, with its fencing token.
 
     Args:
         checkpoint: None where the record is only claimed.
-        epoch: Grows with every claim; only who claimed it last may write.
-        owner: Who claimed it.
-        generation: Grows with every reset; within a generation a checkpoint never goes backwards.
-        claim: Random text of that claim, by which two hosts of one name are told apart; "" in one without. Default: "".
+        epoch: Raised by one with each claim.
+        owner: The name of the host that claimed it last.
+        generation: Raised by one with each reset; within a generation the sequence number never decreases. Default: 0.
+        claim: The fencing token: random text, new with each claim, so that records of two hosts with one name differ.
+            "" in a record of an earlier version. Default: "".
     """
 
     checkpoint: Checkpoint | None

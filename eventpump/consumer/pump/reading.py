@@ -441,15 +441,15 @@ class PartitionReading:
 
         Of another subscription than the default one it is claimed, so that no earlier owner can write it any more.
         """
-        operation, timeout, store = "read checkpoint", self._services.store_timeout, self._services.group
+        operation, timeout, group = "read checkpoint", self._services.store_timeout, self._services.group
 
         def report(error: Exception, _: float) -> None:
             self._ownership.report(StoreFailed, operation, store_error(error, operation, self._partition_id, timeout))
 
         async def read() -> Checkpoint | None:
             if self.key == DEFAULT_SUBSCRIPTION:
-                return await store.read_checkpoint(self._partition_id)
-            claim = await store.claim_checkpoint(self._ownership.lease, self.key)
+                return await group.read_checkpoint(self._partition_id)
+            claim = await group.claim_checkpoint(self._ownership.lease, self.key)
             if claim is None:
                 self._ownership.refused()
             return claim.checkpoint
