@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -177,6 +177,7 @@ class SubscriptionLedger(Ledger):
     ) -> None:
         super().__init__(_Named(world, record.name), hub, Start("latest"))  # type: ignore[arg-type]  # the part used
         self.making = making
+        self.starts = record.starts
         self.part = part
         self._left_out: dict[tuple[int, str], int] = {}
         self.is_active = True
@@ -219,11 +220,17 @@ class SubscriptionLedger(Ledger):
         """Record a report of a loss after which everything up to the partition's end is passed over."""
         self._shores[self.making, partition_id].reported.update(range(first, self.end(partition_id)))
 
-    def returned(self) -> None:
-        """Check, where `subscribe` has returned, that what is published from now on is delivered."""
+    def returned(self, chosen: Collection[tuple[str, str]]) -> None:
+        """Check, where `subscribe` has returned, that what is published from now on is delivered.
+
+        Args:
+            chosen: The partitions and positions at which users had it begin in an earlier hub: the record has them also
+                where the present hub ends before them.
+        """
         for partition_id in self._hub.partition_ids:
+            is_chosen = (partition_id, self.starts.get(partition_id)) in chosen
             required = self._shores[self.making, partition_id].required
-            if required is None or required > self.end(partition_id):
+            if required is None or (required > self.end(partition_id) and not is_chosen):
                 text = f"partition {partition_id}: subscribe returned at {self.end(partition_id)}, start is {required}"
                 self._world.violate(text)
 
@@ -300,6 +307,8 @@ class SubscribersHistory(ConsumerHistory):
         """Those of them whose checkpoints were not to be kept."""
         self.unreported: dict[str, None] = {}
         """Subscriptions with checkpoints of a hub that is no more, and of which there was no report."""
+        self.chosen: list[tuple[str, int, tuple[str, str]]] = []
+        """Where users had them begin: the name, how often the hub was recreated before, the partition and position."""
         self.users: list[tuple[HistoryHost, asyncio.Task[None]]] = []
         """The calls of `subscribe` and `unsubscribe` there were, and the hosts they were made on."""
         self.is_ending = False
@@ -449,6 +458,8 @@ class SubscribersHistory(ConsumerHistory):
         start = self._start(choose(rng, self.kinds), rng.random())
         options = {**self.options_of[name], **start, **self._stream(host, name)}
         world.note("subscribe", name, "on", host.life.name, start)
+        if isinstance(positions := start.get("start"), dict):
+            self.chosen += [(name, self.ledger.making, (each, str(position))) for each, position in positions.items()]
         while not host.host.is_closed:
             try:
                 await host.host.subscribe(name, processor, **options)
@@ -467,7 +478,7 @@ class SubscribersHistory(ConsumerHistory):
             if ledger is None and name not in self.unsubscribed:
                 world.violate(f"{name}: subscribe returned, and there is no record")
             elif ledger is not None and "start" not in start:
-                ledger.returned()
+                ledger.returned({each for of, making, each in self.chosen if of == name and making < ledger.making})
             return
 
     def _start(self, kind: str, share: float) -> dict[str, Any]:
