@@ -196,7 +196,11 @@ class StreamIndex(Generic[_T]):
         if group.by_key is not None and selection.keys is not None:
             for key in selection.keys:
                 group.by_key.setdefault(key, []).append(cursor)
-        self._skips_below = max(self._skips_below, cursor.since or 0)
+        self.skip_below(cursor.since or 0)
+
+    def skip_below(self, number: int) -> None:
+        """Called when a cursor is to be given no items below a sequence number, which it has as its `since`."""
+        self._skips_below = max(self._skips_below, number)
 
     def remove(self, cursor: StreamCursor[_T]) -> None:
         """Look for a cursor's items no more."""
@@ -638,6 +642,7 @@ class StreamCursor(Generic[_T]):
     def skip(self, number: int) -> None:
         """Drop what lies below a sequence number, read already or not."""
         self.since = number
+        self._index.skip_below(number)
         while self.unread and (found := self._index.number_of(self.unread[0].item)) is not None and found < number:
             match = self.unread.popleft()
             self.doubts.pop(match.position, None)

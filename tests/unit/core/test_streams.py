@@ -535,6 +535,18 @@ def test_pinned_stream_goes_on_at_a_number() -> None:
     assert cache.count == 0
 
 
+@pytest.mark.parametrize("since", [None, 0])
+def test_pinned_stream_gets_nothing_below_its_number_from_later_batches(since: int | None) -> None:
+    """*Once*: what comes below the number is skipped in every batch, as where a link was opened again further back."""
+    cache = _cache()
+    stream = cache.stream(Selection(_key, {"a"}), since=since, at_end=True)
+    stream.skip(5)
+    for first in (0, 2, 4):
+        _append(cache, _raw("a", "a", first=first))
+    assert [each.number for each in stream.read(9)] == [5]
+    assert stream.take_missing() == []
+
+
 def test_error_is_kept_without_the_batch_and_names_its_line() -> None:
     """A traceback would keep all items of the batch alive."""
     cache = _cache()
