@@ -29,7 +29,14 @@ _LONGS = range(-(2**63), 2**63)
 
 
 def selector(position: EventPosition) -> str:
-    """Write a position as the text of a selector."""
+    """Write a position as the text of a selector.
+
+    From a sequence number on is after the one before: the service refuses a number that no event has yet, though that
+    of the next event is a place to wait at (protocol.md 5.2).
+    """
+    if position.sequence_number is not None and position.inclusive:
+        before = int(position.sequence_number) - 1
+        position = EventPosition.earliest() if before < 0 else EventPosition.at_sequence_number(before)
     if position.offset is not None:
         field, value = OFFSET, position.offset
     elif position.sequence_number is not None:

@@ -24,6 +24,7 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.core.starts import LossKind
+from eventpump.errors import RequestRefusedError
 from eventpump.options.base import RetryOptions
 from eventpump.reports import DataLost, HostReport, PartitionFailed, PumpStarted
 from tests.support.waiting import Changes
@@ -111,6 +112,43 @@ async def test_reader_at_latest_loses_nothing_while_its_first_link_is_cut() -> N
                 while len(got) < 2:
                     got += [event.body_as_str() for event in await reader.read()]
             assert got == ["one", "two"]
+
+
+@pytest.mark.parametrize("stored", [0, 3])
+async def test_start_at_the_number_of_the_next_event(tmp_path: Path, stored: int) -> None:
+    """Readers and hosts that begin at the next event's number wait for it, though the service refuses that number."""
+    async with Emulator({HUB: 1}) as emulator:
+        if stored:
+            await _send(emulator, *["before"] * stored)
+        options: dict[str, Any] = {"partition_id": "0", **OPTIONS}
+        options["position"] = EventPosition.at_sequence_number(stored, inclusive=True)
+        async with asyncio.timeout(LIMIT), PartitionReader(emulator.connection_string, HUB, **options) as reader:
+            assert await reader.read(max_wait_time=0) == []
+            await _send(emulator, "one")
+            assert [event.sequence_number for event in await reader.read()] == [stored]
+        start = EventPosition.at_sequence_number(stored + 1, inclusive=True)
+        async with _host(emulator, tmp_path / "leases.db", initial_position={"0": start}) as seen:
+            await seen.until(lambda: bool(seen.reported(PumpStarted) or seen.reported(PartitionFailed)))
+            await _send(emulator, "two")
+            await seen.until(lambda: bool(seen.bodies or seen.reported(PartitionFailed)))
+            assert seen.bodies == ["two"]
+
+
+async def test_start_at_a_number_beyond_the_next_event_fails(tmp_path: Path) -> None:
+    """Readers and hosts fail with both numbers; the host's error also says where the start is configured."""
+    async with Emulator({HUB: 1}) as emulator:
+        await _send(emulator, "before")
+        start = EventPosition.at_sequence_number(2, inclusive=True)
+        reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", position=start, **OPTIONS)
+        async with asyncio.timeout(LIMIT):
+            with pytest.raises(RequestRefusedError, match="The last sequence number in the system is '0'"):
+                async with reader:
+                    await reader.read()
+        async with _host(emulator, tmp_path / "leases.db", initial_position={"0": start}) as seen:
+            await seen.until(lambda: bool(seen.reported(PartitionFailed)))
+        error = str(seen.reported(PartitionFailed)[0].error)
+        assert "The last sequence number in the system is '0'" in error
+        assert "reading was to begin at sequence number 2, inclusive, the host's initial_position" in error
 
 
 async def test_emulator_in_memory_restarted_under_old_leases_is_reported(tmp_path: Path) -> None:
