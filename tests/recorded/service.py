@@ -1,8 +1,8 @@
-"""A service that answers with recorded frames, whoever the client is.
+"""A server that answers any client with the frames of a recording.
 
-What is the client's own in an answer is put in: names, handles, channels, the numbers of deliveries and of frames, and
-the id of a request. All other fields are as recorded, payloads byte for byte. An answer is sent when what it answers
-has come; what the service sent by itself, as soon as the exchange's other frames are out.
+Link names, handles, channels, the numbers of deliveries and transfers, and the id of a request are replaced by those of
+the connected client. All other fields are as recorded, payloads byte for byte. An answer is sent when the frame that it
+answers has arrived; a frame that the service sent by itself, when the exchange's other frames have been sent.
 """
 
 from __future__ import annotations

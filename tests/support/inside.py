@@ -57,7 +57,7 @@ def number_at(hub: FakeHub, partition_id: str, position: EventPosition) -> int:
 
 
 def published(event: Sent, number: int) -> Sent:
-    """Give an event the number under which it was published."""
+    """Set the sequence number with which an event was published."""
     event._published_number = number
     return event
 
