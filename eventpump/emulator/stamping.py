@@ -180,7 +180,7 @@ def _prefix_work(payload: bytes, start: int, end: int) -> int:
         elif payload[pos + 3] & 0x10:
             pos += 8 + int.from_bytes(payload[pos + 4 : pos + 8], "big")
         else:
-            pos += 5 + payload[pos + 4]
+            pos += 5 + int.from_bytes(payload[pos + 4 : pos + 5])  # which may be cut off
     return (min(pos, end) - start) // _BYTES_PER_TRANSFER
 
 
