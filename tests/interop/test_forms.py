@@ -178,8 +178,8 @@ def seen_by_us(event: ReceivedEvent) -> Seen:
         message.properties.subject if message.properties else None,
         event.partition_key,
         own(plain(message.message_annotations or {})),
-        plain(message.delivery_annotations or {}),
-        plain(message.footer or {}),
+        plain(event.delivery_annotations),
+        plain(event.footer),
     )
 
 
