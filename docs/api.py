@@ -114,6 +114,11 @@ class Documented(NamedTuple):
     made: Any
 
     @property
+    def key(self) -> str:
+        """The name below `eventpump`, by which `GROUPS` and `ORDER` have it, as "lag.LagReader"."""
+        return f"{self.module}.{self.name}".removeprefix("eventpump.")
+
+    @property
     def directive(self) -> str:
         """The directive of autodoc that documents it."""
         if isinstance(self.made, type):
@@ -234,8 +239,21 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Who has access": ("key_name", "key", "rules", "token_verifier", "accept_jwt"),
         "How it behaves": ("deadlines", "producer_retention", "nothing_published", "refuse_long_keys", "now"),
     },
+    "lag.LagReader": {
+        "What to watch": ("connection_string", "hub", "checkpoints", "consumer_group"),
+        "How it is read": ("rate", "stalled_after", "reader_group", "clock"),
+        "Connection": _CONNECTION,
+    },
+    "lag.BlobCheckpointReader": {
+        "Where the container is": ("container", "connection_string", "account_url", "credential"),
+        "What lies in it": ("format", "prefix", "preserve_case", "namespace"),
+        "Times": ("owner_timeout", "call_timeout", "clock"),
+    },
 }
-"""The parameters of classes that have many, by what they are for: so the site shows them, and not as a signature."""
+"""The parameters of classes that have many, by what they are for: so the site shows them, and not as a signature.
+
+A class is named as below `eventpump`: one of a public module with the module's name, as "lag.LagReader".
+"""
 
 _SHOWN: Final = {
     "connection_string",
@@ -247,6 +265,8 @@ _SHOWN: Final = {
     "hubs",
     "host",
     "port",
+    "checkpoints",
+    "container",
 }
 """Of these parameters the signature that the site shows is made."""
 
@@ -266,28 +286,35 @@ ORDER: Final[Mapping[str, Sequence[str]]] = {
     "KeyedProcessor": ("process_events", "open", "process_error", "close"),
     "PartitionContext": ("partition_id", "checkpoint", "lag", "seek"),
     "Emulator": ("start", "connection_string", "aclose", "restart", "hubs", "faults"),
+    "lag.LagReader": ("read", "watch", "scope", "aclose"),
 }
 """The members of classes in the order of use; those that are not named follow as they are in the source."""
 
 
-def members_of(name: str) -> list[tuple[str, str]]:
+def class_of(key: str) -> type[Any]:
+    """Return the class that `GROUPS` or `ORDER` has by this name."""
+    made = pkgutil.resolve_name(f"eventpump.{key}")
+    assert isinstance(made, type)
+    return made
+
+
+def members_of(key: str) -> list[tuple[str, str]]:
     """Return the documented members of a class of `ORDER`: for each the directive of autodoc, and its name."""
-    made = getattr(eventpump, name)
     found: dict[str, str] = {}
-    for base in made.__mro__[:-1]:
+    for base in class_of(key).__mro__[:-1]:
         for member, value in vars(base).items():
             if member[0] != "_" and member not in found and inspect.getdoc(value) and hasattr(base, "__module__"):
                 is_method = inspect.isroutine(value) or isinstance(value, classmethod | staticmethod)
                 found[member] = "automethod" if is_method else "autoproperty"
-    first = ORDER[name]
+    first = ORDER[key]
     names = [*first, *(each for each in found if each not in first)]
     return [(found[each], each) for each in names]
 
 
-def parameter_texts(name: str) -> dict[str, tuple[str, str]]:
+def parameter_texts(key: str) -> dict[str, tuple[str, str]]:
     """Return type and meaning of each parameter of a class of `GROUPS`, by its docstring."""
-    made = getattr(eventpump, name)
-    kinds = made.__init__.__annotations__
+    made = class_of(key)
+    kinds = vars(made)["__init__"].__annotations__
     _, _, rest = (inspect.getdoc(made) or "").partition("\nArgs:\n")
     texts: dict[str, tuple[str, str]] = {}
     for entry in re.split(r"\n    (?=\S)", "\n" + re.split(r"\n(?=\S)", rest)[0])[1:]:
@@ -297,10 +324,10 @@ def parameter_texts(name: str) -> dict[str, tuple[str, str]]:
     return texts
 
 
-def grouped_parameters(name: str) -> Iterator[str]:
+def grouped_parameters(key: str) -> Iterator[str]:
     """Yield the parameters of a class of `GROUPS` in a table per group, in reStructuredText."""
-    texts = parameter_texts(name)
-    for group, names in GROUPS[name].items():
+    texts = parameter_texts(key)
+    for group, names in GROUPS[key].items():
         yield from (f".. rubric:: {group}", "", ".. list-table::", "   :class: options", "   :widths: 25 75", "")
         for each in names:
             kind, text = texts[each]
@@ -309,11 +336,10 @@ def grouped_parameters(name: str) -> Iterator[str]:
         yield ""
 
 
-def short_signature(name: str) -> str:
+def short_signature(key: str) -> str:
     """Return the signature of a class of `GROUPS` with the parameters that nearly every program gives."""
-    made = getattr(eventpump, name)
     shown, has_star = [], False
-    for each in inspect.signature(made).parameters.values():
+    for each in inspect.signature(class_of(key)).parameters.values():
         if each.name in _SHOWN:
             if each.kind is each.KEYWORD_ONLY and not has_star:
                 has_star = True

@@ -192,8 +192,8 @@ def _shorten_signature(
     app: Sphinx, what: str, name: str, made: object, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, None] | None:
     """Show a class whose parameters are shown in groups with a short signature. An event handler."""
-    short = name.removeprefix("eventpump.")
-    return (api.short_signature(short), None) if what == "class" and short in api.GROUPS else None
+    key = name.removeprefix("eventpump.")
+    return (api.short_signature(key), None) if what == "class" and key in api.GROUPS else None
 
 
 def _remove_parameters(app: Sphinx, what: str, name: str, made: object, options: object, lines: list[str]) -> None:
@@ -228,7 +228,8 @@ class PublicNames(SphinxDirective):
         ```{public-names} errors
         ```
 
-    The argument is a subject of `docs/api.py`, or the name of a module. With `names`, only these of the module.
+    The argument is a subject of `docs/api.py`, or the name of a module. With `names`, only these of the module, in this
+    order.
     """
 
     required_arguments = 1
@@ -238,15 +239,16 @@ class PublicNames(SphinxDirective):
         (what,) = self.arguments
         self.env.note_dependency(str(FOLDER / "api.py"))
         found = api.of_subject(what) if what in api.SUBJECTS else api.of_module(what)
-        wanted = self.options.get("names", "").split()
-        lines = [line for each in found if not wanted or each.name in wanted for line in self._lines(each)]
+        if wanted := self.options.get("names", "").split():
+            found = sorted((each for each in found if each.name in wanted), key=lambda each: wanted.index(each.name))
+        lines = [line for each in found for line in self._lines(each)]
         return self.parse_text_to_nodes("\n".join(["````{eval-rst}", *lines, "````"]))
 
     def _lines(self, each: api.Documented) -> Iterator[str]:
         yield f".. py:currentmodule:: {each.module}"
         yield ""
         yield f".. {each.directive}:: {each.name}"
-        is_ordered = each.module == "eventpump" and each.name in api.ORDER
+        is_ordered = each.key in api.ORDER
         if each.name in api.WITHOUT_MEMBERS or is_ordered:
             yield from ("   :no-members:", "   :no-inherited-members:")
         if each.directive == "autodata":
@@ -254,9 +256,9 @@ class PublicNames(SphinxDirective):
         if each.directive == "autoclass" and issubclass(each.made, HostReport) and each.made is not HostReport:
             yield "   :exclude-members: describe"
         yield ""
-        if each.module == "eventpump" and each.name in api.GROUPS:
-            yield from (f"   {line}" for line in api.grouped_parameters(each.name))
-        for directive, member in api.members_of(each.name) if is_ordered else ():
+        if each.key in api.GROUPS:
+            yield from (f"   {line}" for line in api.grouped_parameters(each.key))
+        for directive, member in api.members_of(each.key) if is_ordered else ():
             yield from (f"   .. {directive}:: {each.name}.{member}", "")
 
 

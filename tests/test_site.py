@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-import eventpump
-from docs.api import GROUPS, ORDER, members_of, modules_of, of_module, parameter_texts, public_names
+from docs.api import GROUPS, ORDER, class_of, members_of, modules_of, of_module, parameter_texts, public_names
 from tests.support.browser import Browser, address, browser_program
 
 ROOT = Path(__file__).parents[1]
@@ -87,22 +86,20 @@ def test_site_has_every_public_name(site: Path) -> None:
     assert expected - entries == set()
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_parameters_of_a_class_are_each_in_one_group(name: str) -> None:
+@pytest.mark.parametrize("key", GROUPS)
+def test_parameters_of_a_class_are_each_in_one_group(key: str) -> None:
     """An option that is added gets a place on the page of its class."""
-    grouped = [each for names in GROUPS[name].values() for each in names]
-    assert sorted(grouped) == sorted(parameter_texts(name))
+    grouped = [each for names in GROUPS[key].values() for each in names]
+    assert sorted(grouped) == sorted(parameter_texts(key))
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_members_of_a_class_are_in_the_order_of_use(site: Path, name: str) -> None:
+@pytest.mark.parametrize("key", ORDER)
+def test_members_of_a_class_are_in_the_order_of_use(site: Path, key: str) -> None:
     """The page has them as `ORDER` says, and the others behind them."""
-    (page,) = (
-        text for path in (site / "reference").glob("*.html") if f'id="eventpump.{name}"' in (text := _read(path))
-    )
-    shown = re.findall(rf'<dt[^>]* id="eventpump\.{name}\.(\w+)"', page)
-    assert shown == [member for _, member in members_of(name)]
-    assert all(hasattr(getattr(eventpump, name), each) for each in ORDER[name])
+    (page,) = (text for path in (site / "reference").glob("*.html") if f'id="eventpump.{key}"' in (text := _read(path)))
+    shown = re.findall(rf'<dt[^>]* id="eventpump\.{re.escape(key)}\.(\w+)"', page)
+    assert shown == [member for _, member in members_of(key)]
+    assert all(hasattr(class_of(key), each) for each in ORDER[key])
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from eventpump.aio.tasks import gather
-from eventpump.clients.connection import split_options
+from eventpump.clients.connection import split_options, takes_options
 from eventpump.clients.consumers import PartitionReader
 from eventpump.clock import LoopClock
 from eventpump.core.bucket import TokenBucket
@@ -28,6 +28,7 @@ _AT_ONCE: Final = 8
 _FIRST_EVENT_TIMEOUT: Final = 10.0
 
 
+@takes_options(ClientOptions)
 class LagReader:
     """Reads how far a consumer group is behind, in any partition of its hub.
 

@@ -35,6 +35,7 @@ from eventpump import (
     PayloadCodec,
     RetryOptions,
 )
+from eventpump.lag import LagReader
 from eventpump.options.connection import (
     ClientOptions,
     ConnectionOptions,
@@ -94,6 +95,7 @@ def make(made: type, **options: Any) -> Any:
     required: dict[type, dict[str, Any]] = {
         EventProcessorHost: {"processor": Nothing, "lease_store": MemoryLeaseStore(MemoryLeases())},
         PartitionReader: {"partition_id": "0"},
+        LagReader: {"checkpoints": None},
     }
     return made(**{**required.get(made, {}), **options})
 
@@ -158,7 +160,7 @@ def documented(made: object) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in pairs}
 
 
-@pytest.mark.parametrize("made", CLASSES)
+@pytest.mark.parametrize("made", [*CLASSES, LagReader])
 def test_signature_and_docstring_show_every_option(made: type) -> None:
     """`help` and `inspect.signature` show each option with type, default and meaning; an own default is the model's."""
     parameters = inspect.signature(made).parameters
@@ -166,7 +168,7 @@ def test_signature_and_docstring_show_every_option(made: type) -> None:
     documents = {name.partition(" (")[0]: (name, text) for name, text in documented(made).items()}
     assert documents.keys() == parameters.keys()
     page = pydoc.plain(pydoc.render_doc(made))
-    known = typing.get_type_hints(KNOWN[made])
+    known = typing.get_type_hints(KNOWN.get(made, ClientOptions))
     for name, each in parameters.items():
         head, text = documents[name]
         assert each.annotation is not each.empty, name
@@ -307,7 +309,7 @@ def test_public_values_may_be_fields_of_models() -> None:
     assert made.start == EventPosition.latest()
 
 
-@pytest.mark.parametrize("made", CLASSES)
+@pytest.mark.parametrize("made", [*CLASSES, LagReader])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
