@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, is_typeddict
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -68,7 +68,10 @@ add_module_names = False
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "inherited-members": "BaseException,Protocol,BaseModel,Generic,dict,tuple"}
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "BaseException,Protocol,BaseModel,Generic,dict,tuple,str",
+}
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
@@ -84,8 +87,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Collection|Awaitable|AsyncIterator|Literal|Self)"),
     (r"py:.*", r"(Path|SecretStr|NoneType|FieldInfo|MaxLen|PydanticUndefined)"),
     (r"py:.*", r"(SparkSession|DataFrame|Query\w+Event|ContainerClient|list\[.*)"),
-    # Aliases, pytest's own, and what `dict.keys` returns.
-    (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*|a set-like object .*)"),
+    # Aliases, and pytest's own.
+    (r"py:.*", r"(PartitionOptions|Emulator(Thread)?Factory|_pytest\..*)"),
     (r"py:.*", r"(StoredRecord|eventpump\.errors\.UnsettledBatch)"),  # what public objects return
     (r"py:.*", r"(.*\.)?_\w+"),  # private helpers of what is for tests
     # Reached through public objects, not to be named by programs.
@@ -249,7 +252,7 @@ class PublicNames(SphinxDirective):
         yield ""
         yield f".. {each.directive}:: {each.name}"
         is_ordered = each.key in api.ORDER
-        if each.name in api.WITHOUT_MEMBERS or is_ordered:
+        if each.name in api.WITHOUT_MEMBERS or is_ordered or is_typeddict(each.made):
             yield from ("   :no-members:", "   :no-inherited-members:")
         if each.directive == "autodata":
             yield "   :no-value:"

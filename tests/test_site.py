@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -78,12 +79,31 @@ def test_every_page_is_in_the_list_for_language_models(site: Path) -> None:
 
 def test_site_has_every_public_name(site: Path) -> None:
     """Each name of `eventpump` and of the public modules below it has an entry."""
-    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
-    entries = set(re.findall(r'\bid="(eventpump\.[\w.]+)"', text))
+    entries = _entries(site)
     modules = ["eventpump.spark", *modules_of("eventpump.testing")]
     expected = {f"{each.module}.{each.name}" for each in public_names().values()}
     expected |= {f"{module}.{each.name}" for module in modules for each in of_module(module)}
     assert expected - entries == set()
+
+
+def _entries(site: Path) -> set[str]:
+    """Return all names that have an entry in the reference."""
+    text = "".join(map(_read, (site / "reference").glob("*.html")))
+    return set(re.findall(r'\bid="(eventpump\.[\w.]+)"', text))
+
+
+def test_classes_show_no_members_of_built_in_types(site: Path) -> None:
+    """An enumeration of texts, as `LagState`, has its own members on the page, and not those of `str`."""
+    entries = _entries(site)
+    found = []
+    for entry in sorted(entries):
+        owner, _, member = entry.rpartition(".")
+        made = pkgutil.resolve_name(owner) if owner in entries else None
+        bases = made.__mro__ if isinstance(made, type) else ()
+        first = next((base for base in bases if member in vars(base)), None)
+        if first is not None and first.__module__ == "builtins":
+            found.append(entry)
+    assert found == []
 
 
 @pytest.mark.parametrize("key", GROUPS)
