@@ -151,6 +151,16 @@ def test_workflows_name_the_pythons_of_the_package() -> None:
         assert not re.search(r"https?://|/home/|/tmp/|index-url", text)
 
 
+def test_wheels_are_built_on_machines_of_their_own_kind() -> None:
+    """The action has a tag per version only, and no machine of the workflow builds for another kind of processor."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    (action,) = {step["uses"] for step in steps if "cibuildwheel" in step.get("uses", "")}
+    assert re.fullmatch(r"pypa/cibuildwheel@v\d+\.\d+\.\d+", action)
+    assert settings["linux"]["archs"] == ["native"]
+
+
 def test_version_is_in_one_place() -> None:
     """It is in pyproject.toml: a release changes one line, and a heading of the changelog, which has one form."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
