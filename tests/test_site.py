@@ -158,7 +158,8 @@ _SEARCHED = """new Promise(done => {
 TASKS: Mapping[str, Sequence[str]] = {
     "place of checkpoints": ("howto/choose-a-store.html", "reference/stores.html", "reference/clients.html"),
     "handler raises": ("what-happens-when.html", "guarantees.html", "faq/consumers.html"),
-    "lag": ("howto/observe.html", "reference/processing.html", "reference/metrics.html"),
+    "lag": ("howto/lag.html",),
+    "how to see lag": ("howto/lag.html",),
     "back to azure-eventhub": ("from-azure-eventhub.html",),
     "The token has an invalid signature": ("reference/errors.html",),
     "no checkpoint anywhere": ("howto/troubleshoot.html", "reference/reports.html", "reference/errors.html"),
