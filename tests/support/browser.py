@@ -66,7 +66,7 @@ class Browser:
         await self._stop()
 
     async def resize(self, width: int, height: int) -> None:
-        """Give the page a size in CSS pixels; one of less than 500 is a phone's."""
+        """Set the size of the viewport in CSS pixels; below a width of 500 it is that of a mobile device."""
         is_phone = width < 500
         await self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone
