@@ -36,6 +36,7 @@ from eventpump import (
 from eventpump.reports import HostReport
 
 LOCAL_EVENTS = 500
+PARTITION = "messaging_destination_partition_id"  # as `eventpump lag --serve` has it
 
 
 class Measured(EventProcessor):
@@ -86,13 +87,13 @@ class Metrics:
     def _lines(self) -> Iterator[str]:
         measured = self.processor
         yield from _family(
-            "eventpump_events_total", "counter", "partition", measured.events
+            "eventpump_events_total", "counter", PARTITION, measured.events
         )
         yield from _family(
-            "eventpump_process_calls_total", "counter", "partition", measured.calls
+            "eventpump_process_calls_total", "counter", PARTITION, measured.calls
         )
         yield from _family(
-            "eventpump_process_seconds_total", "counter", "partition", measured.seconds
+            "eventpump_process_seconds_total", "counter", PARTITION, measured.seconds
         )
         yield from _family("eventpump_reports_total", "counter", "report", self.reports)
         # With several subscriptions there is a row for each of a partition: make `each.subscription` a label too.
@@ -112,12 +113,12 @@ class Metrics:
         buffered = {
             partition_id: each.buffered_bytes for partition_id, each in status.items()
         }
-        yield from _family("eventpump_partition_lag_events", "gauge", "partition", lags)
+        # Behind what was delivered here; `eventpump lag` has what is behind the checkpoint.
+        more = ',position="delivered"'
+        yield from _family("eventpump_partition_lag", "gauge", PARTITION, lags, more)
+        yield from _family("eventpump_partition_attached", "gauge", PARTITION, attached)
         yield from _family(
-            "eventpump_partition_attached", "gauge", "partition", attached
-        )
-        yield from _family(
-            "eventpump_partition_buffered_bytes", "gauge", "partition", buffered
+            "eventpump_partition_buffered_bytes", "gauge", PARTITION, buffered
         )
         checkpoints = {
             partition_id: each.checkpoint.sequence_number
@@ -125,7 +126,7 @@ class Metrics:
             if each.checkpoint is not None
         }
         yield from _family(
-            "eventpump_partition_checkpoint", "gauge", "partition", checkpoints
+            "eventpump_partition_checkpoint", "gauge", PARTITION, checkpoints
         )
         if self.producer is not None:
             yield "# TYPE eventpump_producer_buffered_bytes gauge"
@@ -148,11 +149,11 @@ class Metrics:
 
 
 def _family(
-    name: str, kind: str, label: str, values: Mapping[str, float]
+    name: str, kind: str, label: str, values: Mapping[str, float], more: str = ""
 ) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     for key, value in sorted(values.items()):
-        yield f'{name}{{{label}="{key}"}} {value}'
+        yield f'{name}{{{label}="{key}"{more}}} {value}'
 
 
 async def main(args: argparse.Namespace) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eventpump.interfaces import ConsumerScope, PartitionProperties
+from eventpump.lag.exposition import metrics
 from eventpump.lag.group import GroupLag, LagState, PartitionRead, progress_of
 from eventpump.storage.checkpoints.stored import StoredCheckpoint
 
@@ -123,3 +126,11 @@ def test_partition_whose_last_reading_failed_keeps_what_was_read() -> None:
     read = replace(partition(0, 9, stored(3), error="no answer"), read_at=earlier)
     found = progress_of("0", read, NOW, 300.0)
     assert (found.lag, found.read_at, found.error) == (6, earlier, "no answer")
+
+
+def test_served_metrics_are_those_of_the_page() -> None:
+    """Each has a row under "Lag from outside", and none other is there."""
+    lag = GroupLag(ConsumerScope("localhost", "telemetry", "$Default"), NOW, (), ())
+    page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    section = page.partition("## Lag from outside")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)`", section, re.M) == [each.name for each in metrics(lag)]
