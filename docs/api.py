@@ -378,11 +378,16 @@ def option_table(name: str) -> str:
 def command_help() -> str:
     """Return the help of the command and of its subcommands, in Markdown."""
     parts = []
-    for name, parser in _parsers(cli.parser()):
+    for name, parser in command_parsers():
         # The first lines depend on the width of the terminal, unless they are formatted for one width.
         parser.formatter_class = functools.partial(argparse.HelpFormatter, width=84)
         parts += [f"## {name}", "", "```text", parser.format_help().rstrip(), "```", ""]
     return "\n".join(parts)
+
+
+def command_parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield the command and its subcommands, by name."""
+    return _parsers(cli.parser())
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

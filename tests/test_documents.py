@@ -18,7 +18,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it comes without types
 
 import eventpump
-from docs.api import of_module, public_names
+from docs.api import command_parsers, of_module, public_names
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
 from eventpump import (
@@ -122,6 +122,20 @@ def test_example_without_its_extra_prints_what_to_install(example: str, module: 
         if f"[{example}.py]" in row
     )
     assert all(f"`{each}`" in row for each in install.replace("'", "").split())
+
+
+def test_options_of_commands_exist() -> None:
+    """Where a document shows a command with options, the command has them."""
+    known = {name: set(re.findall(r"--[a-z][a-z-]*", parser.format_help())) for name, parser in command_parsers()}
+    found, wrong = 0, []
+    for path in [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
+        for command, rest in re.findall(r"\b(eventpump (?:parked )?[a-z-]+)\b([^\n`|<>&;#]*)", text):
+            options = re.findall(r"(?<!\S)--[a-z][a-z-]*", rest) if command in known else []
+            found += len(options)
+            wrong += [f"{path.name}: {command} {each}" for each in options if each not in known[command]]
+    assert found > 30
+    assert wrong == []
 
 
 _COLUMNS = 88
