@@ -12,6 +12,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, BlobPrefix, ContainerClient
@@ -52,6 +53,15 @@ class _StoredLease:
     body: LeaseBody
     etag: str
     is_leased: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The consumer group that a store is open for, with its records and that one of them which names the hub."""
+
+    scope: ConsumerScope
+    records: BlobRecordStore
+    scope_record: ScopeRecords
 
 
 class BlobLeaseStore:
@@ -108,10 +118,7 @@ class BlobLeaseStore:
             container, connection_string, account_url, credential, timeout, owner=type(self).__name__
         )
         self._container, self._options = self._blobs.client, self._blobs.options
-        self._consumer_group: str | None = None
-        self._scope: ConsumerScope | None = None
-        self._scope_record: ScopeRecords | None = None
-        self._records: BlobRecordStore | None = None
+        self._open_group: _Group | None = None
         self._is_closed = False
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._held: dict[str, _StoredLease] = {}
@@ -134,9 +141,7 @@ class BlobLeaseStore:
     @property
     def records(self) -> RecordStore:
         """The records of the consumer group, in blobs beside its leases."""
-        self._group("records")
-        assert self._records is not None
-        return self._records
+        return self._group("records").records
 
     async def open(self, scope: ConsumerScope, *, read_only: bool = False) -> None:
         """Bind to a consumer group. Once.
@@ -152,12 +157,11 @@ class BlobLeaseStore:
         """
         if self._is_closed:
             raise ClosedError("lease store")
-        if self._consumer_group is not None:
+        if self._open_group is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
-        group = scope.consumer_group
         records = BlobRecordStore(
             self._blobs,
-            record_prefix(self._prefix, group),
+            record_prefix(self._prefix, scope.consumer_group),
             create=self._create and not read_only,
             in_metadata=CHECKPOINTS,
             kind="lease store",
@@ -165,14 +169,14 @@ class BlobLeaseStore:
         names = ScopeRecords(lambda: records, scope)
         try:
             await records.open()
-            await self._check_spelling(group)
+            await self._check_spelling(scope.consumer_group)
             with self._advising(scope):
                 await names.read("open")
         except ConfigurationError:
             # The caller does not close a store that is refused.
             await self.aclose()
             raise
-        self._consumer_group, self._records, self._scope, self._scope_record = group, records, scope, names
+        self._open_group = _Group(scope, records, names)
 
     async def ensure(self, partition_ids: Sequence[str]) -> None:
         """Create the leases that do not exist yet, without an owner. Several hosts may do so at once.
@@ -180,10 +184,9 @@ class BlobLeaseStore:
         Raises:
             ConfigurationError: The group's leases are those of another hub since the store was opened.
         """
-        self._group("ensure leases")
-        assert self._scope is not None and self._scope_record is not None  # noqa: PT018 - both with the group
-        with self._advising(self._scope):
-            await self._scope_record.ensure_named("ensure leases")
+        group = self._group("ensure leases")
+        with self._advising(group.scope):
+            await group.scope_record.ensure_named("ensure leases")
         known = {snapshot.partition_id for snapshot in await self.list()}
         room = asyncio.Semaphore(_CREATE_AT_ONCE)
 
@@ -208,7 +211,7 @@ class BlobLeaseStore:
 
         A lease held with no owner is between being taken and being written.
         """
-        directory = lease_directory(self._prefix, self._group("list"))
+        directory = lease_directory(self._prefix, self._group("list").scope.consumer_group)
 
         async def listed() -> list[LeaseSnapshot]:
             found = []
@@ -460,11 +463,8 @@ class BlobLeaseStore:
         Raises:
             RefusedError: There is no such lease.
         """
-
-        def parse(raw: bytes) -> LeaseBody:
-            return LeaseBody.parse(raw, partition_id)
-
-        found = await self._blobs.download(operation, partition_id, self._blob(partition_id), parse, limit=_MAX_BODY)
+        parse, blob = partial(LeaseBody.parse, partition_id=partition_id), self._blob(partition_id)
+        found = await self._blobs.download(operation, partition_id, blob, parse, limit=_MAX_BODY)
         if found is None:
             raise RefusedError(operation, Answer.MISSING, partition_id=partition_id)
         body, properties = found
@@ -521,15 +521,15 @@ class BlobLeaseStore:
     async def _call(self, operation: str, partition_id: str | None, request: Awaitable[T]) -> T:
         return await self._blobs.call(operation, partition_id, request)
 
-    def _group(self, operation: str) -> str:
+    def _group(self, operation: str) -> _Group:
         if self._is_closed:
             raise ClosedError("lease store")
-        if self._consumer_group is None:
+        if self._open_group is None:
             raise StoreError(operation, "the store is not open: call open() first")
-        return self._consumer_group
+        return self._open_group
 
     def _blob(self, partition_id: str) -> BlobClient:
-        return self._blobs.blob(lease_blob(self._prefix, self._group("use"), partition_id))
+        return self._blobs.blob(lease_blob(self._prefix, self._group("use").scope.consumer_group, partition_id))
 
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
