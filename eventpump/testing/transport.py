@@ -558,7 +558,12 @@ class FakeHub:
     def _index(partition: _Partition, position: EventPosition) -> int:
         """Return the sequence number at which a position begins."""
         if position.sequence_number is not None:
-            return position.sequence_number + (not position.inclusive)
+            number = position.sequence_number + (not position.inclusive)
+            if number > max(partition.next, 0):
+                text = f"The supplied sequence number '{position.sequence_number}' is invalid."
+                text += f" The last sequence number in the system is '{partition.next - 1}'"
+                raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
+            return number
         if position.enqueued_time is not None:
             moment = position.enqueued_time
             for index, enqueued in enumerate(partition.times):
@@ -570,15 +575,15 @@ class FakeHub:
         if position.offset == "@latest":
             return partition.next
         assert position.offset is not None
-        prefix, _, number = position.offset.partition(":")
-        if prefix != "fake" or not number.isdecimal():
+        prefix, _, digits = position.offset.partition(":")
+        if prefix != "fake" or not digits.isdecimal():
             text = f"The supplied offset '{position.offset}' is invalid."
             raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
-        if int(number) >= partition.next:
+        if int(digits) >= partition.next:
             last = _offset(partition.next - 1) if partition.next else "-1"
             text = f"The supplied offset '{position.offset}' is invalid. The last offset in the system is '{last}'"
             raise error_for("com.microsoft:argument-error", text, entity=partition.partition_id)
-        return int(number) + (not position.inclusive)
+        return int(digits) + (not position.inclusive)
 
     @staticmethod
     def _serve(partition: _Partition) -> None:

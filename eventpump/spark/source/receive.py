@@ -19,7 +19,7 @@ from eventpump.consumer.record.continuity import ContinuityCheck
 from eventpump.consumer.record.starts import data_loss
 from eventpump.core.backoff import Backoff
 from eventpump.core.starts import LossKind
-from eventpump.errors import ConsumerDisconnectedError, DataLossError, ServiceError
+from eventpump.errors import ConsumerDisconnectedError, DataLossError, RequestRefusedError, ServiceError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import PartitionProperties, ReceiveLinkSpec, Transport
 from eventpump.options.base import RetryOptions
@@ -360,12 +360,19 @@ class _RangeLink:
         return found
 
     async def _replace(self, feed: PartitionFeed[bytes], error: Exception) -> None:
-        """Open another link after a shared one was refused or disconnected by an exclusive reader, for a time.
+        """Open another link after one was refused or disconnected by an exclusive reader, for a time, or because the
+        range begins beyond the partition's end, where what is missing may be given up.
 
         Raises:
             ConsumerDisconnectedError: The reader is exclusive itself, or the time is over.
+            DataLossError: The range begins beyond the end of a hub that was recreated.
             Exception: The error with which the link ended, if it is another one.
         """
+        if isinstance(error, RequestRefusedError) and await self._gives_up_missing():
+            await feed.aclose()
+            if not self._progress.is_done:
+                self._open_new()
+            return
         if not isinstance(error, ConsumerDisconnectedError):
             raise error
         # Not `retrying`: an attempt is a link, which is opened without waiting, and whose end a later pass of `read`
@@ -395,18 +402,26 @@ class _RangeLink:
 
     async def _find_out(self) -> None:
         """Find out whether events that did not arrive are late or gone."""
-        progress = self._progress
-        progress.overdue()
-        if await self._is_lost():
-            assert self._continuity.facts is not None
-            progress.give_up_missing(self._continuity.facts)
-            return
-        _log.info(
-            "partition %s: no event for %g s, although %d are expected",
-            progress.partition_id,
-            self._options.receiver_timeout,
-            progress.left,
-        )
+        if not await self._gives_up_missing():
+            _log.info(
+                "partition %s: no event for %g s, although %d are expected",
+                self._progress.partition_id,
+                self._options.receiver_timeout,
+                self._progress.left,
+            )
+
+    async def _gives_up_missing(self) -> bool:
+        """Ask the hub whether the missing events are lost, and if so continue behind them. Return whether they are.
+
+        Raises:
+            DataLossError: They are, and `fail_on_data_loss` is set.
+        """
+        self._progress.overdue()
+        if not await self._is_lost():
+            return False
+        assert self._continuity.facts is not None
+        self._progress.give_up_missing(self._continuity.facts)
+        return True
 
     async def _is_lost(self) -> bool:
         """Return whether missing events are lost, which is logged.

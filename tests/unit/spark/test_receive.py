@@ -416,6 +416,8 @@ async def test_receive_beyond_the_end_of_a_recreated_hub_fails() -> None:
     with pytest.raises(DataLossError, match="20 to 99 are not there; the hub was probably deleted and recreated"):
         await _read_one(hub, 10, 100)
     assert await _read_one(hub, 10, 100, options=_lossy()) == list(range(10, 20))
+    with pytest.raises(DataLossError, match="20 to 99 are not there; the hub was probably deleted and recreated"):
+        await _read_one(hub, 50, 100)  # the attach is refused
     assert await _read_one(hub, 50, 100, options=_lossy()) == []
 
 
