@@ -134,7 +134,14 @@ _LOOK = """(() => {
   const boxes = (what) => [...document.querySelectorAll(what)].map(each => [each, each.getBoundingClientRect()]);
   const brightness = (color) => color.match(/\\d+/g).slice(0, 3).reduce((sum, each) => sum + +each, 0) / 3;
   const style = getComputedStyle(document.body);
+  const lines = (pre) => {
+    const style = getComputedStyle(pre), padding = parseFloat(style.paddingTop) + parseFloat(style.paddingBottom);
+    return Math.round((pre.clientHeight - padding) / parseFloat(style.lineHeight));
+  };
   return {
+    broken: [...document.querySelectorAll("article pre")]
+      .filter(each => lines(each) > each.innerText.replace(/\\n$/, "").split("\\n").length)
+      .map(each => each.innerText.slice(0, 80)),
     cut: [...document.querySelectorAll("article pre")]
       .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.innerText.slice(0, 80)),
     signatures: boxes("article dt.sig").filter(([_, box]) => seen(box) > height / 2.5)
@@ -213,6 +220,12 @@ def test_pages_cut_off_no_code_and_begin_with_no_signature(looked: Looked) -> No
     looks = [(name, kind, look) for name, kinds in looked.pages.items() for kind, look in kinds.items()]
     assert [(name, kind, look["cut"]) for name, kind, look in looks if look["cut"]] == []
     assert [(name, kind, look["signatures"]) for name, kind, look in looks if look["signatures"]] == []
+
+
+def test_code_on_a_wide_screen_has_the_lines_that_it_was_written_with(looked: Looked) -> None:
+    """That of docstrings too, which are indented: a program of theirs is not broken within a line."""
+    broken = {name: kinds["wide", "light"]["broken"] for name, kinds in looked.pages.items()}
+    assert {name: blocks for name, blocks in broken.items() if blocks} == {}
 
 
 def test_pages_are_light_and_dark_and_have_pictures_with_texts(looked: Looked) -> None:

@@ -106,10 +106,11 @@ class EventHubsApp:
 
     ::
 
-        app = EventHubsApp(connection_string, lease_store=lambda: SqliteLeaseStore("leases.db"))
+        leases = functools.partial(SqliteLeaseStore, "leases.db")
+        app = EventHubsApp(connection_string, lease_store=leases)
+        park = Park("telemetry-parked")
 
-        @app.subscriber("telemetry", key=by_device, handler_retry=RetryOptions(max_retries=5),
-                        on_retries_exhausted=Park("telemetry-parked"))
+        @app.subscriber("telemetry", key=by_device, on_retries_exhausted=park)
         @app.publisher("alerts")
         async def watch(reading: Reading, context: PartitionContext) -> Alert | None:
             return Alert(device=reading.device) if reading.celsius > 90 else None

@@ -92,11 +92,13 @@ class EventProcessorHost(HubHost):
 
     ::
 
-        async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        async def process(context, events):
             print(context.partition_id, [event.body_as_str() for event in events])
 
         leases = SqliteLeaseStore("leases.db")
-        host = EventProcessorHost(connection_string, "telemetry", processor=process, lease_store=leases)
+        host = EventProcessorHost(
+            connection_string, "telemetry", processor=process, lease_store=leases
+        )
         async with host:
             await host.run()
 
@@ -174,7 +176,10 @@ class PartitionReader(reader.HubReader):
 
     ::
 
-        async with PartitionReader(connection_string, "telemetry", partition_id="0", end="@latest") as reader:
+        reader = PartitionReader(
+            connection_string, "telemetry", partition_id="0", end="@latest"
+        )
+        async with reader:
             async for event in reader:
                 print(event.body_as_str())
 

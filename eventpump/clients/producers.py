@@ -26,7 +26,8 @@ class EventProducer(HubProducer):
     ::
 
         async with EventProducer(connection_string, "telemetry") as producer:
-            await producer.send([EventData(b"one"), EventData(b"two")], partition_key="sensor-7")
+            events = [EventData(b"one"), EventData(b"two")]
+            await producer.send(events, partition_key="sensor-7")
 
     All times are in seconds.
 
@@ -67,7 +68,8 @@ class BufferedProducer(HubBufferedProducer):
 
     ::
 
-        async with BufferedProducer(connection_string, "telemetry", on_error=report) as producer:
+        producer = BufferedProducer(connection_string, "telemetry", on_error=report)
+        async with producer:
             receipt = await producer.send(EventData(b"21.5"), partition_key="sensor-7")
             ...
             await receipt  # if its outcome matters

@@ -35,9 +35,11 @@ class LagReader:
     ::
 
         checkpoints = BlobCheckpointReader("checkpoints", connection_string=storage)
-        async with LagReader(connection_string, "telemetry", checkpoints=checkpoints) as reader:
+        reader = LagReader(connection_string, "telemetry", checkpoints=checkpoints)
+        async with reader:
             lag = await reader.read()
-        print(lag.total, [(each.partition_id, each.state, each.lag) for each in lag.partitions])
+        for each in lag.partitions:
+            print(each.partition_id, each.state, each.lag)
 
     The checkpoints are read first, and then what the partitions hold, so a lag is never too small. Nothing is written,
     no lease is taken, and consumers do not notice it. All times are in seconds.

@@ -96,7 +96,10 @@ class CaptureSource(ClosingSource):
 
         live = EventHubSource(connection_string, "telemetry")
         source = CaptureSource("captured", live=live)
-        host = EventProcessorHost(source=source, processor=MyProcessor, lease_store=SqliteLeaseStore("leases.db"))
+        leases = SqliteLeaseStore("leases.db")
+        host = EventProcessorHost(
+            source=source, processor=MyProcessor, lease_store=leases
+        )
 
     Files are read in the order of their times. Behind the last one, reading continues in the hub with the next sequence
     number: what both hold is delivered once. Checkpoints are those of the hub, so that a host that has caught up may be

@@ -56,8 +56,12 @@ class GeneratorSource(ClosingSource):
 
     ::
 
-        source = GeneratorSource(seed=7, partitions=4, rate=500, size=(100, 2_000), keys=1_000, skew=1.1)
-        host = EventProcessorHost(source=source, processor=MyProcessor, lease_store=MemoryLeaseStore())
+        source = GeneratorSource(
+            seed=7, partitions=4, rate=500, size=(100, 2_000), keys=1_000, skew=1.1
+        )
+        host = EventProcessorHost(
+            source=source, processor=MyProcessor, lease_store=MemoryLeaseStore()
+        )
 
     The event with number n is enqueued n / rate seconds after 2024-01-01 UTC (with `rate=None`, n milliseconds after
     it), and is there n / rate seconds after the source was first used.

@@ -37,7 +37,8 @@ class FaultProxy:
     ::
 
         async with FaultProxy(emulator.port) as proxy:
-            client = SomeClient(emulator.connection_string, custom_endpoint_address=proxy.address)
+            text, address = emulator.connection_string, proxy.address
+            client = SomeClient(text, custom_endpoint_address=address)
             proxy.cut()
 
     It belongs to the loop that starts it, and every method is called from there. `half_open`, `stall`, `delay` and

@@ -241,7 +241,8 @@ class HubHost:
 
         ::
 
-            async with EventProcessorHost(connection_string, "telemetry", lease_store=leases) as host:
+            host = EventProcessorHost(connection_string, "telemetry", lease_store=leases)
+            async with host:
                 async for batch in host.batches():
                     await store(batch.context.partition_id, batch.events)
 

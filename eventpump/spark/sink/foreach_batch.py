@@ -842,9 +842,14 @@ def foreach_batch_producer(
     ::
 
         producer = foreach_batch_producer(
-            connection_string, "alerts", sink_id="alerts", ledger="/srv/ledgers", order_by="sequenceNumber"
+            connection_string,
+            "alerts",
+            sink_id="alerts",
+            ledger="/srv/ledgers",
+            order_by="sequenceNumber",
         )
-        frame.writeStream.foreachBatch(producer).option("checkpointLocation", "/srv/checkpoint").start()
+        writer = frame.writeStream.option("checkpointLocation", "/srv/checkpoint")
+        writer.foreachBatch(producer).start()
 
     The DataFrame has a column `body`, string or binary; and optionally `partition` (or `partitionId`) or
     `partitionKey`; `properties`, a map or struct of simple types; `contentType`, `correlationId`, `messageId`; and the
