@@ -28,6 +28,7 @@ INTERRUPTED = 130
 COMMANDS: Final = {
     "bench-processor": "eventpump.cli.bench_processor",
     "demo": "eventpump.demo.command",
+    "doctor": "eventpump.cli.doctor",
     "emulator": "eventpump.cli.emulator",
     "info": "eventpump.cli.info",
     "lag": "eventpump.cli.lag",
