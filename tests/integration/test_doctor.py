@@ -488,6 +488,8 @@ async def test_a_clock_that_differs_from_the_storage_account(
 ) -> None:
     """It is the first cause, whatever else it breaks."""
     async with storage_with_another_clock(azurite, timedelta(seconds=ahead)) as text:
+        if found is not None:  # as an account that refuses the request because of its date
+            text = text.replace(azurite.account_key, "QUJD")
         diagnosis = await examine(emulator.connection_string, place=StorePlace(container, text))
     if found is None:
         assert diagnosis.cause is None
