@@ -28,6 +28,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 
 PURPOSES: Final[Mapping[str, str]] = {
     "health": "probes and metrics over HTTP",
+    "probe": "observes the service",
     "doctor": "examines what a program needs",
     "lag": "how far a group is behind",
     "cli": "the eventpump command",

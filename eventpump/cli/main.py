@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "info": "eventpump.cli.info",
     "lag": "eventpump.cli.lag",
     "parked": "eventpump.cli.parked",
+    "probe": "eventpump.cli.probe",
     "send": "eventpump.cli.send",
     "tail": "eventpump.cli.tail",
 }

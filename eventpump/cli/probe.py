@@ -1,0 +1,134 @@
+"""`eventpump probe`: what the service does where docs/protocol.md does not know."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from eventpump.cli.streams import (
+    FAILURE,
+    add_connection_options,
+    complain,
+    connection_options,
+    connection_text,
+    keep_quiet,
+    say,
+    whole_number,
+)
+from eventpump.clients.connection import make_transport
+from eventpump.emulator.server import Emulator
+from eventpump.errors import ConfigurationError, Recovery, ServiceError
+from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.probe.bench import Bench
+from eventpump.probe.observations import NOT_OBSERVED, OBSERVATIONS, Observation, observe
+from eventpump.texts import without_secrets
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
+
+_COST: Final = "about 150 requests and 60 events of less than 2 KiB each"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the subcommand and its options."""
+    parser = subparsers.add_parser(
+        "probe",
+        help="observe what is not known of the service, on a hub made for it",
+        description="Make the observations that docs/protocol.md lacks, compare each with what the emulator does, and "
+        "write a report to send in. The hub must be new, and nobody may use it; it is not deleted. This takes "
+        f"{_COST}.",
+    )
+    add_connection_options(parser)
+    parser.add_argument(
+        "--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)"
+    )
+    parser.add_argument("--yes", action="store_true", help="do it; without this, only what would be done is printed")
+    parser.add_argument("--long", action="store_true", help="make the observation that takes five minutes too")
+    parser.add_argument("--report", metavar="FILE", help="write the report, as JSON, without names of the namespace")
+    parser.add_argument(
+        "--timeout", default="10", metavar="S", help="seconds to wait for what must come (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Observe, and print each observation beside the emulator's.
+
+    Returns:
+        The exit code: 0 if all are as the emulator's.
+
+    Raises:
+        EventPumpError: The hub cannot be used.
+    """
+    timeout = whole_number("--timeout", args.timeout, 1, 300)
+    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    chosen = [each for each in OBSERVATIONS if args.long or not each.is_long]
+    if not args.yes:
+        say(f"{len(chosen)} observations on hub {settings.hub}, with {_COST};")
+        say("nothing is deleted. Give --yes to make them:")
+        for each in chosen:
+            say(f"  {each.name}: {each.question} (protocol.md {each.section})")
+        return 0
+    if args.report is not None and not Path(args.report).absolute().parent.is_dir():
+        raise ConfigurationError("--report", f"the directory of {args.report} does not exist")
+    keep_quiet()
+    try:
+        rows = asyncio.run(_probe(settings, args.consumer_group, chosen, timeout))
+    except ServiceError as error:
+        if error.recovery is Recovery.GIVE_UP:
+            raise
+        complain(str(error))
+        return FAILURE
+    if args.report is not None:
+        text = json.dumps(_report(rows), indent=2, ensure_ascii=False)
+        Path(args.report).write_text(text + "\n", encoding="utf-8")
+        say(f"the report is in {without_secrets(args.report)}")
+    return FAILURE if any(row["observed"] != row["emulator"] for row in rows) else 0
+
+
+async def _probe(
+    settings: ConnectionSettings, group: str, chosen: list[Observation], timeout: float
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    async with Emulator({settings.hub: 1}) as emulator:
+        local = connection_settings(emulator.connection_string, settings.hub)
+        transports = [make_transport(settings), make_transport(local)]
+        benches = [
+            Bench(transport, settings.hub, each_group, timeout)
+            for transport, each_group in zip(transports, (group, "$Default"), strict=True)
+        ]
+        try:
+            for bench in benches:
+                await bench.check()
+            for each in chosen:
+                observed, expected = await asyncio.gather(*(observe(bench, each) for bench in benches))
+                rows.append(
+                    {
+                        "name": each.name,
+                        "section": each.section,
+                        "question": each.question,
+                        "observed": observed,
+                        "emulator": expected,
+                    }
+                )
+                say(f"{'same' if observed == expected else 'DIFFERS'}  {each.name}: {observed}")
+                if observed != expected:
+                    say(f"         the emulator: {expected}")
+        finally:
+            for transport in transports:
+                await transport.aclose()
+    return rows
+
+
+def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "eventpump": metadata.version("eventpump"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "observations": rows,
+        "not_observed": NOT_OBSERVED,
+    }
