@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 _OPTIONS = ("accept_jwt", "port", "standard_ports", "tls_directory", "ws_port")
-_NAMED = re.compile(r"\b(standard_ports|(ws_)?port(?= 0))\b")
+_NAMED = re.compile(r"\b(standard_ports|ws_port|port(?= 0| or ws_port))\b|(?<=requires )tls")
 """What errors of these options name of them."""
 
 
@@ -250,12 +250,16 @@ def hint(emulator: Emulator) -> str:
     """Return what can be done now, for a person. It contains the key, so it is for the terminal and not for a log."""
     hubs = emulator.hubs
     served = ", ".join(f"{hub} ({count} partition{'s' if count != 1 else ''})" for hub, count in hubs.items())
+    trusted = secured = ""
+    if emulator.authority_file is not None:
+        secured = "Clients have to trust the certificate of its authority, in the file above. "
+        trusted = f" --ca-file {shlex.quote(str(emulator.authority_file))}"
     return f"""
-Serves {served} on {emulator.host}:{emulator.port}. Ctrl-C stops it. In another terminal:
+Serves {served} on {emulator.host}:{emulator.port}. {secured}Ctrl-C stops it. In another terminal:
 
   export {CONNECTION_VARIABLE}={shlex.quote(emulator.connection_string)}
-  echo hello | eventpump send --hub {next(iter(hubs))}
-  eventpump tail --hub {next(iter(hubs))}"""
+  echo hello | eventpump send --hub {next(iter(hubs))}{trusted}
+  eventpump tail --hub {next(iter(hubs))}{trusted}"""
 
 
 def _say(line: str) -> None:

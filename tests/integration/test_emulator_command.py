@@ -141,25 +141,34 @@ async def test_emulator_has_its_key_from_a_variable(
         await process.communicate()
 
 
-async def test_emulator_on_a_terminal_says_what_to_do_next() -> None:
-    """After the connection string a person sees what to type; a program that reads a pipe gets none of it."""
+@pytest.mark.parametrize("arguments", [(), ("--tls", "auto")])
+async def test_emulator_on_a_terminal_says_what_to_do_next(arguments: tuple[str, ...]) -> None:
+    """After the connection string a person sees what to type, and it works; a program that reads a pipe gets none of
+    it."""
     ours, theirs = pty.openpty()
     shown = bytearray()
     is_complete = asyncio.Event()
 
     def read() -> None:
         shown.extend(os.read(ours, 65536))
-        if b"eventpump tail --hub telemetry" in shown:
+        if b"eventpump tail --hub telemetry" in shown and shown.endswith(b"\n"):
             is_complete.set()
 
     asyncio.get_running_loop().add_reader(ours, read)
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "eventpump", "emulator", "--hub", "telemetry:4:dashboard", "--port", "0",
+            sys.executable, "-m", "eventpump", "emulator", "--hub", "telemetry:4:dashboard", "--port", "0", *arguments,
             stdout=theirs, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         async with asyncio.timeout(60):
             await is_complete.wait()
+            typed = shown.decode().partition("In another terminal:")[2].partition("  eventpump tail")[0]
+            sender = await asyncio.create_subprocess_exec(
+                "sh", "-c", typed.replace("\r", "").replace("eventpump send", f"{sys.executable} -m eventpump send"),
+                stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await sender.communicate()
+            assert sender.returncode == 0, said
             process.send_signal(signal.SIGINT)
             _, err = await process.communicate()
     finally:
@@ -171,7 +180,7 @@ async def test_emulator_on_a_terminal_says_what_to_do_next() -> None:
     assert b"Serves telemetry (4 partitions) on 127.0.0.1:" in shown
     assert b"Ctrl-C stops it" in shown
     assert b"export EVENTPUMP_CONNECTION_STRING='Endpoint=sb://127.0.0.1:" in shown
-    assert b"eventpump send --hub telemetry\r\n" in shown
+    assert (b"eventpump send --hub telemetry\r\n" in shown) is not bool(arguments)
 
 
 async def test_emulator_prints_a_config_file(tmp_path: Path) -> None:
@@ -222,10 +231,10 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
         (("--hub", "a:1", "--tls-cert", "{tmp}/broken.json", "--tls-key", "{tmp}/broken.json"), "PEM"),
         (("--hub", "a:1", "--tls-cert", "{tmp}/nothing", "--tls-key", "{tmp}/nothing"), "No such file"),
         (("--hub", "a:1", "--tls", "auto", "--tls-cert", "x", "--tls-key", "x"), "--tls: cannot be combined with"),
-        (("--hub", "a:1", "--tls-directory", "{tmp}"), "--tls-directory: requires"),
+        (("--hub", "a:1", "--tls-directory", "{tmp}"), '--tls-directory: requires --tls="auto"'),
         (("--hub", "a:1", "--tls", "auto", "--tls-directory", "{tmp}/broken.json"), "--tls-directory: "),
-        (("--hub", "a:1", "--standard-ports"), "--standard-ports: requires tls"),
-        (("--hub", "a:1", "--tls", "auto", "--standard-ports", "--port", "1"), "--standard-ports: requires tls"),
+        (("--hub", "a:1", "--standard-ports"), "--standard-ports: requires --tls, and"),
+        (("--hub", "a:1", "--tls", "auto", "--standard-ports", "--port", "1"), "combined with --port or --ws-port"),
         (("--hub", "a:1", "--host", "0.0.0.0", "--accept-jwt", "any"), "--accept-jwt: any token is accepted on a"),
         (("--hub", "a:1", "--key", "secret;text"), "key"),
         (("--hub", "a:1", "--key", "secret\ntext"), "key"),
