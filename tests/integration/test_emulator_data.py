@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from eventpump import EventData, EventProducer
 from eventpump.amqp.message import AmqpValue, Data, Message
 from eventpump.amqp.performatives import Accepted, Source
 from eventpump.emulator.config import HubSpec
+from eventpump.emulator.log import Retention
 from eventpump.emulator.server import Emulator
 from eventpump.eventhubs import management
 from eventpump.eventhubs.events import ReceivedEvent
 from tests.support.forks import COMMAND, start_python
 from tests.support.peer import connect
+from tests.support.reading import read_partition
 
 
 @dataclass
@@ -129,6 +138,57 @@ async def test_restart_after_a_stop_keeps_hubs_and_numbers(tmp_path: Path) -> No
             sender = await peer.attach(session, target="telemetry/Partitions/0")
             await peer.send(sender, event(3))
         assert sorted(await read_all(emulator)) == [0, 1, 2, 3]
+
+
+OLDER_EVENTS = (
+    bytes.fromhex(
+        "005372c15006a315782d6f70742d73657175656e63652d6e756d626572810000000000000000a30c782d6f70742d6f6666736574a10130"
+        "a313782d6f70742d656e7175657565642d74696d6583000001a20d7a9d74005374c10602a1016e5501005375a0056669727374"
+    ),
+    bytes.fromhex(
+        "005370c0080556015003404040005372c15a08a315782d6f70742d73657175656e63652d6e756d626572810000000000000001"
+        "a30c782d6f70742d6f6666736574a103313036a313782d6f70742d656e7175657565642d74696d6583000001a20d7aa325"
+        "a3036f776ea10178005375a009616e6e6f7461746564005378c10702a30166a10167"
+    ),
+)
+"""Two events as a version stored them that kept the sender's header, wrote numbers in eight bytes and no epoch."""
+
+
+def write_older(directory: Path) -> None:
+    """Put them into a directory, as that version wrote it."""
+    sizes = [len(each) for each in OLDER_EVENTS]
+    with contextlib.closing(sqlite3.connect(directory / "hubs.sqlite")) as database, database:
+        database.execute(
+            "INSERT INTO batches VALUES (1, 0, 0, 1795522469236, ?, ?)",
+            (array("I", sizes).tobytes(), b"".join(OLDER_EVENTS)),
+        )
+        database.execute(
+            "UPDATE partitions SET next_sequence_number = 2, next_offset = ?, last_offset = ?,"
+            " last_enqueued_ms = 1795522469236 WHERE id = 1",
+            (sum(sizes), sizes[0]),
+        )
+
+
+@pytest.mark.parametrize("has_metrics", [False, True])
+async def test_directory_of_an_older_version_is_served(tmp_path: Path, has_metrics: bool) -> None:
+    """Its events are read with all that they had, and new ones follow them."""
+    async with Emulator({"telemetry": 1}, data=tmp_path):
+        pass
+    write_older(tmp_path)
+    forever = Retention(seconds=1e12)
+    async with Emulator({}, data=tmp_path, retention=forever) as emulator:
+        async with EventProducer(emulator.connection_string, "telemetry") as producer:
+            await producer.send(EventData("new"))
+        events = await read_partition(emulator.connection_string, "telemetry", "0", track_last_enqueued=has_metrics)
+    first, second, new = events
+    assert [(each.sequence_number, each.offset, each.body) for each in events] == [
+        (0, "0", b"first"), (1, "106", b"annotated"), (2, str(sum(map(len, OLDER_EVENTS))), b"new"),
+    ]  # fmt: skip
+    assert first.properties == {"n": 1}
+    assert first.enqueued_time == datetime(2026, 11, 24, 12, 14, 29, 236_000, tzinfo=UTC)
+    assert (second.system_properties["own"], second.footer) == ("x", {"f": "g"})
+    assert [each.last_enqueued is not None for each in events] == [has_metrics] * 3
+    assert new.enqueued_time > second.enqueued_time
 
 
 async def test_sends_of_many_connections_keep_their_order(tmp_path: Path) -> None:

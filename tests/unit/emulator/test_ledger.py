@@ -170,10 +170,12 @@ def test_attach_with_an_unknown_id_is_refused() -> None:
     "claim", [Claim(-1, None, None), Claim(None, -1, None), Claim(None, None, -1), Claim(-1, -1, -1)]
 )
 def test_attach_with_a_negative_value_is_refused(claim: Claim) -> None:
-    """Negative values are out of range, and the text says what is wanted."""
+    """Negative values are out of range, in the service's words (JavaScript's live tests)."""
     refusal = refused(PublishingLedger(), claim)
     assert refusal.condition == "com.microsoft:argument-out-of-range"
-    assert "zero or positive" in refusal.description
+    assert refusal.description == (
+        "Invalid range for idempotent producer state. Producer Id, Epoch, and Sequence Number must be zero or positive."
+    )
 
 
 def test_attach_with_a_lower_epoch_is_refused() -> None:

@@ -31,7 +31,7 @@ from eventpump.amqp.performatives import (
 )
 from eventpump.amqp.types import Described, Symbol, Timestamp, UInt
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME
-from eventpump.emulator.service import Service
+from eventpump.emulator.service import Deadlines, Service
 from eventpump.eventhubs import cbs, management, sas
 from eventpump.eventhubs.names import SELECTOR_FILTER
 from tests.unit.amqp.pair import frame
@@ -392,11 +392,23 @@ async def test_attach_with_the_selector_of_old_clients() -> None:
     assert found[0][0].source is not None
 
 
-@pytest.mark.parametrize("wait", [0.0, 5.0])
-async def test_stolen_link_is_detached_after_the_new_one_is_attached(wait: float) -> None:
+@pytest.mark.parametrize("partition", ["XYZ", "-1", "1000", "-"])
+async def test_attach_to_an_invalid_partition(partition: str) -> None:
+    """The service's words come first, which programs look for (JavaScript's live tests), and ours after them."""
+    hand = await opened()
+    refused, (detach, _, _) = hand.send(_sender(f"telemetry/Partitions/{partition}"))
+    assert refused[0].source is None
+    assert detach.error.condition == "com.microsoft:argument-out-of-range"
+    assert detach.error.description.startswith(
+        "The specified partition is invalid for an EventHub partition sender or receiver. It should be between 0 and "
+    )
+
+
+@pytest.mark.parametrize("wait", [None, 5.0])
+async def test_stolen_link_is_detached_after_the_new_one_is_attached(wait: float | None) -> None:
     """Exchange stolen: the new reader is attached at once, and the other one detached; after 5 s if that is wanted."""
     service = await serve()
-    service.deadlines = type(service.deadlines)(stolen=wait)
+    service.deadlines = Deadlines() if wait is None else Deadlines(stolen=wait)
     hand = Hand(service)
     hand.open()
     hand.send(_receiver(None, "old", 3))

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventpump.amqp.codec import EncodeError
-from eventpump.amqp.message import Message
+from eventpump.amqp.message import Data, Message
 from eventpump.amqp.sections import NULL_DATA, encode_data
 from eventpump.amqp.types import Symbol, Timestamp, ULong
+from eventpump.emulator.stamping import stamp
 from eventpump.errors import CaptureFileError, ConfigurationError
 from eventpump.eventhubs.capture import SCHEMA, NamePattern, message_of, parse_time, read_blocks, record_of, write_file
 from eventpump.eventhubs.events import ReceivedEvent
@@ -202,6 +203,16 @@ def test_records_of_other_writers() -> None:
     assert record_of(_event(body=None, value=[uuid.UUID(int=1)]))["Body"] is not None
     with pytest.raises(EncodeError):
         message_of({**record, "Properties": {"x": object()}})
+
+
+def test_record_of_an_event_with_more_sections() -> None:
+    """The epoch of the number, delivery annotations and footer are no part of a file's record (protocol.md 6.2)."""
+    own = Message(body=Data((b"x",)), delivery_annotations={Symbol("d"): 1}, footer={Symbol("f"): 1}).encode()
+    (stored,) = stamp([own], 5, 500, 1, None).payloads
+    assert b"x-opt-sequence-number-epoch" in stored
+    record = record_of(stored)
+    assert record["SystemProperties"].keys() == {"x-opt-enqueued-time"}
+    assert record == {**record, "SequenceNumber": 5, "Offset": "500", "Properties": {}, "Body": b"x"}
 
 
 def test_without_fastavro_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
