@@ -29,7 +29,7 @@ _TEXTS: Final = {
     "app-id": r"[0-9a-f-]{36}",
     "broker": r"B\d+",
     "client-ip": r"[0-9.:a-f]+",
-    "container": r"\S+",
+    "container": r"[0-9a-f]{32}_G\d+",
     "gateway": r"G\d+",
     "link-tracking-id": r"[0-9A-F]{32}_G\d+",
     "time-text": r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?",

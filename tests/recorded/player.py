@@ -124,8 +124,9 @@ class Wire:
             data = self._request(frame.message)
         else:
             made = performative_of(frame, self.texts)
-            if isinstance(made, Open) and self.scene.idle:
-                made.idle_time_out = self.scene.idle
+            if isinstance(made, Open):
+                self.texts["client"] = made.container_id
+                made.idle_time_out = self.scene.idle or made.idle_time_out
             if isinstance(made, Transfer):
                 self.deliveries = (made.delivery_id or 0) + 1
             payload = b"" if frame.payload is None else payload_bytes(frame.payload, self.values)

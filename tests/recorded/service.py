@@ -55,6 +55,7 @@ _SENDS_BY_ITSELF: Final = "by itself"
 _TEXTS: Final = {
     "app-id": "6f1c7bd8-2e0f-4f5b-9a52-0d5d7a3b1c11",
     "broker": "B31",
+    "client": "6f1c7bd82e0f4f5b9a520d5d7a3b1c11",
     "client-ip": "192.0.2.1",
     "container": "6f1c7bd82e0f4f5b9a520d5d7a3b1c11_G1",
     "gateway": "G5",
