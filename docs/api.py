@@ -64,6 +64,7 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
     "stores": (
         "SqliteLeaseStore",
         "BlobLeaseStore",
+        "BlobOwnershipStore",
         "MemoryLeaseStore",
         "MemoryLeases",
         "SqlitePublisherStateStore",

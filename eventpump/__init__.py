@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from eventpump.storage.leases.blob import BlobLeaseStore as BlobLeaseStore
     from eventpump.storage.leases.memory import MemoryLeases as MemoryLeases
     from eventpump.storage.leases.memory import MemoryLeaseStore as MemoryLeaseStore
+    from eventpump.storage.leases.ownership import BlobOwnershipStore as BlobOwnershipStore
     from eventpump.storage.leases.sqlite import SqliteLeaseStore as SqliteLeaseStore
     from eventpump.storage.publisher_states.blob import BlobPublisherStateStore as BlobPublisherStateStore
     from eventpump.storage.publisher_states.memory import MemoryPublisherStateStore as MemoryPublisherStateStore
@@ -117,6 +118,7 @@ if not TYPE_CHECKING:  # to checkers it would mean that every name exists
             "sources.memory": "MemorySource",
             "storage.leases.blob": "BlobLeaseStore",
             "storage.leases.memory": "MemoryLeaseStore MemoryLeases",
+            "storage.leases.ownership": "BlobOwnershipStore",
             "storage.leases.sqlite": "SqliteLeaseStore",
             "storage.publisher_states.blob": "BlobPublisherStateStore",
             "storage.publisher_states.memory": "MemoryPublisherStateStore",

@@ -752,6 +752,20 @@ class LeaseStore(Protocol):
         """Release the store's resources. Leases do not change. May be called more than once."""
 
 
+@runtime_checkable
+class SharedLeaseStore(Protocol):
+    """What a `LeaseStore` also has whose leases hosts share with other programs: what a host should report of those."""
+
+    def attend(self, renew_interval: float, notify: Callable[[str | None, str], None]) -> None:
+        """Called once by the host that uses the store, before it is opened.
+
+        Args:
+            renew_interval: Seconds between the host's renewals.
+            notify: Called with a partition, or None, and with what is wrong there and what to do about it. The host
+                reports it. Must not be called twice with the same.
+        """
+
+
 class PublisherStateStore(Protocol):
     """Stores the state of idempotent publishers, per name and partition.
 

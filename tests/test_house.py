@@ -109,6 +109,7 @@ print(*(name for name in kept if name in sys.modules))
         ("SqliteLeaseStore", "eventpump sqlite3"),
         ("MemoryLeaseStore", "eventpump"),
         ("BlobLeaseStore", "azure aiohttp eventpump"),
+        ("BlobOwnershipStore", "azure aiohttp eventpump"),
     ],
 )
 def test_import_of_a_name_loads_what_it_needs(name: str, loaded: str) -> None:

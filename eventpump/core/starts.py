@@ -23,6 +23,9 @@ ASK_PAUSE_MAX = 60.0
 """The longest time in seconds between two checks of gaps in a partition whose last gap was not a loss; doubled each
 time."""
 
+NO_NUMBER = -(2**63)
+"""The sequence number of a checkpoint that another library wrote without one. It is read at its offset."""
+
 _NUMBERED = re.compile(r"[0-9]{1,9}")
 
 
@@ -227,7 +230,9 @@ def find_loss(stored: Checkpoint, facts: PartitionFacts | None, *, is_of_this_hu
     """
     number = stored.sequence_number
     if not is_of_this_hub:
-        return Loss(LossKind.RECREATED, number + 1, None)
+        return Loss(LossKind.RECREATED, max(number + 1, 0), None)
+    if number == NO_NUMBER:
+        return None
     assert facts is not None
     return loss_among(number + 1, None, facts, through=number)
 

@@ -6,11 +6,13 @@ The blob stores use nothing else to send requests; only they and this module kno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
 from azure.core import MatchConditions
@@ -91,6 +93,8 @@ class BlobContainer:
         credential: Any that azure.storage.blob takes.
         call_timeout: How long one request may take, in seconds.
         owner: The class that it is a part of, for errors.
+        on_date: Called with the time at which the account answered, in seconds since the Unix epoch; None for none.
+            Default: None.
 
     Raises:
         ConfigurationError: The values cannot work.
@@ -105,6 +109,7 @@ class BlobContainer:
         call_timeout: float,
         *,
         owner: str,
+        on_date: Callable[[float], None] | None = None,
     ) -> None:
         if call_timeout <= 0:
             raise ConfigurationError("call_timeout", "must be above 0")
@@ -126,6 +131,8 @@ class BlobContainer:
             "logger": _HTTP_LOGGER,
         }
         """The keyword arguments of every request."""
+        if on_date is not None:
+            self.options["raw_response_hook"] = functools.partial(_read_date, on_date)
 
     @property
     def name(self) -> str:
@@ -215,6 +222,31 @@ class BlobContainer:
             kind = ForbiddenError if getattr(error, "status_code", None) in (401, 403) else StoreError
             failure = kind(operation, _describe(error), partition_id=partition_id)
             raise failure from (error if _is_clean(error) else None)
+
+    async def list(self, operation: str, directory: str, *, pages: int | None = None) -> dict[str, BlobProperties]:
+        """List the blobs of a directory with their metadata, by name. One request for up to 5,000 of them.
+
+        Args:
+            operation: For errors.
+            directory: What the names begin with.
+            pages: How many pages are read at most; None for all.
+
+        Raises:
+            StoreError: A request failed.
+        """
+
+        async def listed() -> dict[str, BlobProperties]:
+            blobs = self.client.list_blobs(directory, include=["metadata"], **self.options)
+            found: dict[str, BlobProperties] = {}
+            read = 0
+            async for page in blobs.by_page():
+                found.update({blob.name: blob async for blob in page})
+                read += 1
+                if read == pages:
+                    break
+            return found
+
+        return await self.call(operation, None, listed())
 
     async def download(
         self,
@@ -340,6 +372,14 @@ class BlobContainer:
         self.home.close()
         if self._owns_client:
             await self.client.close()
+
+
+def _read_date(on_date: Callable[[float], None], response: Any) -> None:
+    date = response.http_response.headers.get("Date")
+    if date is None:
+        return
+    with contextlib.suppress(ValueError):
+        on_date(parsedate_to_datetime(date).timestamp())
 
 
 def _unchanged(etag: str) -> dict[str, Any]:

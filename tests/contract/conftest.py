@@ -16,6 +16,7 @@ from eventpump.clock import LoopClock  # noqa: E402
 from eventpump.interfaces import Clock, LeaseStore  # noqa: E402
 from eventpump.storage.leases.blob import BlobLeaseStore  # noqa: E402
 from eventpump.storage.leases.memory import MemoryLeases, MemoryLeaseStore  # noqa: E402
+from eventpump.storage.leases.ownership import BlobOwnershipStore  # noqa: E402
 from eventpump.storage.leases.sqlite import SqliteLeaseStore  # noqa: E402
 from tests.contract.own_store import OwnLeaseStore, Table  # noqa: E402
 from tests.support.azurite import Azurite  # noqa: E402
@@ -139,6 +140,20 @@ async def blob_harness(azurite: Azurite, container_name: str) -> AsyncIterator[H
             prefix="app/",
             lease_duration=15,
             create=True,
+        )
+
+    harness = Harness(make, LoopClock())
+    yield harness
+    await harness.aclose()
+
+
+@pytest.fixture
+async def ownership_harness(azurite: Azurite, container_name: str) -> AsyncIterator[Harness]:
+    """Hosts on one storage account, in the form of the other SDKs."""
+
+    def make() -> LeaseStore:
+        return BlobOwnershipStore(
+            container_name, connection_string=azurite.connection_string, lease_duration=15, create=True
         )
 
     harness = Harness(make, LoopClock())

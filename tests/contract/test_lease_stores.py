@@ -12,13 +12,18 @@ from eventpump.testing.conformance.leases import LeaseHarness, LeaseStoreContrac
 if TYPE_CHECKING:
     from eventpump.storage.leases.blob import BlobLeaseStore
     from eventpump.storage.leases.memory import MemoryLeaseStore
+    from eventpump.storage.leases.ownership import BlobOwnershipStore
     from eventpump.storage.leases.sqlite import SqliteLeaseStore
     from tests.contract.own_store import OwnLeaseStore
 
     def _are_ports(
-        blob: BlobLeaseStore, sqlite: SqliteLeaseStore, memory: MemoryLeaseStore, own: OwnLeaseStore
+        blob: BlobLeaseStore,
+        ownership: BlobOwnershipStore,
+        sqlite: SqliteLeaseStore,
+        memory: MemoryLeaseStore,
+        own: OwnLeaseStore,
     ) -> list[LeaseStore]:
-        return [blob, sqlite, memory, own]
+        return [blob, ownership, sqlite, memory, own]
 
 
 class TestMemoryLeaseStore(LeaseStoreContract):
@@ -51,6 +56,14 @@ class TestBlobLeaseStore(LeaseStoreContract):
     @pytest.fixture
     def harness(self, blob_harness: LeaseHarness) -> LeaseHarness:
         return blob_harness
+
+
+class TestBlobOwnershipStore(LeaseStoreContract):
+    """In the form of the other SDKs, on real Azurite."""
+
+    @pytest.fixture
+    def harness(self, ownership_harness: LeaseHarness) -> LeaseHarness:
+        return ownership_harness
 
 
 class TestOwnLeaseStore(LeaseStoreContract):

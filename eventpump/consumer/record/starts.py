@@ -16,6 +16,7 @@ from eventpump.consumer.record.checkpoints import call_store, store_error
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import (
+    NO_NUMBER,
     Loss,
     LossKind,
     OnDataLoss,
@@ -458,7 +459,8 @@ class StartFinder:
             facts = await self.facts()
             loss = find_loss(stored, facts, is_of_this_hub=True)
         if loss is None:
-            return _after(stored, stored.sequence_number + 1, hub)
+            number = stored.sequence_number
+            return _after(stored, None if number == NO_NUMBER else number + 1, hub)
         action = loss.action(self._settings.on_data_loss)
         if action == "fail":
             self._report(DataLost, loss, action)
@@ -500,4 +502,10 @@ class StartFinder:
 
 
 def _after(checkpoint: Checkpoint, expected: int | None, hub: HubProperties) -> Beginning:
-    return Beginning(EventPosition.at_offset(checkpoint.offset), checkpoint, expected, hub.created_at)
+    # Another library may have stored the number alone.
+    position = (
+        EventPosition.at_offset(checkpoint.offset)
+        if checkpoint.offset
+        else EventPosition.at_sequence_number(checkpoint.sequence_number)
+    )
+    return Beginning(position, checkpoint, expected, hub.created_at)

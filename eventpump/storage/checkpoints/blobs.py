@@ -14,8 +14,8 @@ from eventpump.aio.tasks import gather
 from eventpump.clock import LoopClock
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import Clock, ConsumerScope
+from eventpump.storage import ownership_form as v5
 from eventpump.storage.blob_access import BlobContainer
-from eventpump.storage.checkpoints import metadata as v5
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
 from eventpump.storage.leases.layout import LeaseBody, lease_directory, owner_of, partition_of
 
@@ -168,7 +168,7 @@ class BlobCheckpointReader:
             place = f"{directory}{v5.CHECKPOINT}{partition_id}"
             stored = StoredCheckpoint(partition_id, _V5, place, is_owned=False)
             if ownership is not None:
-                owner = v5.parse_owner(ownership.metadata)
+                owner = v5.parse_ownership(ownership.metadata).owner
                 is_owned = owner is not None and now - ownership.modified.timestamp() < self._owner_timeout
                 stored = replace(stored, owner=owner, is_owned=is_owned)
             if checkpoint is not None:
@@ -232,19 +232,8 @@ class BlobCheckpointReader:
 
     async def _list(self, directory: str, *, pages: int | None = None) -> dict[str, _Listed]:
         """Return the blobs of a directory, or those of its first pages, of up to 5,000 blobs each."""
-
-        async def listed() -> dict[str, _Listed]:
-            blobs = self._blobs.client.list_blobs(directory, include=["metadata"], **self._blobs.options)
-            found: dict[str, _Listed] = {}
-            read = 0
-            async for page in blobs.by_page():
-                found.update({blob.name: _listed(blob) async for blob in page})
-                read += 1
-                if read == pages:
-                    break
-            return found
-
-        return await self._blobs.call(_OPERATION, None, listed())
+        found = await self._blobs.list(_OPERATION, directory, pages=pages)
+        return {name: _listed(blob) for name, blob in found.items()}
 
     async def aclose(self) -> None:
         """Close the client of the container, unless it is the caller's. Closing twice is fine."""

@@ -26,6 +26,7 @@ from eventpump.storage.groups import CHECKPOINTS, SCOPE_RECORD, OtherHubError, S
 from eventpump.storage.leases.layout import (
     NO_NUMBER,
     LeaseBody,
+    check_owner,
     lease_blob,
     lease_directory,
     lease_metadata,
@@ -234,7 +235,7 @@ class BlobLeaseStore:
             owner: The name of the host that acquires it.
             held: Whether to take it from the owner that the snapshot names. Default: False.
         """
-        _check_owner(owner)
+        check_owner(owner)
         operation, partition_id = "steal" if held else "acquire", snapshot.partition_id
         token = str(uuid.uuid4())
         async with self._locks[partition_id], self._given_back_on_failure(partition_id, token):
@@ -534,9 +535,3 @@ class BlobLeaseStore:
     def __repr__(self) -> str:
         # Never the URL, which may hold a signature.
         return f"BlobLeaseStore({self._blobs.name!r}, prefix={self._prefix!r})"
-
-
-def _check_owner(owner: str) -> None:
-    """Refuse what cannot travel as blob metadata, where every EventProcessorHost looks for the owner."""
-    if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
-        raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

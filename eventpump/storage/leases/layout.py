@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.storage.checkpoint_form import look_up, read_integer
 
@@ -150,3 +151,13 @@ def _text(values: Mapping[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} is not a text")
     return value
+
+
+def check_owner(owner: str) -> None:
+    """Refuse what cannot travel as blob metadata, where hosts of all libraries look for the owner.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if not owner or not owner.isascii() or not owner.isprintable() or owner != owner.strip():
+        raise ConfigurationError("owner", "with blob leases, must be printable ASCII text without spaces around it")

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from eventpump.interfaces import ConsumerScope
-from eventpump.storage.checkpoints.metadata import CheckpointMetadata, group_directory, parse_checkpoint, parse_owner
+from eventpump.storage.ownership_form import (
+    CheckpointMetadata,
+    group_directory,
+    parse_checkpoint,
+    parse_ownership,
+)
 
 SCOPE = ConsumerScope("Fleet.servicebus.windows.net", "Telemetry", "$Default")
 
@@ -58,7 +63,7 @@ def test_checkpoint_without_a_position_has_a_problem(metadata: dict[str, str] | 
 )
 def test_released_ownership_has_no_owner(metadata: dict[str, str] | None, owner: str | None) -> None:
     """Nor has one without the key."""
-    assert parse_owner(metadata) == owner
+    assert parse_ownership(metadata).owner == owner
 
 
 def test_names_are_in_lower_case_unless_they_are_to_be_preserved() -> None:
