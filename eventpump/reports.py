@@ -617,6 +617,21 @@ class StartIgnored(HostReport):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedStoreNotice(HostReport):
+    """Something is wrong among the members of a group that share a lease store with other libraries' processors.
+
+    Args:
+        problem: What it is, where, and what to do about it.
+    """
+
+    level: ClassVar[int] = logging.WARNING
+    problem: str
+
+    def describe(self) -> str:
+        return self.problem
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionWithoutProcessor(HostReport):
     """A subscription of the consumer group has no processor on this host, and waits on the partitions that it owns.
 

@@ -12,8 +12,8 @@ class CloseReason(enum.Enum):
     """Why a partition is no longer processed here."""
 
     SHUTDOWN = "shutdown"
-    """The host stops, or releases the partition. The lease is still held: checkpoints may be written until `close`
-    returns."""
+    """The host stops, releases the partition, or attaches again to one whose link another reader took. The lease is
+    still held: checkpoints may be written until `close` returns."""
     OWNERSHIP_LOST = "ownership lost"
     """Another host, or a reader without leases, has the partition, or the lease expired."""
     FAILED = "failed"

@@ -49,6 +49,8 @@ class FlakyLeaseStore:
         """The turns of the event loop that each call takes at the least, as those of a real store do."""
         self.level_above_epoch = 0
         """What is added to a lease's epoch for its owner level."""
+        self.has_levels = True
+        """Whether a lease has an owner level of its own; else all have 0."""
         self._healed = asyncio.Event()
 
     # The operations: open, ensure, list, acquire, steal, renew, release, read, write, reset, scope, record,
@@ -146,7 +148,7 @@ class FlakyLeaseStore:
         after = await self.before("steal" if held else "acquire", snapshot.partition_id)
         lease = await self._store.acquire(snapshot, owner, held=held)
         _raise(after)
-        return lease and replace(lease, owner_level=lease.epoch + self.level_above_epoch)
+        return lease and replace(lease, owner_level=self.has_levels and lease.epoch + self.level_above_epoch)
 
     async def renew(self, lease: PartitionLease) -> PartitionLease | None:
         """See `LeaseStore`."""

@@ -30,7 +30,15 @@ from eventpump.core.budget import BufferBudget
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
-from eventpump.interfaces import CLOSE_TIMEOUT, Clock, ConsumerScope, EventSender, LeaseStore, Transport
+from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
+    Clock,
+    ConsumerScope,
+    EventSender,
+    LeaseStore,
+    SharedLeaseStore,
+    Transport,
+)
 from eventpump.options.consumer import (
     HostSettings,
     SubscriptionOptions,
@@ -39,7 +47,7 @@ from eventpump.options.consumer import (
     sought_position,
 )
 from eventpump.options.predecessor import CONSUMER, answers
-from eventpump.reports import Hook, PartitionStatus, Reporter
+from eventpump.reports import Hook, PartitionStatus, Reporter, SharedStoreNotice
 from eventpump.storage.groups import GroupRecords
 from eventpump.texts import not_the_class
 
@@ -504,7 +512,12 @@ class HubHost:
             parking=self._parking,
             budget=self._budget,
         )
+        if isinstance(self._leases, SharedLeaseStore):
+            self._leases.attend(self._renew_interval, self._noticed)
         return PartitionManager(services, self._source, renew_interval=self._renew_interval)
+
+    def _noticed(self, partition_id: str | None, problem: str) -> None:
+        self._reporter.report(SharedStoreNotice(self._owner_id, partition_id, problem))
 
     def _sender(self, hub: str) -> EventSender:
         assert self._transport is not None

@@ -44,6 +44,7 @@ from eventpump.reports import (
     LeaseLost,
     LeaseReleased,
     LeaseTaken,
+    LinkFailed,
     LoopBlocked,
     OutsideReader,
     PartitionFailed,
@@ -503,9 +504,19 @@ class PartitionManager:
             if partition.stolen is None:
                 return
             if partition.stolen is stolen:
-                self._leave_to_outsider(partition, stolen)
+                self._settle_dispute(partition, renewed, stolen)
                 return
             # The link was stolen during the renewal: the answer may be older than that. Renew again.
+
+    def _settle_dispute(
+        self, partition: OwnedPartition, lease: PartitionLease, error: ConsumerDisconnectedError
+    ) -> None:
+        """Attach again where another reader took the link, and not the lease, by an equal owner level; or leave it."""
+        if partition.dispute.attaches_again(self._clock.monotonic(), lease.owner_level):
+            self._report(LinkFailed(self._services.owner_id, partition.partition_id, error, 0.0))
+            partition.reopen()
+        else:
+            self._leave_to_outsider(partition, error)
 
     def _leave_to_outsider(self, partition: OwnedPartition, error: ConsumerDisconnectedError) -> None:
         """Leave a partition whose lease this host holds, but whose link a reader without a lease has taken."""

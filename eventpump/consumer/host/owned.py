@@ -16,6 +16,7 @@ from eventpump.consumer.pump.pump import PartitionPump
 from eventpump.consumer.record.starts import BeginningRecord
 from eventpump.consumer.record.subscriptions import Subscription, Subscriptions
 from eventpump.core.lease import PartitionLease
+from eventpump.core.link_dispute import LinkDispute
 from eventpump.core.pump_state import CloseReason
 from eventpump.core.sharing import LinkState
 from eventpump.errors import ConsumerDisconnectedError
@@ -65,6 +66,7 @@ class OwnedPartition:
         pumps: By subscription. A pump stays here until it has ended, even if the lease is lost meanwhile.
         shared: The receive link, of the lease that its pumps were started with.
         stolen: How another reader took the link, until it is known whether the lease is lost, too.
+        dispute: Decides whether to attach again if it is not.
         expiry: The timer of the lease. Set by the manager, as are the next two.
         is_renewing: Whether a renewal is under way.
         is_taking: Whether the lease is being acquired or stolen.
@@ -100,6 +102,9 @@ class OwnedPartition:
         self.pumps: dict[str, PartitionPump] = {}
         self.shared: SharedPartition | None = None
         self.stolen: ConsumerDisconnectedError | None = None
+        self.dispute = LinkDispute(services.store.lease_duration)
+        # Whether the pumps end in order to be started again over a new link.
+        self._is_reopening = False
         self.expiry: asyncio.TimerHandle | None = None
         self.is_renewing = False
         self.is_taking = False
@@ -157,6 +162,7 @@ class OwnedPartition:
         """Record that the lease is not held any more."""
         self.lease = None
         self.stolen = None
+        self._is_reopening = False
         self._paused.clear()
         self._suspended.clear()
         self._link_states.clear()
@@ -168,6 +174,9 @@ class OwnedPartition:
 
     def start_pumps(self, lease: PartitionLease) -> None:
         """Start a pump for each subscription that has none here, and whose last one did not fail just now."""
+        if self._is_reopening and self.pumps:
+            return
+        self._is_reopening = False
         now = self._services.clock.monotonic()
         due = [
             each
@@ -183,6 +192,13 @@ class OwnedPartition:
             self.shared.expect(subscription.name)
         for subscription in due:
             self._start_pump(self.shared, lease, subscription)
+
+    def reopen(self) -> None:
+        """End the pumps in order, with the lease kept. They are started again, over a new link, when all have ended."""
+        self.stolen = None
+        self._is_reopening = True
+        for pump in self.pumps.values():
+            pump.stop(CloseReason.SHUTDOWN)
 
     def _share(self, lease: PartitionLease) -> SharedPartition:
         services, settings = self._services, self._services.settings
@@ -291,6 +307,7 @@ class OwnedPartition:
             self._calls.failed(self, pump, pump.failure)
         elif (
             not was_suspended
+            and not self._is_reopening
             and self.lease is not None
             and any(pump.is_of(each) for each in self._subscriptions.runnable)
         ):

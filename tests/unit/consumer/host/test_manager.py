@@ -15,6 +15,7 @@ from eventpump.clock import SuspendedTime
 from eventpump.consumer.processor import CloseReason, PartitionContext
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.lease import PartitionLease
+from eventpump.core.link_dispute import TIMES
 from eventpump.errors import ConnectionLostError, OwnershipLostError
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import ReceiveLinkSpec
@@ -424,6 +425,88 @@ async def test_stolen_link_with_the_lease_kept_is_reported_and_avoided() -> None
         fleet.hub.publish("0", "b")
         assert 29 <= await fleet.until(lambda: len(fleet.record.numbers("0")) > 1, 60) <= 40
         assert fleet.record.numbers("0") == [0, 1]
+
+
+async def _start_at_level_0(fleet: Fleet, name: str = "a", processor: Any = None, **options: Any) -> None:
+    """Start a host on a store whose leases have no owner levels, as one that it shares with other libraries has."""
+    host = fleet.host(name, processor, **options)
+    fleet.stores[name].has_levels = False
+    fleet.runs[name] = asyncio.create_task(host.run(), name=f"host {name}")
+    await fleet.until(lambda: bool(fleet.hub.owner_levels("0")), 30)
+
+
+async def test_link_taken_with_the_lease_at_an_equal_level_is_left_to_its_owner() -> None:
+    """The new owner's link takes ours; the store is asked before we attach, and says that we do not own it."""
+    async with stocked() as fleet:
+        await _start_at_level_0(fleet)
+        fleet.hub.publish("0", "a")
+        await fleet.until(lambda: fleet.record.numbers("0") == [0], 5)
+        await _steal(fleet)
+        attached = len(fleet.hub.attached)
+        transport = await _read_from_outside(fleet, 0)
+        fleet.hub.publish("0", "b")
+        await asyncio.sleep(9)
+        assert fleet.owned("a") == set()
+        assert fleet.record.reasons("a", "0") == [CloseReason.OWNERSHIP_LOST]
+        assert len(fleet.hub.attached) == attached + 1, "it attached to what is another's"
+        assert fleet.record.numbers("0") == [0]
+        await transport.aclose()
+
+
+async def test_link_taken_at_an_equal_level_with_the_lease_kept_is_attached_again() -> None:
+    """A reader that does not own the partition loses it again to the owner, which goes on after its checkpoint."""
+    async with stocked() as fleet:
+        await _start_at_level_0(fleet)
+        fleet.hub.publish("0", "a")
+        await fleet.until(lambda: fleet.record.numbers("0") == [0], 5)
+        transport = await _read_from_outside(fleet, 0)
+        fleet.hub.publish("0", "b")
+        assert await fleet.until(lambda: fleet.record.numbers("0") == [0, 1], 10) < 5
+        assert fleet.owner("0") == "a"
+        assert fleet.reported("a", OutsideReader) == []
+        assert fleet.reported("a", LeaseLost) == []
+        assert len(fleet.reported("a", LinkFailed, "0")) == 1
+        assert len(fleet.hub.owner_levels("0")) == 1
+        await transport.aclose()
+
+
+async def test_reader_that_takes_the_link_again_and_again_is_left_the_partition() -> None:
+    """Two owners do not take turns: a reader that goes on taking it is no member of the group."""
+    async with stocked() as fleet:
+        await _start_at_level_0(fleet)
+        transports = []
+        for _ in range(TIMES + 1):
+            transports.append(await _read_from_outside(fleet, 0))
+            await asyncio.sleep(2)
+        assert len(fleet.reported("a", OutsideReader)) == 1
+        assert fleet.owner("0") is None
+        attached = len(fleet.hub.attached)
+        await asyncio.sleep(20)
+        assert len(fleet.hub.attached) == attached
+        for transport in transports:
+            await transport.aclose()
+
+
+async def test_no_batch_begins_between_a_taken_link_and_the_answer_of_the_store() -> None:
+    """What was received before is not delivered either, until it is known whose the partition is."""
+    gate = asyncio.Event()
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        await gate.wait()
+        await context.checkpoint()
+
+    async with stocked(5) as fleet:
+        await _start_at_level_0(fleet, processor=RecordingProcessor(fleet.record, on_events=slow), max_batch_size=1)
+        await fleet.until(lambda: len(fleet.record.deliveries) == 1, 5)
+        fleet.stores["a"].hang("renew")
+        transport = await _read_from_outside(fleet, 0)
+        gate.set()
+        await asyncio.sleep(3)
+        assert len(fleet.record.deliveries) == 1
+        fleet.stores["a"].heal()
+        await fleet.until(lambda: fleet.record.numbers("0") == [0, 1, 2, 3, 4], 25)
+        assert fleet.reported("a", LeaseLost) == []
+        await transport.aclose()
 
 
 async def test_attach_refused_for_a_higher_owner_level_is_not_repeated() -> None:
