@@ -24,7 +24,7 @@ from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.storage import ownership_form as v5
-from eventpump.storage.blob_access import Answer, Blob, BlobContainer, RefusedError
+from eventpump.storage.blob_access import Answer, Blob, BlobContainer, ForbiddenError, RefusedError
 from eventpump.storage.groups import CHECKPOINTS
 from eventpump.storage.leases.layout import check_owner
 from eventpump.storage.leases.terms import find_conflicts
@@ -339,7 +339,7 @@ class BlobOwnershipStore:
                 metadata = v5.encode_checkpoint(checkpoint, lease.owner)
                 blob = self._checkpoint_blob(partition_id)
                 try:
-                    etag = await self._blobs.swap_metadata(operation, partition_id, blob, metadata, stored.etag)
+                    etag = await self._write(operation, partition_id, blob, metadata, stored.etag)
                 except RefusedError:
                     continue  # another member has written it
                 self._checkpoints[partition_id] = _KnownCheckpoint(checkpoint, etag, lease.token)
@@ -503,8 +503,23 @@ class BlobOwnershipStore:
     async def _swap(
         self, operation: str, partition_id: str, ownership: v5.StoredOwnership, replaces: str | None
     ) -> str:
-        blob = self._ownership_blob(partition_id)
-        return await self._blobs.swap_metadata(operation, partition_id, blob, ownership.encode(), replaces)
+        return await self._write(
+            operation, partition_id, self._ownership_blob(partition_id), ownership.encode(), replaces
+        )
+
+    async def _write(
+        self, operation: str, partition_id: str, blob: Blob, metadata: dict[str, str], replaces: str | None
+    ) -> str:
+        """Write a blob under its ETag, or, with None, create it. Return the new ETag."""
+        try:
+            return await self._blobs.swap_metadata(operation, partition_id, blob, metadata, replaces)
+        except ForbiddenError as error:
+            problem = (
+                f"the storage account refuses to {'create' if replaces is None else 'write'} {blob.blob_name} "
+                f"({error.reason}): the credential needs the rights to read, list, create and write blobs (r, l, c and "
+                "w of a signature; the role Storage Blob Data Contributor)"
+            )
+            raise StoreError(operation, problem, partition_id=partition_id) from None
 
     def _ownership_blob(self, partition_id: str) -> Blob:
         return self._blob(v5.OWNERSHIP, partition_id)
