@@ -238,6 +238,17 @@ async def test_unconditional_claim_of_another_member_is_a_loss(members: Members)
     assert [each.owner for each in await store.list()] == [OFFICIAL] * 2
 
 
+async def test_hosts_of_one_name_are_not_taken_for_each_other(members: Members) -> None:
+    """An ownership is that of a claim, and not of a name."""
+    store, other = await members.opened("0"), await members.opened()
+    lease = await acquire(store)
+    taken = await steal(other)
+    assert await store.renew(lease) is None
+    assert not await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
+    assert not await store.release(lease)
+    assert await other.renew(taken) is not None
+
+
 async def test_two_claims_under_one_etag_have_one_winner(members: Members) -> None:
     """Another member's claim between our reading and our writing is not overwritten."""
     transport = FaultTransport()
@@ -323,7 +334,7 @@ async def test_renewal_whose_answer_was_lost_is_no_loss(members: Members) -> Non
 
 
 async def test_each_operation_makes_the_requests_it_needs(members: Members) -> None:
-    """An idle host of n partitions makes n + 1 requests an interval, as the other SDKs do; a checkpoint needs two."""
+    """A renewal needs one, a listing one, and a checkpoint two: the first reads who the owner is."""
     transport = FaultTransport()
     store = await members.opened("0", transport=transport)
 
