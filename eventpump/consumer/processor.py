@@ -151,7 +151,7 @@ class PartitionContext:
 
     @property
     def owner_level(self) -> int:
-        """The epoch of the lease, which is the owner level of the link."""
+        """The epoch of the lease, which is the owner level of the link. Always 0 with `BlobOwnershipStore`."""
         return self._owner_level
 
     @property

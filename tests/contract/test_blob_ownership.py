@@ -21,6 +21,7 @@ from azure.storage.blob.aio import BlobClient, ContainerClient
 from eventpump.clock import LoopClock
 from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
+from eventpump.core.balancers import RingBalancer, StaticAssignment
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import NO_NUMBER
 from eventpump.errors import ConfigurationError, StoreError
@@ -597,3 +598,20 @@ async def test_host_goes_on_where_another_sdk_stopped(members: Members) -> None:
     (notice,) = [each for each in reports if isinstance(each, SharedStoreNotice)]
     assert "renew_interval" in notice.problem
     assert all(spec.owner_level == 0 for spec in hub.attached)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"balancer": StaticAssignment(ordinal=0, of=2)}, "balancer"),
+        ({"balancer": RingBalancer()}, "balancer"),
+        ({"weight": 2.0}, "weight"),
+    ],
+)
+def test_option_that_other_sdks_work_against_is_refused(options: dict[str, Any], field: str) -> None:
+    """At the start, by its name: their members would take back what it assigns, again and again."""
+    hub = FakeHub("Telemetry", partitions=1)
+    store = BlobOwnershipStore("leases", connection_string="UseDevelopmentStorage=true")
+    with pytest.raises(ConfigurationError, match="shared with other SDKs") as caught:
+        HubHost(lambda: FakeTransport(hub), store, HostSettings(hub=hub.name, **options), _Numbers(1))
+    assert caught.value.field == field

@@ -22,6 +22,7 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
+from eventpump.consumer.host.planning import check_shared
 from eventpump.consumer.lease.parking import Parking
 from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.processor import Processor, ProcessorSource
@@ -116,6 +117,8 @@ class HubHost:
         if not callable(getattr(leases, "write_checkpoint", None)) or isinstance(leases, type):
             problem = "must be a lease store, such as SqliteLeaseStore(path)"
             raise ConfigurationError("lease_store", problem + not_the_class(leases))
+        if isinstance(leases, SharedLeaseStore):
+            check_shared(settings)
         duration = leases.lease_duration
         self._renew_interval = duration / 3 if settings.renew_interval is None else settings.renew_interval
         if self._renew_interval >= duration:

@@ -8,10 +8,33 @@ from collections.abc import Collection, Sequence
 
 from eventpump.cancellation import is_failure
 from eventpump.core.balancer import LeasePlan
+from eventpump.core.balancers import RingBalancer, StaticAssignment
 from eventpump.core.fleet import FleetMemory, FleetView, PartitionBalancer, checked_plan
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.errors import ConfigurationError
+from eventpump.options.consumer import HostSettings
 from eventpump.reports import BalancerFailed, Reporter
+
+
+def check_shared(settings: HostSettings) -> None:
+    """Refuse what has no meaning among members of other SDKs, which divide the partitions evenly by their number.
+
+    Raises:
+        ConfigurationError: The host has a weight, or a balancer that assigns partitions by their names.
+    """
+    kind = type(settings.balancer).__name__
+    if isinstance(settings.balancer, RingBalancer | StaticAssignment):
+        problem = (
+            f"{kind} cannot be used with a lease store that is shared with other SDKs: their members take what it "
+            "assigns, and it takes that back, again and again; use FairBalancer or GreedyBalancer"
+        )
+        raise ConfigurationError("balancer", problem)
+    if settings.weight != 1:
+        problem = (
+            "cannot be used with a lease store that is shared with other SDKs: their members know no weights, and "
+            "divide the partitions evenly"
+        )
+        raise ConfigurationError("weight", problem)
 
 
 class LeasePlanner:
