@@ -23,6 +23,7 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
+from eventpump.core.monitoring import Health, Metric
 from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
 from eventpump.lag import (
     BlobCheckpointReader,
@@ -35,7 +36,7 @@ from eventpump.lag import (
     SqliteCheckpointReader,
 )
 from eventpump.lag.exposition import document, metrics
-from eventpump.net.health import Health, HealthServer, Metric
+from eventpump.net.health import HealthServer
 from eventpump.storage.checkpoints.blobs import FUNCTIONS_CONTAINER
 from eventpump.texts import excerpt, without_secrets
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from eventpump.core.monitoring import Metric, Sample
 from eventpump.lag.group import GroupLag, LagState, PartitionProgress
-from eventpump.net.health import Metric, Sample
 
 
 def document(lag: GroupLag) -> dict[str, Any]:

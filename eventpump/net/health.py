@@ -1,71 +1,44 @@
-"""A small HTTP server for what watches a program: `/metrics`, `/lag.json`, `/livez` and `/readyz`."""
+"""A small HTTP server for what watches a program: `/livez`, `/readyz`, `/metrics`, `/lag.json` and `/debug`."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
+from eventpump.core.monitoring import Health, Metric, all_healthy, exposition, merged
 from eventpump.errors import ConfigurationError
+from eventpump.texts import without_secrets
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_BODY: Final = 1024
 _KEEP_ALIVE: Final = 15.0
 _SHUTDOWN_TIMEOUT: Final = 1.0
 
+MOST_CONNECTIONS: Final = 512
+"""How many connections there are at a time. One more closes the oldest."""
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One value of a metric.
+LONGEST_CONNECTION: Final = 60.0
+"""Seconds after which a connection is closed, whether its request has come to an end or not."""
 
-    Args:
-        labels: Its labels.
-        value: The value.
-    """
+_LAST_ANSWER: Final = 2.0
 
-    labels: Mapping[str, str]
-    value: float
+REUSED: Final = 10
+"""For how many times as long as it took to compute it an answer is given again: so requests, however many, take at most
+a tenth of the loop's time for that."""
 
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric with its values, in the terms of Prometheus.
-
-    Args:
-        name: Its name.
-        kind: Its type.
-        text: What it measures, with its unit.
-        samples: Its values. Without any it is left out.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    text: str
-    samples: Sequence[Sample]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How a program is.
-
-    Args:
-        live: Whether it works: a supervisor restarts it otherwise.
-        ready: Whether it has begun its work.
-        reasons: Why it is not, in sentences. Default: `()`.
-    """
-
-    live: bool
-    ready: bool
-    reasons: Sequence[str] = ()
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Monitored(Protocol):
-    """What a `HealthServer` reports. Its methods are called for each request, and must not block."""
+    """What a `HealthServer` reports. Its methods are called for requests, and must not block."""
 
     def health(self) -> Health:
         """Return how it is."""
@@ -77,26 +50,44 @@ class Monitored(Protocol):
         """Return the lag as JSON values, with the sum as `lag`; None if there is none yet."""
 
 
+@runtime_checkable
+class Describable(Protocol):
+    """What a `HealthServer` shows under `/debug`, if it has this beside the methods of `Monitored`."""
+
+    def describe(self) -> object:
+        """Return what it is doing now; `str` of it is shown."""
+
+
 class HealthServer:
     """Serves what watches a program, on the program's event loop.
 
     ::
 
-        async with HealthServer(watched, port=9108) as server:
-            print(server.url)
+        async with HealthServer(host, port=9108), host:
+            await host.run()
+
+    An event loop that hangs gives no answer, which a supervisor counts as not live.
 
     Args:
-        watched: What is reported.
+        watched: What is reported: hosts, applications, readers, producers, or objects of your own. The program is live
+            and ready if all of them are.
         address: The address to listen on; that of the default is reached from this machine alone. Default: "127.0.0.1".
         port: The port; 0 for a free one. Default: 8080.
+        debug: Whether `/debug` shows what the program is doing, with names of its files and functions. Only for an
+            address of this machine alone. Default: False.
 
     Raises:
-        ConfigurationError: The port is no port.
+        ConfigurationError: Nothing is watched, the port is no port, or `debug` is given with another address.
     """
 
-    def __init__(self, watched: Monitored, *, address: str = "127.0.0.1", port: int = 8080) -> None:
+    def __init__(self, *watched: Monitored, address: str = "127.0.0.1", port: int = 8080, debug: bool = False) -> None:
+        if not watched:
+            raise ConfigurationError("watched", "is required: give a host, an application, a reader or a producer")
         if not 0 <= port <= 65535:
             raise ConfigurationError("port", "must be a number from 0 to 65535")
+        if debug and address != "localhost" and not _is_loopback(address):
+            problem = f"is for an address of this machine alone, such as 127.0.0.1, and not for {address}"
+            raise ConfigurationError("debug", problem)
         self._watched = watched
         self._address = address
         self._port = port
@@ -105,16 +96,19 @@ class HealthServer:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/lag.json", self._lag)
+        if debug:
+            app.router.add_get("/debug", self._debug)
+        self._exposed = _Reused(lambda: exposition(merged(each.metrics() for each in self._watched)).encode())
+        self._lags = _Reused(self._lag_text)
         # Its log of accesses is the prober's, not the program's.
-        self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=_KEEP_ALIVE, shutdown_timeout=_SHUTDOWN_TIMEOUT
-        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_TIMEOUT)
+        self._server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
         """The port that it listens on, once it is started."""
-        addresses = self._runner.addresses
-        return int(addresses[0][1]) if addresses else self._port
+        sockets = () if self._server is None else self._server.sockets
+        return int(sockets[0].getsockname()[1]) if sockets else self._port
 
     @property
     def url(self) -> str:
@@ -129,14 +123,21 @@ class HealthServer:
             ConfigurationError: The address or the port cannot be used.
         """
         await self._runner.setup()
+        loop, connections = asyncio.get_running_loop(), dict[_Connection, None]()
         try:
-            await web.TCPSite(self._runner, self._address, self._port).start()
+            self._server = await loop.create_server(
+                lambda: _Connection(self._runner, connections, loop), self._address, self._port
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigurationError("port", f"{self._address}:{self._port}: {error.strerror or error}") from None
 
     async def aclose(self) -> None:
         """Stop listening, and end the requests. May be called more than once."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._port = int(server.sockets[0].getsockname()[1]) if server.sockets else self._port
+            server.close()
         await self._runner.cleanup()
 
     async def __aenter__(self) -> Self:
@@ -148,57 +149,117 @@ class HealthServer:
     ) -> None:
         await self.aclose()
 
+    @property
+    def _health(self) -> Health:
+        return all_healthy(each.health() for each in self._watched)
+
     async def _livez(self, _: web.Request) -> web.Response:
-        health = self._watched.health()
-        return _answer(health.live, health.reasons)
+        health = self._health
+        return _answer(health.live, health)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        health = self._watched.health()
-        return _answer(health.ready, health.reasons)
+        health = self._health
+        return _answer(health.ready, health)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        body = exposition(self._watched.metrics()).encode()
-        return web.Response(body=body, headers={"Content-Type": _TEXT})
+        return web.Response(body=self._exposed(), headers={"Content-Type": _TEXT})
 
     async def _lag(self, _: web.Request) -> web.Response:
-        found = self._watched.lag()
-        if found is None:
+        found = self._lags()
+        if not found:
             return web.json_response({"error": "the lag was not read yet"}, status=503)
-        return web.Response(text=json.dumps(found, ensure_ascii=False), content_type="application/json")
+        return web.Response(body=found, content_type="application/json")
+
+    def _lag_text(self) -> bytes:
+        found = [lag for each in self._watched if (lag := each.lag()) is not None]
+        if not found:
+            return b""
+        whole = found[0] if len(found) == 1 else {"lag": sum(each["lag"] for each in found), "parts": found}
+        return json.dumps(whole, ensure_ascii=False).encode()
+
+    async def _debug(self, request: web.Request) -> web.Response:
+        # A page of the web that has its name resolve to this machine must not read it through the user's browser.
+        if request.host.rpartition(":")[0] not in _LOCAL_NAMES and request.host not in _LOCAL_NAMES:
+            return web.Response(status=403, text="ask for it as 127.0.0.1 or localhost\n")
+        shown = [str(each.describe()) for each in self._watched if isinstance(each, Describable)]
+        return web.Response(text=without_secrets("\n\n".join(shown)) + "\n")
 
 
-def _answer(is_well: bool, reasons: Sequence[str]) -> web.Response:
+class _Connection(RequestHandler):
+    """A connection of the server, which ends after a time: a client that sends or reads slowly keeps nothing open.
+
+    Args:
+        runner: Handles the requests.
+        connections: The connections that are open, the oldest first.
+        loop: The loop.
+    """
+
+    __slots__ = ("_connections", "_ends")
+
+    def __init__(
+        self, runner: web.AppRunner, connections: dict[_Connection, None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        assert runner.server is not None
+        super().__init__(
+            runner.server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type] # as `AppRunner` does it
+            keepalive_timeout=_KEEP_ALIVE,
+            lingering_time=_SHUTDOWN_TIMEOUT,
+        )
+        self._connections = connections
+        self._ends: list[asyncio.TimerHandle] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self._connections) >= MOST_CONNECTIONS:
+            next(iter(self._connections)).abort()
+        self._connections[self] = None
+        later = asyncio.get_running_loop().call_later
+        self._ends = [later(LONGEST_CONNECTION, self.close), later(LONGEST_CONNECTION + _LAST_ANSWER, self.abort)]
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.pop(self, None)
+        for timer in self._ends:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close it, without what was not sent yet."""
+        self._connections.pop(self, None)
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class _Reused:
+    """Computes an answer, and gives it again for a time that grows with what it costs.
+
+    Args:
+        compute: Returns the answer.
+    """
+
+    def __init__(self, compute: Callable[[], bytes]) -> None:
+        self._compute = compute
+        self._answer = b""
+        self._until = 0.0
+
+    def __call__(self) -> bytes:
+        now = time.monotonic()
+        if now >= self._until:
+            self._answer = self._compute()
+            ended = time.monotonic()
+            self._until = ended + REUSED * (ended - now)
+        return self._answer
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _answer(is_well: bool, health: Health) -> web.Response:
     return web.Response(
-        text="ok\n" if is_well else "\n".join(reasons or ("not yet",)) + "\n", status=200 if is_well else 503
+        text="ok\n" if is_well else "\n".join(health.reasons or ("not yet",)) + "\n", status=200 if is_well else 503
     )
-
-
-def exposition(metrics: Iterable[Metric]) -> str:
-    """Return metrics in Prometheus' text format, version 0.0.4."""
-    lines = []
-    for metric in metrics:
-        if not metric.samples:
-            continue
-        lines += [f"# HELP {metric.name} {_escaped(metric.text)}", f"# TYPE {metric.name} {metric.kind}"]
-        for sample in metric.samples:
-            labels = ",".join(f'{name}="{_quoted(value)}"' for name, value in sample.labels.items())
-            lines.append(f"{metric.name}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', r"\"")
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)

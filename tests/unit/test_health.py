@@ -1,26 +1,53 @@
-"""Prometheus' text format, and the server's addresses."""
+"""Prometheus' text format, and the server: its addresses, its answers, and what it takes of the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
 
+import aiohttp
 import pytest
 
+from eventpump.core.monitoring import BUCKETS, Durations, Health, Metric, Sample, exposition, merged
 from eventpump.errors import ConfigurationError
-from eventpump.net.health import Health, HealthServer, Metric, Sample, exposition
+from eventpump.net import health as served
+from eventpump.net.health import REUSED, HealthServer
 
 
-class Nothing:
-    """Something that is well, and has nothing to report."""
+class Watched:
+    """Something that is as a test says, and counts how often its metrics are asked for."""
+
+    def __init__(self, health: Health | None = None, lag: Mapping[str, Any] | None = None) -> None:
+        self.found = Health(live=True, ready=True) if health is None else health
+        self.behind = lag
+        self.asked = 0
+        self.takes = 0.0
 
     def health(self) -> Health:
-        return Health(live=True, ready=False, reasons=("not yet",))
+        return self.found
 
     def metrics(self) -> tuple[Metric, ...]:
-        return ()
+        self.asked += 1
+        until = time.monotonic() + self.takes
+        while time.monotonic() < until:
+            pass
+        return (Metric("asked", "counter", "How often.", [Sample({"of": "a"}, self.asked)]),)
 
-    def lag(self) -> None:
-        return None
+    def lag(self) -> Mapping[str, Any] | None:
+        return self.behind
+
+    def describe(self) -> str:
+        return "waits for Endpoint=sb://a.example/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0c2VjcmV0c2VjcmV0"
+
+
+async def answer(server: HealthServer, path: str, **headers: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as client, client.get(f"{server.url}{path}", headers=headers) as response:
+        return response.status, await response.text()
 
 
 def test_metrics_are_written_in_the_text_format() -> None:
@@ -32,8 +59,144 @@ def test_metrics_are_written_in_the_text_format() -> None:
     assert exposition(made) == '# HELP a What\\nit is.\n# TYPE a gauge\na{hub="x\\"\\\\\\n"} 3\na 0.5\na +Inf\n'
 
 
+def test_metrics_of_several_parts_have_each_name_once() -> None:
+    """As the format demands, with the samples of all parts."""
+    one, two = (Metric("a", "gauge", "It.", [Sample({"hub": hub}, 1)]) for hub in ("x", "y"))
+    other = Metric("b", "gauge", "Other.", [Sample({}, 2)])
+    assert merged([[one, other], [two]]) == [Metric("a", "gauge", "It.", [*one.samples, *two.samples]), other]
+
+
+def test_histogram_counts_in_each_bucket_what_is_at_most_its_limit() -> None:
+    """And in "+Inf" everything, as in its count."""
+    durations = Durations()
+    for seconds in (0.005, 0.006, 10.0, 11.0):
+        durations.add(seconds)
+    text = exposition([Metric("d", "histogram", "It.", durations.samples({"of": "x"}))])
+    assert 'd_bucket{of="x",le="0.005"} 1\nd_bucket{of="x",le="0.01"} 2\n' in text
+    assert 'd_bucket{of="x",le="10.0"} 3\nd_bucket{of="x",le="+Inf"} 4\n' in text
+    assert text.endswith('d_sum{of="x"} 21.011\nd_count{of="x"} 4\n')
+    assert text.count("_bucket") == len(BUCKETS) + 1
+
+
 async def test_port_in_use_is_a_configuration_error() -> None:
     """It names address and port."""
-    async with HealthServer(Nothing(), port=0) as server:
+    async with HealthServer(Watched(), port=0) as server:
         with pytest.raises(ConfigurationError, match=str(server.port)):
-            await HealthServer(Nothing(), port=server.port).start()
+            await HealthServer(Watched(), port=server.port).start()
+
+
+async def test_probes_answer_for_all_that_is_watched() -> None:
+    """503 with the reasons if one part is not, each reason once; nothing to watch is refused."""
+    parts = [Watched(), Watched(Health(live=True, ready=False, reasons=("the hub",))), Watched()]
+    async with HealthServer(*parts, port=0) as server:
+        assert await answer(server, "/livez") == (200, "ok\n")
+        assert await answer(server, "/readyz") == (503, "the hub\n")
+        parts[2].found = Health(live=False, ready=False, reasons=("the hub", "the loop"))
+        assert await answer(server, "/livez") == (503, "the hub\nthe loop\n")
+        parts[1].found = parts[2].found = parts[0].found
+        assert await answer(server, "/readyz") == (200, "ok\n")
+    with pytest.raises(ConfigurationError, match="watched"):
+        HealthServer()
+
+
+async def test_lag_is_that_of_all_parts_that_have_one() -> None:
+    """The document of the one that has; of several their sum; 503 while there is none."""
+    parts = [Watched(), Watched(), Watched()]
+    async with HealthServer(*parts, port=0) as server:
+        assert (await answer(server, "/lag.json"))[0] == 503
+    parts[0].behind = {"lag": 3, "hub": "a"}
+    async with HealthServer(*parts, port=0) as server:
+        assert await answer(server, "/lag.json") == (200, '{"lag": 3, "hub": "a"}')
+    parts[2].behind = {"lag": 4, "hub": "b"}
+    async with HealthServer(*parts, port=0) as server:
+        _, text = await answer(server, "/lag.json")
+        assert text == '{"lag": 7, "parts": [{"lag": 3, "hub": "a"}, {"lag": 4, "hub": "b"}]}'
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "", "192.0.2.1", "example.com"])
+def test_server_of_another_address_serves_no_debug(address: str) -> None:
+    """What it shows names files and functions of the program."""
+    with pytest.raises(ConfigurationError, match="debug"):
+        HealthServer(Watched(), address=address, debug=True)
+
+
+async def test_debug_is_served_if_asked_for_by_a_local_name_and_without_secrets() -> None:
+    """Not otherwise, and not to a page of the web whose name was made to point to this machine."""
+    async with HealthServer(Watched(), port=0) as server:
+        assert (await answer(server, "/debug"))[0] == 404
+    async with HealthServer(Watched(), port=0, debug=True) as server:
+        status, text = await answer(server, "/debug")
+        assert status == 200
+        assert text.startswith("waits for Endpoint=sb://a.example/;")
+        assert "c2VjcmV0" not in text
+        assert (await answer(server, "/debug", Host="localhost"))[0] == 200
+        for name in ("evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:9108"):
+            assert await answer(server, "/debug", Host=name) == (403, "ask for it as 127.0.0.1 or localhost\n")
+
+
+async def test_answer_that_is_costly_is_given_again_for_a_while() -> None:
+    """So that requests without end take a tenth of the loop's time at most; a cheap one is computed each time."""
+    watched = Watched()
+    async with HealthServer(watched, port=0) as server:
+        assert "asked{" in (await answer(server, "/metrics"))[1]
+        watched.takes = 0.2
+        before = watched.asked
+        texts = [(await answer(server, "/metrics"))[1] for _ in range(20)]
+        assert watched.asked - before <= 1 + len(texts) // REUSED
+
+
+async def test_hanging_loop_gives_no_answer() -> None:
+    """Which a supervisor counts as not live; when the loop turns again, the answer comes."""
+    async with HealthServer(Watched(), port=0) as server:
+        address, hangs, go_on = ("127.0.0.1", server.port), threading.Event(), threading.Event()
+
+        def probe() -> tuple[bytes, bytes]:
+            hangs.wait()
+            with socket.create_connection(address) as client:
+                client.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                client.settimeout(0.5)
+                try:
+                    early = client.recv(1000)
+                except TimeoutError:
+                    early = b""
+                go_on.set()
+                client.settimeout(None)
+                return early, client.recv(1000)
+
+        probing = asyncio.create_task(asyncio.to_thread(probe))
+        await asyncio.sleep(0)
+        hangs.set()
+        assert go_on.wait(60)  # on the loop's thread
+        early, late = await probing
+        assert early == b""
+        assert late.startswith(b"HTTP/1.1 200")
+
+
+async def test_connections_that_are_slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they send no request, half of one, one without an end, or do not read the answer."""
+    monkeypatch.setattr(served, "LONGEST_CONNECTION", 0.3)
+    monkeypatch.setattr(served, "_LAST_ANSWER", 0.1)
+    begins = [
+        b"",
+        b"GET /livez HTTP/1.1\r\nHost: loc",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    ]
+    async with HealthServer(Watched(), port=0) as server:
+        for begin in begins:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(begin)
+            async with asyncio.timeout(30):
+                await reader.read()
+            writer.close()
+        assert await answer(server, "/livez") == (200, "ok\n")
+
+
+async def test_one_connection_too_many_closes_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that idle ones cannot keep probes out."""
+    monkeypatch.setattr(served, "MOST_CONNECTIONS", 3)
+    async with HealthServer(Watched(), port=0) as server:
+        open_ones = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        assert await answer(server, "/livez") == (200, "ok\n")
+        assert await open_ones[0][0].read() == b""
+        for _, writer in open_ones:
+            writer.close()

@@ -9,11 +9,11 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.signals import handling_first_signal
@@ -23,11 +23,13 @@ from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport
 from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
 from eventpump.consumer.host.planning import check_shared
+from eventpump.consumer.host.monitoring import ReportTally, lag_of, metrics_of
 from eventpump.consumer.lease.parking import Parking
 from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.processor import Processor, ProcessorSource
 from eventpump.consumer.pump.batches import BatchIterator, BatchQueue, BatchSource
 from eventpump.core.budget import BufferBudget
+from eventpump.core.monitoring import Health, Metric
 from eventpump.core.weights import with_weight
 from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.partitions import partition_order
@@ -111,7 +113,8 @@ class HubHost:
         if self._source is not None:
             self._source.check(settings)
         self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
-        self._reporter = Reporter(_log, hooks, self._fields)
+        self._tally = ReportTally()
+        self._reporter = Reporter(_log, (self._tally.count, *hooks), self._fields)
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "write_checkpoint", None)) or isinstance(leases, type):
@@ -161,6 +164,38 @@ class HubHost:
         At most `max_buffered_bytes`, and one event more for each receive link; see `docs/guarantees.md`.
         """
         return self._budget.held
+
+    def health(self) -> Health:
+        """Return how the host is, for the probes of a supervisor. Call it on the event loop.
+
+        Live is that the event loop turns, which it does where this is called: a host whose hub or store fails keeps
+        trying, and a restart would not help it. Ready is that hub and store have answered, and that the first round of
+        leases is done, also where there was none left for this host. It stays ready until it closes, with or without
+        events.
+        """
+        if self._is_closed:
+            waits_for: str | None = "its end: it is closing, or closed"
+        else:
+            waits_for = "the call of run" if self._manager is None else self._manager.waits_for
+        if waits_for is None:
+            return Health(live=True, ready=True)
+        return Health(live=True, ready=False, reasons=(f"host {self._owner_id} waits for {waits_for}",))
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return what the host has counted, and the status of its partitions, as metrics; none before it runs.
+
+        `docs/reference/metrics.md` has all of them. A `HealthServer` serves them.
+        """
+        if self._manager is None:
+            return ()
+        return metrics_of(self._manager.scope, self.partitions, self._tally, is_ready=self.health().ready)
+
+    def lag(self) -> Mapping[str, Any] | None:
+        """Return how far the partitions that this host runs are behind, as JSON values; None before it runs.
+
+        `lag` is the sum over the partitions of which it is known; see `PartitionContext.lag`.
+        """
+        return None if self._manager is None else lag_of(self._manager.scope, self.partitions)
 
     async def __aenter__(self) -> Self:
         return self

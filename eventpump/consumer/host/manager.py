@@ -16,7 +16,7 @@ from eventpump.consumer.host.commands import drain_all, in_order, replay_all, se
 from eventpump.consumer.host.owned import OwnedPartition, OwnerCalls
 from eventpump.consumer.host.planning import LeasePlanner
 from eventpump.consumer.host.renewals import RenewalTimes
-from eventpump.consumer.host.startup import HostOpening
+from eventpump.consumer.host.startup import HostOpening, StartProgress
 from eventpump.consumer.host.unserved import UnservedSubscriptions
 from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.link.silence import SilenceWatch
@@ -38,6 +38,7 @@ from eventpump.errors import (
     ServiceError,
 )
 from eventpump.eventhubs.events import EventPosition
+from eventpump.interfaces import ConsumerScope
 from eventpump.options.consumer import SubscriptionSettings
 from eventpump.reports import (
     HostReport,
@@ -147,12 +148,23 @@ class PartitionManager:
         self._under_way: set[str] = set()
         self._is_running_partitions = False
         self._start_of_host = HostStart(math.inf)
+        self._progress = StartProgress()
         self._withheld: list[PartitionFailed] = []
 
     @property
     def leases(self) -> BoundedLeaseStore:
         """The lease store."""
         return self._store
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the host waits for before it is ready, in words; None if it is."""
+        return "its end: it is closing" if self._is_ending else self._progress.waits_for
+
+    @property
+    def scope(self) -> ConsumerScope:
+        """What the host reads."""
+        return self._services.scope
 
     @property
     def statuses(self) -> list[PartitionStatus]:
@@ -170,9 +182,12 @@ class PartitionManager:
             until = self._clock.monotonic() + self._settings.startup_timeout
             self._start_of_host = HostStart(until)
             group = self._group if self._has_default else None
-            opening = HostOpening(self._services, group, self._subscriptions, self._chores, self._end.wake)
+            opening = HostOpening(
+                self._services, group, self._subscriptions, self._chores, self._end.wake, self._progress
+            )
             if found := await opening.run(until):
                 self._found(found)
+            self._progress.step = self._progress.failure = None
             self._is_running_partitions = True
             while not self._is_ending:
                 self._judge_start()
@@ -264,7 +279,10 @@ class PartitionManager:
 
     async def _balance_once(self) -> None:
         """List the leases, plan, and start to take the planned ones, unless the last listing has not ended."""
-        if "listing" in self._under_way or not self._subscriptions.runnable:
+        if not self._subscriptions.runnable:
+            self._progress.has_round = True  # there is nothing to lease
+            return
+        if "listing" in self._under_way:
             return
         self._under_way.add("listing")
         try:
@@ -298,6 +316,10 @@ class PartitionManager:
             begun = [*begun, task]
         if plan.again and begun:
             self._chores.spawn(self._balance_after(begun), "eventpump balancing")
+        if not self._progress.has_round:
+            if begun:
+                await asyncio.wait(begun)
+            self._progress.has_round = True
 
     async def _balance_after(self, tries: Collection[asyncio.Task[None]]) -> None:
         """Plan again soon: a joining host takes the rest of its share after its first lease."""

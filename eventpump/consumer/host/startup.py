@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +22,29 @@ from eventpump.reports import LeaseStoreEmpty, ServiceFailed, StartIgnored, Stor
 
 _T = TypeVar("_T")
 
+
+@dataclass(slots=True)
+class StartProgress:
+    """How far the start of a host has come.
+
+    Attributes:
+        step: What it waits for; None once the store and the hub have answered.
+        failure: Why that has failed last; None if it has not.
+        has_round: Whether the first round of leases is done.
+    """
+
+    step: str | None = "the call of run"
+    failure: Exception | None = None
+    has_round: bool = False
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the host waits for before it is ready, in words; None if it is."""
+        if self.step is not None:
+            return self.step if self.failure is None else f"{self.step}: {self.failure}"
+        return None if self.has_round else "the first round of leases"
+
+
 LEAST_START_TIME = 1.0
 """Seconds that an attempt at the start may always take, even if the time to start has run out."""
 
@@ -34,6 +58,7 @@ class HostOpening:
         subscriptions: The host's subscriptions.
         tasks: Runs the attempts.
         ending: Set when the host ends.
+        progress: Is kept up to date.
     """
 
     def __init__(
@@ -43,6 +68,7 @@ class HostOpening:
         subscriptions: Subscriptions,
         tasks: TaskSet,
         ending: asyncio.Event,
+        progress: StartProgress,
     ) -> None:
         self._services = services
         self._settings = services.settings
@@ -52,6 +78,7 @@ class HostOpening:
         self._subscriptions = subscriptions
         self._tasks = tasks
         self._ending = ending
+        self._progress = progress
 
     async def run(self, until: float) -> tuple[str, ...]:
         """Open the store and find the partitions. Failures that may be transient are reported and retried.
@@ -147,6 +174,7 @@ class HostOpening:
         """
         if self._ending.is_set():
             return None
+        self._progress.step, self._progress.failure = operation, None
 
         async def attempt() -> _T:
             try:
@@ -161,6 +189,7 @@ class HostOpening:
 
         def report(failure: Exception, _: float) -> None:
             nonlocal failed_at, said, again_at
+            self._progress.failure = failure
             now = self._clock.monotonic()
             failed_at = now if failed_at is None else failed_at
             if str(failure) == said and now < again_at:
