@@ -6,8 +6,8 @@
 
 `DefaultAzureCredential` finds the workload identity of a pod, the managed identity of a machine, or the account of
 `az login`. The identity needs the roles Azure Event Hubs Data Receiver on the hub and Storage Blob Data Contributor on
-the container. `examples/kubernetes` runs this program: it answers `/live` and `/ready` on PORT, and ends in order on
-SIGTERM.
+the container. `examples/kubernetes` runs this program: it answers `/livez`, `/readyz` and `/metrics` on PORT, and ends
+in order on SIGTERM.
 
 In place of the identity, EVENTPUMP_CONNECTION_STRING and STORAGE_CONNECTION_STRING may hold keys. Without NAMESPACE and
 EVENTPUMP_CONNECTION_STRING it starts a local service, which accepts the tokens of a credential of its own, and ends
@@ -20,11 +20,10 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from aiohttp import web
 from azure.core.credentials import AccessToken
 
 try:
@@ -45,7 +44,7 @@ from eventpump import (
     ReceivedEvent,
 )
 from eventpump.emulator.auth import VerifiedToken
-from eventpump.reports import HostReport, PartitionsFound
+from eventpump.health import HealthServer
 
 HUB = os.environ.get("HUB", "telemetry")
 CONSUMER_GROUP = os.environ.get("CONSUMER_GROUP", "$Default")
@@ -91,44 +90,11 @@ class LocalCredential:
         return None if expires_at is None else VerifiedToken(expires_at)
 
 
-@asynccontextmanager
-async def probes(ready: asyncio.Event, port: int) -> AsyncIterator[None]:
-    async def get_live(request: web.Request) -> web.Response:
-        return web.Response(text="live\n")
-
-    async def get_ready(request: web.Request) -> web.Response:
-        return (
-            web.Response(text="ready\n")
-            if ready.is_set()
-            else web.Response(text="starting\n", status=503)
-        )
-
-    app = web.Application()
-    app.add_routes([web.get("/live", get_live), web.get("/ready", get_ready)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "0.0.0.0", port)
-        await site.start()
-        print(f"listening on port {site.port}", flush=True)
-        yield
-    finally:
-        await runner.cleanup()
-
-
 async def main() -> None:
-    processor, ready = Printer(), asyncio.Event()
-
-    def watch(report: HostReport) -> None:
-        if isinstance(
-            report, PartitionsFound
-        ):  # the lease store is open, and the hub has answered
-            ready.set()
-
+    processor = Printer()
     common: dict[str, Any] = {
         "processor": processor,
         "consumer_group": CONSUMER_GROUP,
-        "hooks": [watch],
     }
     async with AsyncExitStack() as stack:
         connection_string, namespace = (
@@ -178,9 +144,10 @@ async def main() -> None:
                 lease_store=leases,
                 **common,
             )
-        await stack.enter_async_context(
-            probes(ready, int(os.environ.get("PORT", "8080")))
-        )
+        port = int(os.environ.get("PORT", "8080"))
+        server = HealthServer(host, address="0.0.0.0", port=port)
+        await stack.enter_async_context(server)
+        print(f"listening on port {server.port}", flush=True)
         async with host:
             await host.run(handle_signals=True, until=until)
     print(f"processed {processor.events} events", flush=True)

@@ -26,6 +26,7 @@ from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import Processor
 from eventpump.core.backoff import UNLIMITED
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
+from eventpump.core.monitoring import Health, Metric, all_healthy, merged
 from eventpump.errors import ConfigurationError, ServiceError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.codecs import PayloadCodec, codecs_of
 from eventpump.eventhubs.decoding import PAYLOADS, Decoder
@@ -181,6 +182,23 @@ class EventHubsApp:
     def producers(self) -> Mapping[str, BufferedProducer]:
         """The producers of the present run, or of the last one, by hub: for their `stats` and `buffered_bytes`."""
         return MappingProxyType(self._producers)
+
+    def health(self) -> Health:
+        """Return how the application is: as `EventProcessorHost.health`, ready once every host is."""
+        if not self._hosts:
+            return Health(live=True, ready=False, reasons=("the application waits for the call of run",))
+        return all_healthy(each.health() for each in self._hosts.values())
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the metrics of all hosts and producers; `docs/reference/metrics.md` has all of them."""
+        return merged(
+            [*(each.metrics() for each in self._hosts.values()), *(each.metrics() for each in self._producers.values())]
+        )
+
+    def lag(self) -> Mapping[str, Any] | None:
+        """Return how far the partitions of all hosts are behind, as JSON values; None before it runs."""
+        found = [lag for each in self._hosts.values() if (lag := each.lag()) is not None]
+        return {"lag": sum(each["lag"] for each in found), "parts": found} if found else None
 
     # ------------------------------------------------------------------------------------------------------ decorators
 

@@ -15,6 +15,7 @@ from functools import partial
 from math import inf
 from typing import Self, cast, overload
 
+from eventpump.core.monitoring import Health, Metric
 from eventpump.core.router import HashRouter, PartitionRouter, check_router
 from eventpump.core.status import ProducerStats
 from eventpump.errors import BufferFullError, ClosedError, ConfigurationError, EventPumpError
@@ -28,7 +29,7 @@ from eventpump.producer.accumulator import BufferRoom, Lane
 from eventpump.producer.intake import DeliveryReceipt, Intake, SendResult, clock_of
 from eventpump.producer.outbox import Ended, Outbox, RoomQueue
 from eventpump.producer.producer import CLOSE_TIMEOUT, LAST_SECOND, HubProducer, events_of
-from eventpump.producer.stats import SendCounters
+from eventpump.producer.stats import SendCounters, health_of, metrics_of
 
 _NAME = "buffered producer"
 
@@ -402,6 +403,17 @@ class HubBufferedProducer:
         """
         mine = self._counters.stats
         return ProducerStats(mine.sent, mine.failed, self._producer.stats.retried)
+
+    def health(self) -> Health:
+        """Return how the producer is, for a `HealthServer`: ready until it is closed."""
+        return health_of(f"the producer of hub {self.hub}", is_closed=self.is_closed)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return what was counted as metrics, for a `HealthServer`; `docs/reference/metrics.md` has all of them."""
+        return metrics_of(self.fully_qualified_namespace, self.hub, self.stats, buffered_bytes=self.buffered_bytes)
+
+    def lag(self) -> None:
+        """Return None: a producer has no lag."""
 
     async def get_properties(self) -> HubProperties:
         """Read about the hub. Raises as `HubProducer.get_properties`."""

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from eventpump.aio.home import HomeLoop
 from eventpump.aio.retry import retrying
 from eventpump.aio.tasks import SingleFlight
+from eventpump.core.monitoring import Health, Metric
 from eventpump.core.router import PartitionRouter, check_router
 from eventpump.core.status import ProducerStats
 from eventpump.errors import ConfigurationError, UnsettledBatch
@@ -31,6 +32,7 @@ from eventpump.options.producer import (
 )
 from eventpump.producer.batch import EventBatch, fill
 from eventpump.producer.claiming import PublisherStates
+from eventpump.producer.stats import health_of, metrics_of
 from eventpump.producer.targets import (
     IdempotentTarget,
     PlainTarget,
@@ -154,6 +156,17 @@ class HubProducer:
     def stats(self) -> ProducerStats:
         """What was sent, failed and was retried since the producer was created, as numbers at this moment."""
         return self._context.counters.stats
+
+    def health(self) -> Health:
+        """Return how the producer is, for a `HealthServer`: ready until it is closed."""
+        return health_of(f"the producer of hub {self.hub}", is_closed=self.is_closed)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return what was counted as metrics, for a `HealthServer`; `docs/reference/metrics.md` has all of them."""
+        return metrics_of(self.fully_qualified_namespace, self.hub, self.stats)
+
+    def lag(self) -> None:
+        """Return None: a producer has no lag."""
 
     @property
     def waits_for_store_since(self) -> float | None:

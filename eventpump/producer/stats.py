@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from eventpump.core.monitoring import Health, Metric, Sample
 from eventpump.core.status import ProducerStats, SendCount
 
 
@@ -32,6 +35,49 @@ class SendCounters:
     def stats(self) -> ProducerStats:
         """The counts until now."""
         return ProducerStats(SendCount(*self._sent), SendCount(*self._failed), SendCount(*self._retried))
+
+
+def health_of(what: str, *, is_closed: bool) -> Health:
+    """Return how a producer is: ready until it is closed. One that cannot send at present retries by itself.
+
+    Args:
+        what: Which producer, for the reason.
+        is_closed: Whether it is closed.
+    """
+    return Health(live=True, ready=not is_closed, reasons=(f"{what} is closed",) if is_closed else ())
+
+
+def metrics_of(
+    namespace: str, hub: str, stats: ProducerStats, *, buffered_bytes: int | None = None
+) -> Iterator[Metric]:
+    """Return the metrics of a producer.
+
+    Args:
+        namespace: The namespace's host name.
+        hub: The hub.
+        stats: What was sent, failed and was retried.
+        buffered_bytes: What is accepted whose outcome is open; None of a producer without a buffer.
+    """
+    labels = {"messaging_system": "eventhubs", "server_address": namespace, "messaging_destination_name": hub}
+    yield Metric(
+        "messaging_client_sent_messages_total",
+        "counter",
+        "Events that were sent, with the label error_type those that failed.",
+        [Sample(labels, stats.sent.events), Sample({**labels, "error_type": "_OTHER"}, stats.failed.events)],
+    )
+    yield Metric(
+        "eventpump_producer_retried_messages_total",
+        "counter",
+        "Events that were sent again, or were about to be, once for each retry.",
+        [Sample(labels, stats.retried.events)],
+    )
+    if buffered_bytes is not None:
+        yield Metric(
+            "eventpump_producer_buffer_bytes",
+            "gauge",
+            "Bytes of events that are accepted and whose outcome is open.",
+            [Sample(labels, buffered_bytes)],
+        )
 
 
 def _add(count: list[int], events: int, size: int) -> None:
