@@ -22,8 +22,8 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.bounds.limits import BoundedLeaseStore, BoundedTransport, PacedDirectory
 from eventpump.consumer.bounds.loop_gate import LoopGate
 from eventpump.consumer.host.manager import PartitionManager
-from eventpump.consumer.host.planning import check_shared
 from eventpump.consumer.host.monitoring import ReportTally, lag_of, metrics_of
+from eventpump.consumer.host.planning import check_shared
 from eventpump.consumer.lease.parking import Parking
 from eventpump.consumer.lease.services import HostServices
 from eventpump.consumer.processor import Processor, ProcessorSource
