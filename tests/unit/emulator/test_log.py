@@ -116,11 +116,12 @@ def test_locate_an_offset_between_two_events() -> None:
     assert log.locate(EventPosition.at_offset(str(offsets[2]))) == 3
 
 
-def test_locate_an_offset_beyond_the_end_is_refused() -> None:
+@pytest.mark.parametrize("dropped", [0, 2])
+def test_locate_an_offset_beyond_the_end_is_refused(dropped: int) -> None:
     """The refusal names the last offset, also of a partition that dropped everything."""
     log = filled(0, 0)
     last = log.last_offset
-    log.drop_oldest(2)
+    log.drop_oldest(dropped)
     assert log.locate(EventPosition.at_offset(str(last))) == 2
     with pytest.raises(BeyondEndError, match=f"last offset in the system is '{last}'"):
         log.locate(EventPosition.at_offset(str(last + 1)))
