@@ -172,7 +172,7 @@ def _emulator(args: argparse.Namespace) -> Emulator:
         tls=_tls(args.tls, args.tls_cert, args.tls_key),
         tls_directory=args.tls_directory,
         standard_ports=args.standard_ports,
-        accept_jwt=args.accept_jwt or os.environ.get(JWT_VARIABLE) or None,
+        accept_jwt=os.environ.get(JWT_VARIABLE) or None if args.accept_jwt is None else args.accept_jwt,
         refuse_long_keys=args.refuse_long_keys,
         names=args.name,
         capture=_capture(args.capture, args.capture_seconds, args.capture_bytes),

@@ -463,7 +463,7 @@ def _check_accepted(accepted: str, host: str, verifier: TokenVerifier | None) ->
     if verifier is not None:
         raise ConfigurationError("accept_jwt", "cannot be combined with token_verifier")
     if not accepted:
-        raise ConfigurationError("accept_jwt", 'must be "any" or a secret, not empty')
+        raise ConfigurationError("accept_jwt", 'must be "any" or the key that tokens must be signed with, not empty')
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -235,6 +235,7 @@ async def test_emulator_with_a_closed_stdout_exits_with_2() -> None:
         (("--hub", "a:1", "--tls", "auto", "--tls-directory", "{tmp}/broken.json"), "--tls-directory: "),
         (("--hub", "a:1", "--standard-ports"), "--standard-ports: requires --tls, and"),
         (("--hub", "a:1", "--tls", "auto", "--standard-ports", "--port", "1"), "combined with --port or --ws-port"),
+        (("--hub", "a:1", "--accept-jwt", ""), "--accept-jwt: must be"),
         (("--hub", "a:1", "--host", "0.0.0.0", "--accept-jwt", "any"), "--accept-jwt: any token is accepted on a"),
         (("--hub", "a:1", "--key", "secret;text"), "key"),
         (("--hub", "a:1", "--key", "secret\ntext"), "key"),
