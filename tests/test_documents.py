@@ -319,6 +319,7 @@ def test_blocks_of_python_compile_and_are_programs_or_of_examples(path: Path) ->
     """What can be pasted can at least be read by Python; where pages promise it, it is a program or a part of one."""
     examples = [_lines(each.read_text(encoding="utf-8")) for each in (ROOT / "examples").glob("*.py")]
     for block in python_blocks(path):
+        ast.parse(block)
         if not any(_lines(block) in text for text in examples):
             compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             assert path not in WRITTEN_WHOLE or is_program(block), block
