@@ -60,8 +60,10 @@ class FleetScene:
         return sum(status["lag"] or 0 for host in running for status in host.archived.values())
 
     def head(self) -> list[tuple[str, str]]:
-        head = [("published", f"{self.published:,} of {self.total:,}"), ("processed", f"{self.processed:,}")]
-        return head if self.compared is None else [*head, ("compared", f"{self.compared:,}")]
+        processed = ("processed", f"{self.processed:,}")
+        if self.compared is None:
+            return [("published", f"{self.published:,} of {self.total:,}"), processed]
+        return [("published", f"{self.published:,}"), processed, ("compared", f"{self.compared:,}")]
 
     def boards(self) -> list[Board]:
         names = {host.name: _COLORS[index % len(_COLORS)] for index, host in enumerate(self.fleet.hosts)}

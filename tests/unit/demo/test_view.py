@@ -110,6 +110,16 @@ def test_story_is_seen_in_small_terminals(make: Callable[[], Scene], width: int,
     assert not any(re.search(r"\S…", line) for line in lines)
 
 
+def test_figures_of_the_comparison_fit_one_line() -> None:
+    """While the hub is read again too, what is counted then is seen whole."""
+    scene = make_scene(Path())
+    scene.total = scene.published = 200_000
+    for host in scene.fleet.hosts:
+        host.processed = 53_000
+    scene.compared = 199_999
+    assert drawn(scene, [])[0].endswith("published 200,000   processed 212,000   compared 199,999")
+
+
 def test_figures_of_spark_fit_one_line() -> None:
     """At the demo's size, where the title is shortened before anything is wrapped."""
     scene = make_pipeline(200_000)
