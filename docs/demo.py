@@ -134,6 +134,11 @@ def draw(recording: Recording) -> str:
     ]
     parts += [f'<text x="24" y="{_TOP + n * _ROW + 17}">partition {n}</text>' for n in range(count)]
     parts.append('<g clip-path="url(#seen)">')
+    for time, text in recording.story:
+        label = re.match(r"\S+ (was killed \(SIGKILL\)|joins)", text)
+        if label is not None and first < time < last:
+            parts.append(f'<path class="event" d="M{at(time):g} {_TOP - 12} V{bottom + 6}"/>')
+            parts.append(f'<text x="{at(time):g}" y="{_TOP - 18}" text-anchor="middle">{escape(label[0])}</text>')
     for partition in range(count):
         y = _TOP + partition * _ROW
         for begin, end, owner in _spans(recording, partition):
@@ -141,11 +146,6 @@ def draw(recording: Recording) -> str:
             parts.append(f'<rect class="{owner}" x="{x:g}" y="{y + 3}" width="{width:g}" height="{_ROW - 6}" rx="4"/>')
             if width > 48 and owner != "none":
                 parts.append(f'<text class="owner" x="{x + 6:g}" y="{y + 17}">{owner}</text>')
-    for time, text in recording.story:
-        label = re.match(r"\S+ (was killed \(SIGKILL\)|joins)", text)
-        if label is not None and first < time < last:
-            parts.append(f'<path class="event" d="M{at(time):g} {_TOP - 12} V{bottom + 6}"/>')
-            parts.append(f'<text x="{at(time):g}" y="{_TOP - 18}" text-anchor="middle">{escape(label[0])}</text>')
     parts.append("</g>")
     figures = ("published", "processed", "lost", "duplicates", "time to take over")
     summary = " · ".join(f"{name} {recording.figures[name]}" for name in figures if name in recording.figures)

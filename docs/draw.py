@@ -272,7 +272,7 @@ BUFFER: Final[Sequence[Row]] = (
     ],
     [
         Node("sent", "acts", "when the batch is full, or its first event has waited for max_wait_time", 0),
-        Node("busy service, lost connection", "values", "sent again, as `retry` says; batches keep their order", 1),
+        Node("busy service, lost connection", "values", "sent again, as retry says; batches keep their order", 1),
     ],
     [
         Node("stored", "outside", "the receipt has its partition, on_success is called, the room is free again", 0),
