@@ -96,7 +96,8 @@ HOMES: Final = tuple(
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
 WITHOUT_MEMBERS: Final = frozenset(
-    {"LeaseStoreContract", "PublisherStateStoreContract", "RecordStoreContract", "TransportContract"}
+    f"{kind}Contract"
+    for kind in ("Checkpoint", "LeaseStore", "PublisherStateStore", "RecordStore", "Source", "Transport")
 )
 """Their members are tests."""
 

@@ -46,8 +46,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["diagrams", "pictures"]
 html_theme = "furo"
 html_title = f"eventpump {release}"
+pygments_dark_style = "github-dark"  # the theme's underlines what is imported
 html_static_path = ["_static", "pictures"]
 html_css_files = ["site.css"]
+html_search_scorer = str(FOLDER / "scorer.js")
 html_show_sphinx = html_copy_source = False
 html_theme_options = {
     "source_repository": _SOURCE,
@@ -70,7 +72,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "BaseException,Protocol,BaseModel,Generic,dict,tuple,str",
+    "inherited-members": "BaseException,Protocol,BaseModel,Generic,dict,tuple,str,BaseSelectorEventLoop",
 }
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
@@ -210,9 +212,13 @@ def _remove_parameters(app: Sphinx, what: str, name: str, made: object, options:
 def _public_role(
     role: str, rawtext: str, text: str, lineno: int, inliner: Inliner, options: Any = None, content: Any = None
 ) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-    """Show `text` in a docstring as code, and as a link if it begins with a public name."""
+    """Show `text` in a docstring as code, and as a link if it begins with a public name, or is a page."""
     text = text.replace("\x00", "")
     code = nodes.literal(rawtext, text, classes=["py"])
+    if page := re.fullmatch(r"docs(/.+)\.md", text):
+        reference = addnodes.pending_xref("", code, refdomain="std", reftype="doc", reftarget=page[1], refexplicit=True)
+        reference["refdoc"] = inliner.document.settings.env.docname
+        return [reference], []
     name = re.match(r"[A-Za-z_]+", text)
     found = None if name is None else api.public_names().get(name[0])
     if found is None:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from eventpump.emulator.faults import Action, Fault
 from eventpump.emulator.server import Emulator
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class EmulatorThread:
@@ -55,7 +55,7 @@ class EmulatorThread:
         """The connection string for clients. It contains the key."""
         return self.emulator.connection_string
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the emulator's loop, and wait for it. If this is interrupted, the coroutine is cancelled.
 
         Returns:
@@ -68,14 +68,14 @@ class EmulatorThread:
             future.cancel()
             raise
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[[], _T]) -> _T:
         """Call a function on the emulator's loop, and wait for it.
 
         Returns:
             What it returns.
         """
 
-        async def on_loop() -> T:
+        async def on_loop() -> _T:
             return function()
 
         return self.run(on_loop())
