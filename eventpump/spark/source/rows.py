@@ -27,25 +27,17 @@ from eventpump.eventhubs.codecs import PayloadCodec, event_maker
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 from eventpump.spark.source.columnar import PADDING, TEXT_KINDS, Bools, Entries, Ints, Values, Walk
+from eventpump.spark.source.schema import ALL_TYPES
 
-_MAP: Final = pa.map_(pa.string(), pa.string())
+_ARROW: Final = {
+    "BINARY": pa.binary(),
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
+}
 
-COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType(
-    {
-        "body": pa.binary(),
-        "partition": pa.string(),
-        "offset": pa.string(),
-        "sequenceNumber": pa.int64(),
-        "enqueuedTime": pa.timestamp("us", tz="UTC"),
-        "publisher": pa.string(),
-        "partitionKey": pa.string(),
-        "properties": _MAP,
-        "systemProperties": _MAP,
-        "propertyTypes": _MAP,
-        "systemPropertyTypes": _MAP,
-        "hub": pa.string(),
-    }
-)
+COLUMNS: Final[Mapping[str, pa.DataType]] = MappingProxyType({name: _ARROW[kind] for name, kind in ALL_TYPES.items()})
 """The columns of :data:`eventpump.spark.source.schema.ALL_TYPES` in Arrow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,6 +49,8 @@ _SEQUENCE_NUMBER, _ENQUEUED_TIME = SEQUENCE_NUMBER.encode(), ENQUEUED_TIME.encod
 _OWN_NAMES: Final = (_SEQUENCE_NUMBER, OFFSET.encode(), _ENQUEUED_TIME)
 _STANDARD_NAMES: Final = tuple(field.name.replace("_", "-").encode() for field in fields(Properties))
 _CONTENT_ENCODING: Final = b"content-encoding"
+_TEXTS: Final = {"publisher": PUBLISHER, "partitionKey": PARTITION_KEY}
+"""The columns of an annotation that is text, or null."""
 
 _NO_ITEMS: Final = pa.nulls(0, pa.string())  # pa.array would load pandas, and the driver's workers import this too
 
@@ -151,10 +145,8 @@ class _Batch:
                 return pa.array(self._enqueued_times(), pa.int64()).cast(COLUMNS[name])
             case "offset":
                 return self._text(name, OFFSET, is_required=True)
-            case "publisher":
-                return self._text(name, PUBLISHER)
-            case "partitionKey":
-                return self._text(name, PARTITION_KEY)
+            case _ if name in _TEXTS:
+                return self._text(name, _TEXTS[name])
             case "properties":
                 return self._map(name, self._properties, self._walked_map)
             case "propertyTypes":
@@ -525,8 +517,7 @@ _READERS: Final[Mapping[str, Callable[[ReceivedEvent], Any]]] = {
     "offset": lambda event: event.offset,
     "sequenceNumber": lambda event: event.sequence_number,
     "enqueuedTime": _micros,
-    "publisher": _annotation(PUBLISHER),
-    "partitionKey": _annotation(PARTITION_KEY),
+    **{column: _annotation(name) for column, name in _TEXTS.items()},
     "properties": lambda event: _map_of(event.properties),
     "systemProperties": lambda event: _map_of(_system_values(event)),
     "propertyTypes": lambda event: _types_of(event.properties),
