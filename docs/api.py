@@ -19,7 +19,7 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.options.connection import ClientOptions
 from eventpump.options.consumer import HostOptions, ReaderOptions
 from eventpump.options.described import option_texts
-from eventpump.options.producer import BufferedOptions, ProducerOptions
+from eventpump.options.producer import BufferedOptions, ProducerOptions, PublishingOptions
 
 SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
     "clients": (
@@ -194,6 +194,10 @@ _EXACTLY_ONCE: Final = (
     "partition_options",
 )
 _CONNECTION: Final = tuple(ClientOptions.__annotations__)
+_PUBLISHING: Final = tuple(each for each in PublishingOptions.__annotations__ if each not in _EXACTLY_ONCE)
+_OF_PRODUCER: Final = tuple(
+    each for each in ProducerOptions.__annotations__ if each not in {*_PUBLISHING, *_EXACTLY_ONCE, *_CONNECTION}
+)
 
 GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "EventProcessorHost": {
@@ -222,12 +226,12 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Connection": _CONNECTION,
     },
     "EventProducer": {
-        "Where to send": ("connection_string", "hub", "router", "encode", "max_in_flight"),
+        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, *_OF_PRODUCER),
         "Publishing exactly once": _EXACTLY_ONCE,
         "Connection": _CONNECTION,
     },
     "BufferedProducer": {
-        "Where to send": ("connection_string", "hub", "router", "encode", "max_in_flight"),
+        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, "max_in_flight"),
         "When a batch is sent, and what is reported of it": (
             *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error"),
         ),
