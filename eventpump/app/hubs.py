@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from eventpump.aio.tasks import gather, resolve
@@ -97,9 +96,7 @@ class AppHubs:
         await self.within(self._all_read(), "every subscriber reads every partition")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Do nothing: the application is closed by what started it."""
 
     async def within(self, work: Coroutine[Any, Any, _T], until: str) -> _T:

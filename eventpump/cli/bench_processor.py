@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import complain, say, whole_number
 from eventpump.clients.consumers import EventProcessorHost
 from eventpump.consumer.keyed import KeyedProcessor
@@ -24,9 +25,6 @@ from eventpump.options.callables import check_import_name
 from eventpump.reports import HostReport, PartitionFailed
 from eventpump.sources.generator import MAX_EVENTS, MAX_KEYS, MAX_PARTITIONS, MAX_SIZE, GeneratorSource
 from eventpump.storage.leases.memory import MemoryLeaseStore
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _FAILED = 1
 """The exit code if the processor raises."""

@@ -14,10 +14,10 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from eventpump.aio.signals import handling_signals
-from eventpump.cli.main import CONNECTION_VARIABLE
+from eventpump.cli.main import CONNECTION_VARIABLE, Subparsers
 from eventpump.emulator.auth import DEFAULT_KEY
 from eventpump.emulator.capture import CaptureSettings
 from eventpump.emulator.config import HubSpec, config_document, load_config, parse_hub
@@ -26,9 +26,6 @@ from eventpump.emulator.server import Emulator
 from eventpump.emulator.web_tokens import ANY
 from eventpump.errors import ConfigurationError
 from eventpump.texts import without_secrets
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _SAMPLE = "telemetry:4:dashboard,archive"
 KEY_VARIABLE = "EVENTPUMP_EMULATOR_KEY"

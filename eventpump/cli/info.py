@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
@@ -28,9 +29,6 @@ from eventpump.interfaces import (
 )
 from eventpump.options.connection import connection_settings
 from eventpump.texts import excerpt
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _AT_ONCE: Final = 8
 """Partitions that are asked for at a time."""

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     import argparse
@@ -24,6 +24,8 @@ HUBS = "The hubs here are"
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - the only name of this type
+"""What `add_parser` of a subcommand's module adds to."""
 
 COMMANDS: Final = {
     "bench-processor": "eventpump.cli.bench_processor",

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
@@ -28,9 +28,6 @@ from eventpump.eventhubs.parked import Parked, parked_facts
 from eventpump.interfaces import CLOSE_TIMEOUT, Transport
 from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.texts import excerpt
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from importlib import util
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from eventpump.amqp.sections import encode_data
+from eventpump.cli.main import Subparsers
 from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
     FAILURE,
@@ -45,9 +46,6 @@ from eventpump.eventhubs.sealing import pieces_of
 from eventpump.options.connection import connection_settings
 from eventpump.producer.accumulator import Lane
 from eventpump.producer.outbox import Ended, Outbox
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _LINGER: Final = 0.1
 """Seconds a line waits for others to share its message."""

@@ -11,9 +11,10 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from eventpump.amqp.types import Decimal32, Decimal64, Decimal128, Described, Timestamp
+from eventpump.cli.main import Subparsers
 from eventpump.cli.outages import OutageError, PatientTransport
 from eventpump.cli.streams import (
     FAILURE,
@@ -44,9 +45,6 @@ from eventpump.interfaces import (
 )
 from eventpump.options.connection import connection_settings
 from eventpump.options.consumer import ReaderSettings
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
 _AT_ONCE: Final = 1000
 """The most events in one write."""

@@ -12,7 +12,6 @@ import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self, cast
 
 _BUFFER = 256 * 1024
@@ -84,9 +83,7 @@ class FaultProxy:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     # ----------------------------------------------------------------------------------------------- facts

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
-from types import TracebackType
 from typing import Self
 
 from eventpump.aio.home import HomeLoop
@@ -183,9 +182,7 @@ class HubReader:
             self._feed.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedEvent]:

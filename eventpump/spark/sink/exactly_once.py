@@ -25,7 +25,6 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from pydantic import Field
@@ -460,9 +459,7 @@ class PartitionPublishing:
         self._task.add_done_callback(lambda _: self._room.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End the attempt: what is on its way may still be stored."""
         assert self._task is not None
         self._task.cancel()
