@@ -89,9 +89,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--format",
         choices=tuple(_FORMATS),
         default="v5",
-        help="v5: azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the EventProcessorHosts of "
-        f".NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in {FUNCTIONS_CONTAINER} "
-        "(default: v5)",
+        help="v5: BlobOwnershipStore, azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the "
+        "EventProcessorHosts of .NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in "
+        f"{FUNCTIONS_CONTAINER} (default: v5)",
     )
     blobs.add_argument(
         "--storage-connection-string",

@@ -432,6 +432,8 @@ async def test_offsets_of_two_kinds_are_not_compared(members: Members) -> None:
     lease = await acquire(store)
     assert await store.write_checkpoint(lease, Checkpoint("0", "geo:1-7", 7))
     assert await store.read_checkpoint("0") == Checkpoint("0", "geo:1-7", 7)
+    assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1))
+    assert await store.read_checkpoint("0") == Checkpoint("0", "geo:1-7", 7), "the start is before each"
 
 
 # -------------------------------------------------------------------------------------------------- two spellings
@@ -598,6 +600,62 @@ async def test_host_goes_on_where_another_sdk_stopped(members: Members) -> None:
     (notice,) = [each for each in reports if isinstance(each, SharedStoreNotice)]
     assert "renew_interval" in notice.problem
     assert all(spec.owner_level == 0 for spec in hub.attached)
+
+
+async def test_late_checkpoint_of_a_former_owner_does_not_undo_a_reset_for_a_new_hub(members: Members) -> None:
+    """A history: the hub is recreated while a member of JavaScript has a batch in hand, and stores its number after."""
+    hub = FakeHub("Telemetry", partitions=1)
+    hub.publish("0", count=500)
+    scope = ConsumerScope(hub.fully_qualified_namespace, hub.name, "$Default")
+    directory = f"{scope.fully_qualified_namespace}/{scope.hub}/{scope.consumer_group}".lower()
+    blob = members.checkpoint("0", directory)
+    reports: list[HostReport] = []
+
+    async def run(processor: _Numbers, **options: Any) -> None:
+        store = BlobOwnershipStore(members.name, connection_string=members.azurite.connection_string)
+        settings = HostSettings(hub=hub.name, owner_id="a", on_data_loss="earliest", **options)
+        host = HubHost(lambda: FakeTransport(hub), store, settings, processor, hooks=[reports.append])
+        async with asyncio.timeout(30):
+            await host.run(until=processor.done.wait())
+
+    await run(_Numbers(500))
+    former = await metadata_of(blob)
+    assert former["sequencenumber"] == "499"
+    hub.recreate()
+    hub.publish("0", count=3)
+
+    class Late(_Numbers):
+        async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            if not self.numbers:
+                # Reset by now, for the new hub; the former owner's call of `updateCheckpoint` has no condition.
+                assert (await metadata_of(blob))["sequencenumber"] == "-1"
+                await members.write(blob, offset=former["offset"], sequencenumber="480")
+            await super().process_events(context, events)
+
+    late = Late(3)
+    await run(late)
+    assert late.numbers == [("0", number) for number in range(3)]
+    assert (await metadata_of(blob))["sequencenumber"] == "2"
+    (notice,) = [each for each in reports if isinstance(each, SharedStoreNotice)]
+    assert "480" in notice.problem
+
+
+async def test_keda_computes_the_lag_from_our_checkpoints(members: Members) -> None:
+    """`blobMetadata`: the last number minus the stored one; before the first checkpoint all that was ever published."""
+    hub = FakeHub("Telemetry", partitions=1)
+    hub.publish("0", count=7)
+    scope = ConsumerScope(hub.fully_qualified_namespace, hub.name, "$Default")
+    keda = f"{scope.fully_qualified_namespace}/{scope.hub}/{scope.consumer_group.lower()}/checkpoint/0".lower()
+    store = await members.opened("0", scope=scope)
+    lease = await acquire(store)
+
+    async def lag() -> int:
+        number = int((await members.raw.get_blob_client(keda).get_blob_properties()).metadata["sequencenumber"])
+        return 6 - number
+
+    for checkpoint in (Checkpoint("0", "-1", -1), *(Checkpoint("0", str(n * 48), n) for n in (0, 3, 6))):
+        assert await store.write_checkpoint(lease, checkpoint, backwards=True)
+        assert await lag() == 6 - checkpoint.sequence_number
 
 
 @pytest.mark.parametrize(

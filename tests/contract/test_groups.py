@@ -447,6 +447,14 @@ class TestBlobGroups(GroupContract):
         return blob_harness
 
 
+class TestBlobOwnershipGroups(GroupContract):
+    """On real Azurite, beside what the other SDKs' members share."""
+
+    @pytest.fixture
+    def harness(self, ownership_harness: LeaseHarness) -> LeaseHarness:
+        return ownership_harness
+
+
 class TestOwnGroups(GroupContract):
     """In a store of one's own."""
 

@@ -46,7 +46,8 @@ class BlobCheckpointReader:
 
     `format` is one of
 
-    * "v5": azure-eventhub 5 and the current SDKs of all languages, Dapr, the OpenTelemetry collector;
+    * "v5": `BlobOwnershipStore`, azure-eventhub 5 and the current SDKs of all languages, Dapr, the OpenTelemetry
+      collector;
     * "event-processor-host": `BlobLeaseStore`, the EventProcessorHosts of .NET and Java, Logstash;
     * "event-processor-host-python": azure-eventhub 1, one group of one hub in a container;
     * "functions": Azure Functions, "v5" and the leases of an earlier extension.
@@ -68,7 +69,8 @@ class BlobCheckpointReader:
         namespace: The namespace in the names of "v5", where it is not the host name of the hub: clients of
             azure-eventhub that were given a port have it there. None for the host name. Default: None.
         owner_timeout: Seconds after which an owner of "v5" that has not renewed its ownership is taken for gone. Each
-            SDK has its own: 60 (JavaScript, Go), 120 (.NET, Java), 180 (Python). Default: 180.0.
+            SDK has its own: 60 (JavaScript, Go), 120 (.NET, Java), 180 (Python). A host of ours has stored how long its
+            own lives. Default: 180.0.
         call_timeout: How long a request may take, in seconds. Default: 30.0.
         clock: None for the machine's time.
 
@@ -168,9 +170,10 @@ class BlobCheckpointReader:
             place = f"{directory}{v5.CHECKPOINT}{partition_id}"
             stored = StoredCheckpoint(partition_id, _V5, place, is_owned=False)
             if ownership is not None:
-                owner = v5.parse_ownership(ownership.metadata).owner
-                is_owned = owner is not None and now - ownership.modified.timestamp() < self._owner_timeout
-                stored = replace(stored, owner=owner, is_owned=is_owned)
+                found_owner = v5.parse_ownership(ownership.metadata)
+                lives = found_owner.duration or self._owner_timeout
+                is_owned = found_owner.owner is not None and now - ownership.modified.timestamp() < lives
+                stored = replace(stored, owner=found_owner.owner, is_owned=is_owned)
             if checkpoint is not None:
                 place_of = v5.parse_checkpoint(checkpoint.metadata)
                 stored = replace(

@@ -8,6 +8,7 @@ from typing import Final
 
 from eventpump.aio.tasks import gather
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
+from eventpump.core.starts import NO_NUMBER
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import ConsumerScope, LeaseStore
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
@@ -56,12 +57,13 @@ class LeaseStoreCheckpointReader:
         found = {}
         for partition_id, checkpoint in zip(known, checkpoints, strict=True):
             lease = leases[partition_id]
+            number = None if checkpoint is None else checkpoint.sequence_number
             found[partition_id] = StoredCheckpoint(
                 partition_id,
                 _FORMAT,
                 self._place,
-                sequence_number=None if checkpoint is None else checkpoint.sequence_number,
-                offset=None if checkpoint is None else checkpoint.offset,
+                sequence_number=None if number == NO_NUMBER else number,
+                offset=None if checkpoint is None else checkpoint.offset or None,
                 owner=lease.owner,
                 is_owned=lease.is_held,
             )

@@ -22,6 +22,7 @@ from eventpump.aio.tasks import gather
 from eventpump.clock import LoopClock
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.eventhubs.events import START_OFFSET
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.storage import ownership_form as v5
 from eventpump.storage.blob_access import Answer, Blob, BlobContainer, ForbiddenError, RefusedError
@@ -215,11 +216,19 @@ class BlobOwnershipStore:
         listed = await self._listed(operation)
         self._ensured.update(partition_ids)
 
+        failures: list[StoreError] = []
+
         async def create(partition_id: str) -> None:
-            with contextlib.suppress(RefusedError):  # another member has
+            try:
                 await self._swap(operation, partition_id, v5.StoredOwnership(None), None)
+            except RefusedError:
+                pass  # another member has
+            except StoreError as error:
+                failures.append(error)  # the others are tried
 
         await gather(map(create, (each for each in partition_ids if each not in listed)), at_once=_CREATE_AT_ONCE)
+        if failures:
+            raise failures[0]
 
     async def list(self) -> list[LeaseSnapshot]:
         """List every ownership as it is now, in the order of partition ids; one request for up to 5,000 of them."""
@@ -578,14 +587,13 @@ class _Notices:
 
 
 def _is_before(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Return whether a checkpoint is before another. Those of which one has a geo-replicated offset have no order."""
-    if _is_number(checkpoint.offset) != _is_number(other.offset):
-        return False
-    return checkpoint.sequence_number < other.sequence_number
+    """Return whether a checkpoint is before another.
 
-
-def _is_number(offset: str) -> bool:
-    return not offset or offset.removeprefix("-").isdecimal()
+    In a geo-replicated namespace numbers may begin anew after a failover. So those of two offsets have no order if one
+    of them is of that kind and the other is not.
+    """
+    kinds = {each.offset.isdecimal() for each in (checkpoint, other) if each.offset not in ("", START_OFFSET)}
+    return len(kinds) < 2 and checkpoint.sequence_number < other.sequence_number
 
 
 def _unusable(name: str, problem: str) -> str:
