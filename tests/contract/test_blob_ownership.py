@@ -334,6 +334,41 @@ async def test_renewal_whose_answer_was_lost_is_no_loss(members: Members) -> Non
     assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
 
 
+async def test_claim_whose_answer_was_lost_is_given_back(members: Members) -> None:
+    """Nobody would work under it, and the others would wait for its expiry."""
+    transport = FaultTransport()
+    store = await members.opened("0", transport=transport)
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        await go_on()
+        raise OSError("the answer is lost")
+
+    transport.hook = on("Set Blob Metadata", lose)
+    with pytest.raises(StoreError):
+        await store.acquire(unheld("0"), OWNER)
+    await store.aclose()
+    assert (await metadata_of(members.ownership()))["ownerid"] == ""
+    assert (await acquire(await members.opened())).epoch == 2
+
+
+async def test_checkpoint_after_a_lost_answer_is_stored(members: Members) -> None:
+    """The ETag is not the known one then: what is stored is read, and found to be earlier."""
+    transport = FaultTransport()
+    store = await members.opened("0", transport=transport)
+    lease = await acquire(store)
+    assert await store.write_checkpoint(lease, Checkpoint("0", "100", 10))
+
+    async def lose(request: Any, go_on: Send) -> Any:
+        await go_on()
+        raise OSError("the answer is lost")
+
+    transport.hook = on("Set Blob Metadata", lose)
+    with pytest.raises(StoreError):
+        await store.write_checkpoint(lease, Checkpoint("0", "200", 20))
+    assert await store.write_checkpoint(lease, Checkpoint("0", "300", 30))
+    assert await store.read_checkpoint("0") == Checkpoint("0", "300", 30)
+
+
 async def test_each_operation_makes_the_requests_it_needs(members: Members) -> None:
     """A renewal needs one, a listing one, and a checkpoint two: the first reads who the owner is."""
     transport = FaultTransport()
@@ -380,6 +415,7 @@ async def test_checkpoint_written_late_after_a_reset_is_replaced_and_reported(me
     assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20))
     assert await store.write_checkpoint(lease, Checkpoint("0", "-1", -1), backwards=True)
     await members.write(members.checkpoint(), offset="210", sequencenumber="21")
+    assert await store.read_checkpoint("0") == Checkpoint("0", "-1", -1), "a pump that starts again would skip events"
     assert await store.write_checkpoint(lease, Checkpoint("0", "10", 1))
     assert await store.read_checkpoint("0") == Checkpoint("0", "10", 1)
     ((partition_id, text),) = members.notices

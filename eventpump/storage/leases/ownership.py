@@ -304,7 +304,8 @@ class BlobOwnershipStore:
     async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """Return a checkpoint, or None if there is none.
 
-        One that has a number and no offset has the offset "", and one without a number has `NO_NUMBER`.
+        One that has a number and no offset has the offset "", and one without a number has `NO_NUMBER`. While this host
+        owns the partition and has moved the checkpoint back, a later one of another member counts as not written.
 
         Raises:
             StoreError: It failed, or what is stored is no position.
@@ -317,7 +318,11 @@ class BlobOwnershipStore:
         parsed = v5.parse_checkpoint(found.metadata)
         if parsed.problem is not None:
             raise StoreError(operation, _unusable(str(blob.blob_name), parsed.problem), partition_id=partition_id)
-        return parsed.checkpoint(partition_id)
+        checkpoint, own = parsed.checkpoint(partition_id), self._written_since_reset(partition_id)
+        if checkpoint is None or own is None or not _is_before(own, checkpoint):
+            return checkpoint
+        self._note_late(own, checkpoint)
+        return own
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """Store a checkpoint under the lease. Return False, and store nothing, if the ownership is lost.
@@ -461,14 +466,26 @@ class BlobOwnershipStore:
             return False
         if is_own or self._resets.get(lease.partition_id) != lease.token:
             return True
-        # A former owner has not heard of the reset, and there is no generation that would show it.
-        problem = (
-            f"another member wrote sequence number {before.sequence_number} into "
-            f"{self._checkpoint_blob(lease.partition_id).blob_name} after this host, which owns the partition, had "
-            f"moved the checkpoint back: it is replaced by {checkpoint.sequence_number}"
-        )
-        self._notices.add(lease.partition_id, problem)
+        self._note_late(checkpoint, before)
         return False
+
+    def _written_since_reset(self, partition_id: str) -> Checkpoint | None:
+        """Return what was written last, if this host owns the partition and has moved its checkpoint back."""
+        own, claim = self._checkpoints.get(partition_id), self._claims.get(partition_id)
+        token = self._resets.get(partition_id)
+        if own is None or claim is None or not own.token == claim.ownership.claim == token:
+            return None
+        return own.checkpoint
+
+    def _note_late(self, checkpoint: Checkpoint, late: Checkpoint) -> None:
+        """Report a checkpoint of a former owner, which has not heard of a reset: no generation shows that."""
+        problem = (
+            f"another member wrote sequence number {late.sequence_number} into "
+            f"{self._checkpoint_blob(late.partition_id).blob_name} after this host, which owns the partition, had "
+            f"moved the checkpoint back: it goes on after {checkpoint.sequence_number}, and writes over the other"
+        )
+        key = f"{late.partition_id} {late.sequence_number}"
+        self._notices.add(late.partition_id, problem, key=key)
 
     # ---- the group
 
