@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -811,6 +812,118 @@ class PartitionStatus:
     events_in_hand: EventRange | None
 
 
+class WaitsFor(enum.Enum):
+    """What a subscription waits for on a partition."""
+
+    HANDLER = "handler"
+    """A call of the processor to return, or a loop to take its batch."""
+    RETRY = "retry"
+    """The time of the next attempt, after the processor has failed."""
+    LEASE = "lease"
+    """A renewal for which handlers leave no time, or whether the lease is lost."""
+    START = "start"
+    """The lease store or the hub, to know where to begin."""
+    LINK = "link"
+    """The link to be attached."""
+    CREDIT = "credit"
+    """Room for more events."""
+    EVENTS = "events"
+    """Events: there are none."""
+    RESUME = "resume"
+    """A call of `resume`: it is paused or suspended."""
+    END = "end"
+    """Its own end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """What a host is doing on a partition for one subscription.
+
+    Args:
+        status: The status.
+        waits_for: What it waits for now.
+        text: The same in words, such as the line at which a handler waits.
+        expires_in: Seconds until the lease expires; None if it is gone.
+        renewal_in: Seconds until it is renewed; None if no time is set.
+        is_renewing: Whether it is being renewed now.
+    """
+
+    status: PartitionStatus
+    waits_for: WaitsFor
+    text: str
+    expires_in: float | None
+    renewal_in: float | None
+    is_renewing: bool
+
+    def __str__(self) -> str:
+        status = self.status
+        where = f"partition {status.partition_id}"
+        if status.subscription != DEFAULT_SUBSCRIPTION:
+            where += f" of {status.subscription}"
+        lease = "no lease" if self.expires_in is None else f"epoch {status.epoch}, expires in {self.expires_in:.1f} s"
+        if self.is_renewing:
+            lease += ", is being renewed"
+        elif self.renewal_in is not None:
+            lease += f", renewed in {self.renewal_in:.1f} s"
+        checkpoint = "no checkpoint" if status.checkpoint is None else f"checkpoint {status.checkpoint.sequence_number}"
+        delivered = "" if status.last_sequence_number is None else f", delivered {status.last_sequence_number}"
+        lag = "lag not known" if status.lag is None else f"lag {status.lag}"
+        return (
+            f"{where} waits for {self.text}\n  {status.state.value}, {lease}; {checkpoint}{delivered}, {lag}; "
+            f"{status.buffered_bytes} bytes received and not processed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCall:
+    """A call of the lease store that has not returned.
+
+    Args:
+        operation: What it does.
+        partition_id: The partition; None if it is not about one.
+        seconds: How long ago it was asked for.
+        is_sent: Whether it was sent; others wait for their turn.
+    """
+
+    operation: str
+    partition_id: str | None
+    seconds: float
+    is_sent: bool
+
+    def __str__(self) -> str:
+        of = "" if self.partition_id is None else f" of partition {self.partition_id}"
+        return f"{self.operation}{of}, for {self.seconds:.1f} s{'' if self.is_sent else ', waits for its turn'}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostDescription:
+    """What a host is doing now; see `EventProcessorHost.describe`.
+
+    Args:
+        owner_id: The host's name in the leases.
+        hub: The hub.
+        consumer_group: The consumer group.
+        health: "ready", or what the host waits for.
+        buffered_bytes: Bytes of events that were received and are not processed yet.
+        partitions: What it does on each partition.
+        store_calls: The calls of its lease store that have not returned, the longest first.
+    """
+
+    owner_id: str
+    hub: str
+    consumer_group: str
+    health: str
+    buffered_bytes: int
+    partitions: tuple[PartitionDescription, ...]
+    store_calls: tuple[StoreCall, ...]
+
+    def __str__(self) -> str:
+        head = f"host {self.owner_id}, hub {self.hub}, consumer group {self.consumer_group}: {self.health}; "
+        head += f"{self.buffered_bytes} bytes received and not processed"
+        calls = [f"store: {each}" for each in self.store_calls] or ["store: no call is under way"]
+        return "\n".join([head, *map(str, self.partitions or ["no partition is run here"]), *calls])
+
+
 Hook = Callable[[HostReport], None]
 """Called with every report, on the event loop. It must not block. What it raises is logged and otherwise ignored."""
 
@@ -895,5 +1008,14 @@ if not TYPE_CHECKING:  # to checkers it would mean that every name exists
             "core.starts": "Loss LossKind",
             "core.status": "BatchState ProducerStats SendCount",
         },
-        own=["EventRange", "Hook", "PartitionStatus", *_KINDS],
+        own=[
+            "EventRange",
+            "Hook",
+            "HostDescription",
+            "PartitionDescription",
+            "PartitionStatus",
+            "StoreCall",
+            "WaitsFor",
+            *_KINDS,
+        ],
     )

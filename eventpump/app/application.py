@@ -200,6 +200,10 @@ class EventHubsApp:
         found = [lag for each in self._hosts.values() if (lag := each.lag()) is not None]
         return {"lag": sum(each["lag"] for each in found), "parts": found} if found else None
 
+    def describe(self) -> str:
+        """Return what the hosts are doing now, as text; see `EventProcessorHost.describe`."""
+        return "\n\n".join(str(each.describe()) for each in self._hosts.values()) or "it has no host that runs"
+
     # ------------------------------------------------------------------------------------------------------ decorators
 
     def subscriber(

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,7 @@ from eventpump.interfaces import (
     Transport,
 )
 from eventpump.logs import present
+from eventpump.reports import StoreCall
 from eventpump.storage.groups import CHECKPOINTS
 
 _T = TypeVar("_T")
@@ -142,6 +144,14 @@ class BoundedLeaseStore:
         self._is_open = False
         self._is_ours = False
         self._fields: dict[str, object] = {}
+        self._calls: set[_Call] = set()
+
+    @property
+    def calls(self) -> list[StoreCall]:
+        """The calls that are under way, or wait for their turn, the longest first."""
+        now = asyncio.get_running_loop().time()
+        found = [StoreCall(each.operation, each.partition_id, now - each.began, each.is_sent) for each in self._calls]
+        return sorted(found, key=lambda each: -each.seconds)
 
     @property
     def lease_duration(self) -> float:
@@ -177,7 +187,7 @@ class BoundedLeaseStore:
 
     async def list(self) -> list[LeaseSnapshot]:
         """See `LeaseStore`."""
-        leases = await self._call(LISTING, self._store.list)
+        leases = await self._call(LISTING, self._store.list, "list leases")
         self._debug(None, "%d leases listed, %d of them held", len(leases), sum(lease.is_held for lease in leases))
         return leases
 
@@ -186,7 +196,12 @@ class BoundedLeaseStore:
         if not self._takes_more:
             return None
         try:
-            lease = await self._call(TAKING, lambda: self._store.acquire(snapshot, owner, held=held))
+            lease = await self._call(
+                TAKING,
+                lambda: self._store.acquire(snapshot, owner, held=held),
+                "steal" if held else "acquire",
+                snapshot.partition_id,
+            )
         except WithdrawnError:
             return None
         if lease is None:
@@ -205,7 +220,7 @@ class BoundedLeaseStore:
                 raise StoreError("renew", "the lease ran out before its turn", partition_id=lease.partition_id)
             return self._store.renew(lease)
 
-        renewed = await self._call(RENEWAL, renew, lease.expires_at)
+        renewed = await self._call(RENEWAL, renew, "renew", lease.partition_id, lease.expires_at)
         if renewed is not None:
             left = renewed.expires_at - self._clock.monotonic()
             self._debug(lease.partition_id, "lease renewed for %.1f s", left, owner_id=lease.owner)
@@ -213,18 +228,23 @@ class BoundedLeaseStore:
 
     async def release(self, lease: PartitionLease) -> bool:
         """See `LeaseStore`."""
-        return await self._call(CHECKPOINT, lambda: self._store.release(lease))
+        return await self._call(CHECKPOINT, lambda: self._store.release(lease), "release", lease.partition_id)
 
     async def read_checkpoint(self, partition_id: str) -> Checkpoint | None:
         """See `LeaseStore`."""
-        found = await self._call(CHECKPOINT, lambda: self._store.read_checkpoint(partition_id))
+        found = await self._call(
+            CHECKPOINT, lambda: self._store.read_checkpoint(partition_id), "read checkpoint", partition_id
+        )
         self._debug(partition_id, "checkpoint read: %s", "none" if found is None else found.sequence_number)
         return found
 
     async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
         """See `LeaseStore`."""
         return await self._call(
-            CHECKPOINT, lambda: self._store.write_checkpoint(lease, checkpoint, backwards=backwards)
+            CHECKPOINT,
+            lambda: self._store.write_checkpoint(lease, checkpoint, backwards=backwards),
+            "write checkpoint",
+            lease.partition_id,
         )
 
     @property
@@ -251,11 +271,32 @@ class BoundedLeaseStore:
             extra = {**self._fields, **present(partition_id=partition_id, owner_id=owner_id)}
             _log.debug(f"%s{text}", where, *values, extra=extra)
 
-    async def _call(self, priority: int, call: Callable[[], Awaitable[_T]], order: float = 0.0) -> _T:
-        async with self._gate.turn(priority, order):
-            with self._loop_gate.call(self._timeout):
-                async with asyncio.timeout(self._timeout):
-                    return await call()
+    async def _call(
+        self,
+        priority: int,
+        call: Callable[[], Awaitable[_T]],
+        operation: str,
+        partition_id: str | None = None,
+        order: float = 0.0,
+    ) -> _T:
+        under_way = _Call(operation, partition_id, asyncio.get_running_loop().time())
+        self._calls.add(under_way)
+        try:
+            async with self._gate.turn(priority, order):
+                under_way.is_sent = True
+                with self._loop_gate.call(self._timeout):
+                    async with asyncio.timeout(self._timeout):
+                        return await call()
+        finally:
+            self._calls.discard(under_way)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    operation: str
+    partition_id: str | None
+    began: float
+    is_sent: bool = False
 
 
 class BoundedRecordStore:
@@ -267,7 +308,7 @@ class BoundedRecordStore:
     """
 
     def __init__(
-        self, records: RecordStore, call: Callable[[int, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+        self, records: RecordStore, call: Callable[[int, Callable[[], Awaitable[Any]], str], Awaitable[Any]]
     ) -> None:
         self._records = records
         self._call = call
@@ -277,22 +318,24 @@ class BoundedRecordStore:
 
     async def read(self, name: str) -> StoredRecord | None:
         """See `RecordStore`."""
-        found: StoredRecord | None = await self._call(_priority(name), lambda: self._records.read(name))
+        found: StoredRecord | None = await self._call(_priority(name), lambda: self._records.read(name), "read record")
         return found
 
     async def swap(self, name: str, body: bytes, replaces: str | None) -> str | None:
         """See `RecordStore`."""
-        version: str | None = await self._call(_priority(name), lambda: self._records.swap(name, body, replaces))
+        version: str | None = await self._call(
+            _priority(name), lambda: self._records.swap(name, body, replaces), "write record"
+        )
         return version
 
     async def list(self, prefix: str) -> dict[str, ListedRecord]:
         """See `RecordStore`."""
-        listed: dict[str, ListedRecord] = await self._call(LISTING, lambda: self._records.list(prefix))
+        listed: dict[str, ListedRecord] = await self._call(LISTING, lambda: self._records.list(prefix), "list records")
         return listed
 
     async def delete(self, name: str, version: str | None = None) -> bool:
         """See `RecordStore`."""
-        is_deleted: bool = await self._call(LISTING, lambda: self._records.delete(name, version))
+        is_deleted: bool = await self._call(LISTING, lambda: self._records.delete(name, version), "delete record")
         return is_deleted
 
     async def aclose(self) -> None:

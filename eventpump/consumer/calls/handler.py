@@ -89,6 +89,31 @@ class Call:
         return EventRange.of(self.events) if self.events else None
 
 
+@dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A call of the processor that has not returned.
+
+    Attributes:
+        operation: The name of the method.
+        seconds: How long it runs.
+        events: The range of its events; None if it has none.
+        waits_at: The line of the user's code at which it waits; None if that is not known.
+        others: How many other calls run.
+    """
+
+    operation: str
+    seconds: float
+    events: EventRange | None
+    waits_at: str | None
+    others: int
+
+    def __str__(self) -> str:
+        of = "" if self.events is None else f" of {self.events}"
+        where = "" if self.waits_at is None else f", at {self.waits_at}"
+        others = f", and {self.others} other calls" if self.others else ""
+        return f"{self.operation}{of}, for {self.seconds:.1f} s{where}{others}"
+
+
 class InHand:
     """One call of user code, or one batch that a loop has: what its pump waits for.
 
@@ -167,6 +192,14 @@ class HandlerRunner:
         """For how many seconds the call runs that began first, and its events; None if none runs."""
         call = min(self._calls, key=lambda each: each.began, default=None)
         return None if call is None else (self._now() - call.began, call.range)
+
+    @property
+    def running(self) -> RunningCall | None:
+        """The call that began first; None if none runs."""
+        call = min(self._calls, key=lambda each: each.began, default=None)
+        if call is None:
+            return None
+        return RunningCall(call.operation, self._now() - call.began, call.range, _line_of(call), len(self._calls) - 1)
 
     @property
     def is_waited_for(self) -> bool:
@@ -405,9 +438,7 @@ class HandlerRunner:
                 took = now - call.began
                 # The same call is reported again when it has taken twice as long.
                 call.slow_at = now + took
-                worker = call.worker
-                where = waits_at(call.work, call.task) if worker is None else waits_at(worker.get_coro(), worker)
-                self._report(HandlerSlow, call.operation, took, self._cancels_slow, call.range, where)
+                self._report(HandlerSlow, call.operation, took, self._cancels_slow, call.range, _line_of(call))
                 if self._cancels_slow:
                     call.is_timed_out = True
                     call.task.cancel(f"{call.operation} of partition {self._partition_id} takes too long")
@@ -420,6 +451,12 @@ class HandlerRunner:
         if now >= self._blocked_again_after:
             self._blocked_again_after = now + self._blocked_pause
             self._report(LoopBlocked, duration, self.operation)
+
+
+def _line_of(call: Call) -> str | None:
+    """Return the line of the user's code at which a call waits."""
+    worker = call.worker
+    return waits_at(call.work, call.task) if worker is None else waits_at(worker.get_coro(), worker)
 
 
 def as_exception(operation: str, error: BaseException) -> Exception:

@@ -50,7 +50,7 @@ from eventpump.options.consumer import (
     sought_position,
 )
 from eventpump.options.predecessor import CONSUMER, answers
-from eventpump.reports import Hook, PartitionStatus, Reporter, SharedStoreNotice
+from eventpump.reports import Hook, HostDescription, PartitionStatus, Reporter, SharedStoreNotice
 from eventpump.storage.groups import GroupRecords
 from eventpump.texts import not_the_class
 
@@ -196,6 +196,23 @@ class HubHost:
         `lag` is the sum over the partitions of which it is known; see `PartitionContext.lag`.
         """
         return None if self._manager is None else lag_of(self._manager.scope, self.partitions)
+
+    def describe(self) -> HostDescription:
+        """Return what the host is doing now: what each partition waits for, and the calls of its store.
+
+        Call it on the event loop. `str` of it is a text of some lines, which a `HealthServer` with `debug=True` shows.
+        """
+        manager, health = self._manager, self.health()
+        found = [] if manager is None else manager.descriptions
+        return HostDescription(
+            self._owner_id,
+            self._settings.hub,
+            self._settings.consumer_group,
+            "ready" if health.ready else health.reasons[0],
+            self.buffered_bytes,
+            tuple(sorted(found, key=lambda each: partition_order(each.status.partition_id))),
+            () if manager is None else tuple(manager.leases.calls),
+        )
 
     async def __aenter__(self) -> Self:
         return self

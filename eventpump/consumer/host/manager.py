@@ -48,6 +48,7 @@ from eventpump.reports import (
     LinkFailed,
     LoopBlocked,
     OutsideReader,
+    PartitionDescription,
     PartitionFailed,
     PartitionsFound,
     PartitionStatus,
@@ -170,6 +171,16 @@ class PartitionManager:
     def statuses(self) -> list[PartitionStatus]:
         """The partitions that this host runs, in no particular order."""
         return [status for partition in self._partitions.values() for status in partition.statuses]
+
+    @property
+    def descriptions(self) -> list[PartitionDescription]:
+        """What this host does on each partition, in no particular order."""
+        now = self._clock.monotonic()
+        found = []
+        for partition in self._partitions.values():
+            due_at = self._renewals_due.due_at(partition.partition_id)
+            found += partition.describe(None if due_at is None else due_at - now)
+        return found
 
     async def run(self) -> None:
         """Run until `stop` is called, then close in order.

@@ -22,7 +22,14 @@ from eventpump.core.sharing import LinkState
 from eventpump.errors import ConsumerDisconnectedError
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
-from eventpump.reports import HostReport, LinkStateChanged, PartitionStatus, UnexpectedFailure
+from eventpump.reports import (
+    HostReport,
+    LinkStateChanged,
+    PartitionDescription,
+    PartitionStatus,
+    UnexpectedFailure,
+    WaitsFor,
+)
 
 _KEPT = frozenset({LinkState.PAUSED, LinkState.SUSPENDED})
 """States that outlast the pump."""
@@ -144,6 +151,20 @@ class OwnedPartition:
             busy_since,
             in_hand,
         )
+
+    def describe(self, renewal_in: float | None) -> list[PartitionDescription]:
+        """Return what each subscription does on the partition.
+
+        Args:
+            renewal_in: Seconds until the lease is renewed; None if that is not planned, or under way.
+        """
+        found = []
+        for status in self.statuses:
+            pump = self.pumps.get(status.subscription)
+            kind, text = (WaitsFor.RESUME, "a call of resume") if pump is None else pump.waits_for
+            expires_in = None if self.lease is None else self.lease.expires_at - self._services.clock.monotonic()
+            found.append(PartitionDescription(status, kind, text, expires_in, renewal_in, self.is_renewing))
+        return found
 
     @property
     def _buffered_bytes(self) -> int:

@@ -112,6 +112,16 @@ class PartitionFeed(Generic[_T]):
         return is_wanting and self._credit.credit > 0 and not all(cursor.available for cursor in self._cursors)
 
     @property
+    def credit(self) -> int:
+        """How many messages the service may still send."""
+        return self._credit.credit
+
+    @property
+    def link_state(self) -> KeptLinkState:
+        """The state of the link."""
+        return self._kept.state
+
+    @property
     def readers(self) -> int:
         """How many cursors there are."""
         return len(self._cursors)

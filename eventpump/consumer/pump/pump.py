@@ -28,7 +28,7 @@ from eventpump.core.sharing import LinkState, PressureState
 from eventpump.errors import ConfigurationError, ConsumerDisconnectedError, OwnershipLostError
 from eventpump.eventhubs.events import Checkpoint, EventPosition, ReceivedEvent
 from eventpump.interfaces import PartitionProperties
-from eventpump.reports import EventRange, ProcessorFailed, PumpClosed, PumpOverdue
+from eventpump.reports import EventRange, ProcessorFailed, PumpClosed, PumpOverdue, WaitsFor
 
 
 class PartitionPump:
@@ -184,6 +184,37 @@ class PartitionPump:
             return None
         took, events = oldest
         return datetime.fromtimestamp(self._services.clock.time() - took, UTC), events
+
+    @property
+    def waits_for(self) -> tuple[WaitsFor, str]:
+        """What it waits for now, and the same in words."""
+        if (running := self._runner.running) is not None:
+            return WaitsFor.HANDLER, str(running)
+        state, partition = self.state, self._partition
+        if state is PumpState.SUSPENDED:
+            return WaitsFor.LEASE, "another reader took the link: the lease is being checked"
+        if self.is_ending:
+            return WaitsFor.END, f"the last checkpoint and the end of its link ({state.value})"
+        if self._failing.failures.in_a_row:
+            return (
+                WaitsFor.RETRY,
+                f"the next attempt, after {self._failing.failures.in_a_row} failures of the processor",
+            )
+        if partition is None:
+            return WaitsFor.START, "its checkpoint, or the position to begin at"
+        if self._requests.is_paused:
+            return WaitsFor.RESUME, "a call of resume: it is paused"
+        feed = partition.feed
+        if feed.available or partition.in_hand:
+            if self._services.loop_gate.ledger.is_watching:
+                return WaitsFor.LEASE, "a renewal, or a call of the store: handlers keep the event loop busy"
+            return WaitsFor.HANDLER, f"the processor, or a loop over batches(), to take {feed.available} events"
+        link = feed.feed
+        if link is None or not feed.is_attached:
+            return WaitsFor.LINK, f"its link ({feed.link_state.value if link is None else link.link_state.value})"
+        if not link.credit:
+            return WaitsFor.CREDIT, "credit: what was received takes all the room of the cache or of the host"
+        return WaitsFor.EVENTS, f"events: the cache is empty, with credit for {link.credit}"
 
     @property
     def held_events(self) -> int:
