@@ -904,6 +904,7 @@ class HostDescription:
         hub: The hub.
         consumer_group: The consumer group.
         health: "ready", or what the host waits for.
+        lease_store: Its lease store, as text.
         buffered_bytes: Bytes of events that were received and are not processed yet.
         partitions: What it does on each partition.
         store_calls: The calls of its lease store that have not returned, the longest first.
@@ -913,6 +914,7 @@ class HostDescription:
     hub: str
     consumer_group: str
     health: str
+    lease_store: str
     buffered_bytes: int
     partitions: tuple[PartitionDescription, ...]
     store_calls: tuple[StoreCall, ...]
@@ -920,7 +922,7 @@ class HostDescription:
     def __str__(self) -> str:
         head = f"host {self.owner_id}, hub {self.hub}, consumer group {self.consumer_group}: {self.health}; "
         head += f"{self.buffered_bytes} bytes received and not processed"
-        calls = [f"store: {each}" for each in self.store_calls] or ["store: no call is under way"]
+        calls = [f"store: {each}" for each in self.store_calls] or [f"store: no call is under way ({self.lease_store})"]
         return "\n".join([head, *map(str, self.partitions or ["no partition is run here"]), *calls])
 
 

@@ -16,6 +16,7 @@ from eventpump.cli.streams import (
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     say,
 )
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         EventPumpError: The hub cannot be read.
     """
-    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     keep_quiet()
     try:
         hub, partitions = asyncio.run(_read(make_transport(settings), settings.hub))

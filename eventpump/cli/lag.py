@@ -16,9 +16,11 @@ from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
     add_connection_options,
+    add_group_option,
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     say,
     whole_number,
@@ -37,14 +39,20 @@ from eventpump.lag import (
 )
 from eventpump.lag.exposition import document, metrics
 from eventpump.net.health import HealthServer
+from eventpump.options.environment import CONTAINER, STORAGE_CONNECTION_STRING, STORAGE_URL, Environment
 from eventpump.storage.checkpoints.blobs import FUNCTIONS_CONTAINER
 from eventpump.texts import excerpt, without_secrets
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
-STORAGE_VARIABLE: Final = "EVENTPUMP_STORAGE_CONNECTION_STRING"
+_ENVIRONMENT: Final = Environment()
+STORAGE_VARIABLE: Final = _ENVIRONMENT.name(STORAGE_CONNECTION_STRING)
 """The environment variable with the storage account's connection string."""
+URL_VARIABLE: Final = _ENVIRONMENT.name(STORAGE_URL)
+"""The environment variable with its URL."""
+CONTAINER_VARIABLE: Final = _ENVIRONMENT.name(CONTAINER)
+"""The environment variable with the container."""
 
 _FORMATS: Final = {
     "v5": "v5",
@@ -77,37 +85,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "notice it.",
     )
     add_connection_options(parser)
-    parser.add_argument(
-        "--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)"
-    )
-    store = parser.add_argument_group("where the checkpoints are (one of them)")
-    store.add_argument("--container", metavar="NAME", help="a blob container; see --format")
-    store.add_argument("--leases", metavar="FILE", help="the file of a SqliteLeaseStore")
-    store.add_argument("--spark", metavar="DIR", help="the checkpointLocation of a Spark query, on this machine")
-    blobs = parser.add_argument_group("with --container")
-    blobs.add_argument(
-        "--format",
-        choices=tuple(_FORMATS),
-        default="v5",
-        help="v5: BlobOwnershipStore, azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the "
-        "EventProcessorHosts of .NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in "
-        f"{FUNCTIONS_CONTAINER} (default: v5)",
-    )
-    blobs.add_argument(
-        "--storage-connection-string",
-        metavar="TEXT",
-        help=f"the storage account's connection string (default: ${STORAGE_VARIABLE})",
-    )
-    blobs.add_argument("--account-url", metavar="URL", help="the storage account's URL with a SAS token, instead")
-    blobs.add_argument("--prefix", default="", metavar="TEXT", help="eph: what goes before the consumer group in names")
-    blobs.add_argument(
-        "--preserve-case", action="store_true", help="v5: names as configured, as Java, Go and Dapr write them"
-    )
-    blobs.add_argument(
-        "--namespace", metavar="NAME", help="v5: the namespace in the names, if it is not the connection string's host"
-    )
-    leases = parser.add_argument_group("with --leases")
-    leases.add_argument("--subscription", metavar="NAME", help="a subscription of the hosts (default: default)")
+    add_group_option(parser, "the consumer group")
+    _add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch, one for each reading")
     parser.add_argument("--watch", action="store_true", help="read again and again, until it is interrupted")
     parser.add_argument(
@@ -134,6 +113,43 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
+    store = parser.add_argument_group("where the checkpoints are (one of them)")
+    store.add_argument(
+        "--container", metavar="NAME", help=f"a blob container; see --format (default: ${CONTAINER_VARIABLE})"
+    )
+    store.add_argument("--leases", metavar="FILE", help="the file of a SqliteLeaseStore")
+    store.add_argument("--spark", metavar="DIR", help="the checkpointLocation of a Spark query, on this machine")
+    blobs = parser.add_argument_group("with --container")
+    blobs.add_argument(
+        "--format",
+        choices=tuple(_FORMATS),
+        default="v5",
+        help="v5: BlobOwnershipStore, azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the "
+        f"EventProcessorHosts of .NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in {FUNCTIONS_CONTAINER} "
+        "(default: v5)",
+    )
+    blobs.add_argument(
+        "--storage-connection-string",
+        metavar="TEXT",
+        help=f"the storage account's connection string (default: ${STORAGE_VARIABLE})",
+    )
+    blobs.add_argument(
+        "--account-url",
+        metavar="URL",
+        help=f"the storage account's URL with a SAS token, instead (default: ${URL_VARIABLE})",
+    )
+    blobs.add_argument("--prefix", default="", metavar="TEXT", help="eph: what goes before the consumer group in names")
+    blobs.add_argument(
+        "--preserve-case", action="store_true", help="v5: names as configured, as Java, Go and Dapr write them"
+    )
+    blobs.add_argument(
+        "--namespace", metavar="NAME", help="v5: the namespace in the names, if it is not the connection string's host"
+    )
+    leases = parser.add_argument_group("with --leases")
+    leases.add_argument("--subscription", metavar="NAME", help="a subscription of the hosts (default: default)")
+
+
 def run(args: argparse.Namespace) -> int:
     """Read it and print it.
 
@@ -151,14 +167,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--seconds", "and --reader-group are given together")
     if limit is not None and (args.watch or serve is not None):
         raise ConfigurationError("--max-lag", "is for one reading, without --watch and --serve")
-    text, options = connection_text(args), connection_options(args)
+    text, hub, options = connection_text(args), hub_name(args), connection_options(args)
     _check_place(args)
     keep_quiet()
 
     async def work() -> int:
         reader = LagReader(
             text,
-            args.hub,
+            hub,
             checkpoints=_checkpoints(args),
             consumer_group=args.consumer_group,
             rate=rate,
@@ -193,6 +209,9 @@ def _check_place(args: argparse.Namespace) -> None:
     if args.format == "functions" and not places:
         args.container = FUNCTIONS_CONTAINER
         places = ["container"]
+    if not places and (container := _ENVIRONMENT.get(CONTAINER)) is not None:
+        args.container = container
+        places = ["container"]
     if len(places) != 1:
         raise ConfigurationError("--container", "--leases or --spark is required, and only one of them")
     given = {
@@ -214,14 +233,18 @@ def _checkpoints(args: argparse.Namespace) -> CheckpointReader:
         )
     if args.spark is not None:
         return SparkCheckpointReader(args.spark)
-    account = args.storage_connection_string or (None if args.account_url else os.environ.get(STORAGE_VARIABLE))
-    if not account and not args.account_url:
+    account, url = args.storage_connection_string, args.account_url
+    if not account and not url:
+        account, url = _ENVIRONMENT.get(STORAGE_CONNECTION_STRING), _ENVIRONMENT.get(STORAGE_URL)
+        if account is not None and url is not None:
+            raise ConfigurationError(URL_VARIABLE, f"is set along with {STORAGE_VARIABLE}")
+    if not account and not url:
         problem = f"is required, here or in {STORAGE_VARIABLE}, or --account-url"
         raise ConfigurationError("--storage-connection-string", problem)
     return BlobCheckpointReader(
         args.container,
         connection_string=account,
-        account_url=args.account_url,
+        account_url=url,
         format=_FORMATS[args.format],  # type: ignore[arg-type] # a dictionary's values are no literals
         prefix=args.prefix,
         preserve_case=args.preserve_case,

@@ -12,9 +12,11 @@ from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
+    add_group_option,
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     say,
 )
@@ -64,9 +66,7 @@ def add_parser(subparsers: Subparsers) -> None:
             help="begin here in HUB: start, a sequence number, a time (ISO 8601; local without a zone), or offset:TEXT "
             "for what follows an offset (default: %(default)s)",
         )
-        each.add_argument(
-            "--consumer-group", default="$Default", metavar="NAME", help="read HUB as this group (default: %(default)s)"
-        )
+        add_group_option(each, "read HUB as this group")
     replay.add_argument("--to", required=True, metavar="HUB2", help="the hub to send them to, in the same namespace")
     listing.set_defaults(run=run, to=None)
     replay.set_defaults(run=run)
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     start = position(args.start)
     if args.place is not None and args.hub is not None:
         raise ConfigurationError("--hub", "gives the hub that was given as HUB already")
-    settings = connection_settings(connection_text(args), args.place or args.hub, **connection_options(args))
+    settings = connection_settings(connection_text(args), args.place or hub_name(args), **connection_options(args))
     if args.to is not None and args.to.lower() == settings.hub.lower():
         raise ConfigurationError("--to", "must be another hub than the one with the parked events")
     keep_quiet()

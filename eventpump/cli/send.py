@@ -25,6 +25,7 @@ from eventpump.cli.streams import (
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     patience,
     say,
@@ -107,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.idempotent and args.partition is None and args.router is None:
         raise ConfigurationError("--idempotent", "it needs --partition or --router")
     batch_bytes = None if args.batch_bytes is None else whole_number("--batch-bytes", args.batch_bytes, 1, 1 << 40)
-    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     limit = patience(args)
     source = LineSource(args.file)
 

@@ -20,10 +20,23 @@ from eventpump.aio.signals import handling_signals
 from eventpump.cli.main import CONNECTION_VARIABLE
 from eventpump.cli.outages import FIRST_CONTACT
 from eventpump.errors import ConfigurationError
-from eventpump.options.connection import ConnectionOptions, TransportType
+from eventpump.options.connection import ConnectionOptions, TransportType, checked_hub
+from eventpump.options.connection_string import ConnectionString
+from eventpump.options.environment import (
+    CONNECTION_STRING,
+    CONSUMER_GROUP,
+    HUB,
+    NAMESPACE,
+    Environment,
+)
 from eventpump.texts import without_secrets
 
 T = TypeVar("T")
+
+_ENVIRONMENT: Final = Environment()
+HUB_VARIABLE: Final = _ENVIRONMENT.name(HUB)
+GROUP_VARIABLE: Final = _ENVIRONMENT.name(CONSUMER_GROUP)
+DEFAULT_GROUP: Final = "$Default"
 
 FAILURE: Final = 1
 """The exit code if the work was started and not completed."""
@@ -40,7 +53,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connection-string", metavar="TEXT", help=f"the connection string (default: ${CONNECTION_VARIABLE})"
     )
-    help_text = "the hub's name (default: the connection string's EntityPath)"
+    help_text = f"the hub's name (default: ${HUB_VARIABLE}, or the connection string's EntityPath)"
     parser.add_argument("--hub", metavar="NAME", help=help_text)
     parser.add_argument(
         "--transport-type", choices=get_args(TransportType), default="tcp", help="the transport of AMQP (default: tcp)"
@@ -88,11 +101,58 @@ def connection_text(args: argparse.Namespace) -> str:
         ConfigurationError: Neither the option nor the variable is set.
     """
     text: str | None = args.connection_string
+    if text is not None and text:
+        return text
+    text = _ENVIRONMENT.get(CONNECTION_STRING)
     if text is None:
-        text = os.environ.get(CONNECTION_VARIABLE)
-    if not text:
-        raise ConfigurationError("--connection-string", f"is required, here or in {CONNECTION_VARIABLE}")
+        problem = f"is required, here or in {CONNECTION_VARIABLE}"
+        if _ENVIRONMENT.get(NAMESPACE) is not None:
+            problem += f": the command signs in with keys only, and {_ENVIRONMENT.name(NAMESPACE)} has none"
+        raise ConfigurationError("--connection-string", problem)
+    try:
+        ConnectionString.parse(text)
+    except ConfigurationError as error:
+        problem = error.problem if error.field == "connection_string" else f"{error.field}: {error.problem}"
+        raise ConfigurationError(_ENVIRONMENT.name(CONNECTION_STRING), problem) from None
     return text
+
+
+def hub_name(args: argparse.Namespace) -> str | None:
+    """Return the hub that is given, or that of the environment; None for that of the connection string.
+
+    Raises:
+        ConfigurationError: That of the environment cannot work.
+    """
+    name: str | None = args.hub
+    if name is not None or (hub := _ENVIRONMENT.get(HUB)) is None:
+        return name
+    if args.connection_string and ConnectionString.parse(args.connection_string).hub is not None:
+        return None  # what is given counts
+    try:
+        checked_hub(hub)
+    except ConfigurationError as error:
+        raise ConfigurationError(HUB_VARIABLE, error.problem) from None
+    parsed = ConnectionString.parse(connection_text(args)).hub
+    if parsed is not None and parsed.lower() != hub.lower():
+        problem = f"is not the hub that EntityPath of {CONNECTION_VARIABLE} names"
+        raise ConfigurationError(HUB_VARIABLE, problem)
+    return hub
+
+
+def add_group_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the option of subcommands that read as a consumer group.
+
+    Args:
+        parser: The parser of the subcommand.
+        text: What the group is for.
+    """
+    help_text = f"{text} (default: ${GROUP_VARIABLE}, or {DEFAULT_GROUP})"
+    parser.add_argument(
+        "--consumer-group",
+        default=_ENVIRONMENT.get(CONSUMER_GROUP) or DEFAULT_GROUP,
+        metavar="NAME",
+        help=help_text,
+    )
 
 
 def whole_number(field: str, text: str, lowest: int, highest: int) -> int:

@@ -21,10 +21,12 @@ from eventpump.cli.streams import (
     Interrupts,
     Output,
     add_connection_options,
+    add_group_option,
     add_patience,
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     patience,
     whole_number,
@@ -74,7 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="start, end, a sequence number, a time (ISO 8601; local without a zone), or offset:TEXT for the events "
         "after an offset (default: %(default)s)",
     )
-    add("--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)")
+    add_group_option(parser, "the consumer group")
     add("--json", action="store_true", help="print one JSON object per line, with all properties of the event")
     add("--count", metavar="N", help="stop after this many events")
     add_patience(parser)
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
-    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     limit = patience(args)
 
     keep_quiet()

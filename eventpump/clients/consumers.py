@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from eventpump.clients.connection import HubConnection, split_options, takes_options
 from eventpump.consumer.host.host import HubHost
@@ -17,6 +17,15 @@ from eventpump.options.base import RetryOptions, unknown_option
 from eventpump.options.connection import ClientOptions, checked_hub
 from eventpump.options.consumer import HostOptions, HostSettings, ReaderOptions, ReaderSettings
 from eventpump.options.described import defaults_of
+from eventpump.options.environment import (
+    CONSUMER_GROUP,
+    CONTAINER,
+    HOST_NAME,
+    PREFIX,
+    STORAGE_CONNECTION_STRING,
+    STORAGE_URL,
+    Environment,
+)
 from eventpump.reports import Hook
 from eventpump.sources.checks import is_source
 from eventpump.sources.hub import HubSource
@@ -164,10 +173,71 @@ class EventProcessorHost(HubHost):
             open_sender=open_sender if source is None or isinstance(source, HubSource) else None,
         )
 
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        processor: Processor | None = None,
+        lease_store: LeaseStore | None = None,
+        hooks: Iterable[Hook] = (),
+        prefix: str = PREFIX,
+        **options: Unpack[HostOptions],
+    ) -> Self:
+        """Return a host by the variables of the environment, which nothing else reads.
+
+        EVENTPUMP_CONNECTION_STRING, or EVENTPUMP_NAMESPACE with the option `credential`; EVENTPUMP_HUB;
+        EVENTPUMP_CONSUMER_GROUP; EVENTPUMP_HOST_NAME, the `owner_id`; and of its `BlobLeaseStore`
+        EVENTPUMP_CONTAINER with EVENTPUMP_STORAGE_CONNECTION_STRING, or with EVENTPUMP_STORAGE_URL and the same
+        `credential`. An option that is given counts, and its variable is not read; so does a `lease_store`.
+
+        Args:
+            processor: As of the class. Default: None.
+            lease_store: As of the class. None for that of the environment.
+            hooks: As of the class. Default: `()`.
+            prefix: What the variables begin with. Default: "EVENTPUMP".
+            options: See `HostOptions`.
+
+        Raises:
+            ConfigurationError: A variable is missing, or its value cannot work: the error names it.
+        """
+        environment, given = Environment(prefix), dict[str, Any](options)
+        found = environment.connection(given)
+        for name, variable in (("consumer_group", CONSUMER_GROUP), ("owner_id", HOST_NAME)):
+            if name not in given and (value := environment.get(variable)) is not None:
+                found[name] = value
+        store = _lease_store_of(environment, given.get("credential")) if lease_store is None else lease_store
+        with environment.naming(found, given):
+            return cls(processor=processor, lease_store=store, hooks=hooks, **found, **given)
+
     @property
     def fully_qualified_namespace(self) -> str:
         """The namespace's host name."""
         return self._fully_qualified_namespace
+
+
+def _lease_store_of(environment: Environment, credential: object) -> LeaseStore:
+    """Return the lease store that the environment names."""
+    # The storage SDK is loaded by programs that use it only.
+    from eventpump.storage.leases.blob import BlobLeaseStore
+
+    container, account = environment.store()
+    if "account_url" in account and "sig=" not in account["account_url"] and credential is None:
+        problem = "names a storage account, for which `credential` has to be given, such as a DefaultAzureCredential"
+        raise ConfigurationError(environment.name(STORAGE_URL), problem)
+    variables = {
+        "container": CONTAINER,
+        "account_url": STORAGE_URL,
+        "connection_string": STORAGE_CONNECTION_STRING,
+    }
+    try:
+        if "account_url" in account and credential is not None:
+            return BlobLeaseStore(container, account_url=account["account_url"], credential=credential)
+        return BlobLeaseStore(container, **account)
+    except ConfigurationError as error:
+        variable = variables.get(error.field)
+        if variable is None:
+            raise
+        raise ConfigurationError(environment.name(variable), error.problem) from None
 
 
 @takes_options(ReaderOptions, defaults_of(ReaderSettings))

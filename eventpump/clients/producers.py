@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Self, Unpack
 
 from eventpump.clients.connection import split_options, takes_options
 from eventpump.core.router import PartitionRouter
 from eventpump.options.described import defaults_of
+from eventpump.options.environment import PREFIX, Environment
 from eventpump.options.producer import (
     BufferedOptions,
     BufferSettings,
@@ -60,6 +61,28 @@ class EventProducer(HubProducer):
             router=router,
             **rest,
         )
+
+    @classmethod
+    def from_env(
+        cls, *, router: PartitionRouter | None = None, prefix: str = PREFIX, **options: Unpack[ProducerOptions]
+    ) -> Self:
+        """Return a producer by the variables of the environment, which nothing else reads.
+
+        EVENTPUMP_CONNECTION_STRING, or EVENTPUMP_NAMESPACE with the option `credential`; and EVENTPUMP_HUB. An option
+        that is given counts, and its variable is not read.
+
+        Args:
+            router: As of the class. Default: None.
+            prefix: What the variables begin with. Default: "EVENTPUMP".
+            options: See `ProducerOptions`.
+
+        Raises:
+            ConfigurationError: A variable is missing, or its value cannot work: the error names it.
+        """
+        environment, given = Environment(prefix), dict[str, Any](options)
+        found = environment.connection(given)
+        with environment.naming(found, given):
+            return cls(router=router, **found, **given)
 
 
 @takes_options(BufferedOptions, defaults_of(ProducerSettings), defaults_of(BufferSettings))
@@ -116,3 +139,33 @@ class BufferedProducer(HubBufferedProducer):
             on_success=on_success,
             on_error=on_error,
         )
+
+    @classmethod
+    def from_env(
+        cls,
+        *,
+        router: PartitionRouter | None = None,
+        on_success: OnSuccess | None = None,
+        on_error: OnError | None = None,
+        prefix: str = PREFIX,
+        **options: Unpack[BufferedOptions],
+    ) -> Self:
+        """Return a producer by the variables of the environment, which nothing else reads.
+
+        EVENTPUMP_CONNECTION_STRING, or EVENTPUMP_NAMESPACE with the option `credential`; and EVENTPUMP_HUB. An option
+        that is given counts, and its variable is not read.
+
+        Args:
+            router: As of the class. Default: None.
+            on_success: As of the class. Default: None.
+            on_error: As of the class. Default: None.
+            prefix: What the variables begin with. Default: "EVENTPUMP".
+            options: See `BufferedOptions`.
+
+        Raises:
+            ConfigurationError: A variable is missing, or its value cannot work: the error names it.
+        """
+        environment, given = Environment(prefix), dict[str, Any](options)
+        found = environment.connection(given)
+        with environment.naming(found, given):
+            return cls(router=router, on_success=on_success, on_error=on_error, **found, **given)

@@ -50,6 +50,7 @@ async def test_program_of_the_pages_does_what_it_says(
             "PYTHONUNBUFFERED": "1",
             "PORT": "0",
             "EVENTPUMP_CONNECTION_STRING": connection_string,
+            "EVENTPUMP_HUB": HUB,
         },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

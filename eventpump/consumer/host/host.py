@@ -209,6 +209,7 @@ class HubHost:
             self._settings.hub,
             self._settings.consumer_group,
             "ready" if health.ready else health.reasons[0],
+            repr(self._leases),
             self.buffered_bytes,
             tuple(sorted(found, key=lambda each: partition_order(each.status.partition_id))),
             () if manager is None else tuple(manager.leases.calls),
