@@ -39,6 +39,14 @@ def waits_at(work: object, task: asyncio.Task[Any] | None) -> str | None:
     return f"{where}, for {awaited}" if awaited else where
 
 
+def stands_at(task: asyncio.Task[Any]) -> str:
+    """Return where a task that waits stands, as "file:line function": its innermost frame, whoever's that is."""
+    frame = None
+    for frame in _frames(task.get_coro(), None):  # noqa: B007 - the last one counts
+        pass
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eventpump.aio.doing import shown
 from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import complain, say, whole_number
 from eventpump.clients.consumers import EventProcessorHost
@@ -142,13 +143,15 @@ async def measure(source: ProcessorSource, options: dict[str, Any], batch: int) 
     """
     meter = _Meter(options["events"] * options["partitions"])
     async with GeneratorSource(**options) as generator:
-        host = EventProcessorHost(
-            source=generator,
-            processor=lambda: _Metered(source.make(), meter),
-            lease_store=MemoryLeaseStore(),
-            max_batch_size=batch,
-            failure_policy="stop",
-            hooks=[meter.reported],
+        host = shown(
+            EventProcessorHost(
+                source=generator,
+                processor=lambda: _Metered(source.make(), meter),
+                lease_store=MemoryLeaseStore(),
+                max_batch_size=batch,
+                failure_policy="stop",
+                hooks=[meter.reported],
+            )
         )
         running = asyncio.create_task(host.run())
         finished = asyncio.create_task(meter.finished.wait())

@@ -53,6 +53,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     from importlib import import_module, metadata
     from typing import NoReturn
 
+    from eventpump.cli.logs import add_log_option
     from eventpump.compiled import build_info
 
     class OneLineParser(argparse.ArgumentParser):
@@ -73,6 +74,8 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     first = next(iter(arguments), None)
     for name in () if first == "--version" else (first,) if first in COMMANDS else COMMANDS:
         import_module(COMMANDS[name]).add_parser(subparsers)
+    for each in subparsers.choices.values():
+        add_log_option(each)
     return made
 
 
@@ -118,18 +121,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     with _quitting_on_interrupt():
         made = parser(given)
+        from eventpump.aio.doing import answering_signal
+        from eventpump.cli.logs import complain, write_state, writing_logs
         from eventpump.errors import EventPumpError
-        from eventpump.texts import without_secrets
     try:
         if not given:
             made.print_help(sys.stderr)
             return FAILED
         args = made.parse_args(given)
-        return int(args.run(args))
-    except EventPumpError as error:
-        # The text may quote what was given in place of a file or a name, such as a connection string.
-        print(f"eventpump: {without_secrets(_describe(error))}", file=sys.stderr)
-        return FAILED
+        with writing_logs(args.log_format), answering_signal(write_state):
+            try:
+                return int(args.run(args))
+            except EventPumpError as error:
+                # The text may quote what was given in place of a file or a name, such as a connection string.
+                complain(_describe(error))
+                return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from itertools import groupby
 
+from eventpump.cli.logs import add_log_option
 from eventpump.cli.main import Subparsers
 from eventpump.cli.streams import (
     FAILURE,
@@ -67,6 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
             "for what follows an offset (default: %(default)s)",
         )
         add_group_option(each, "read HUB as this group")
+        add_log_option(each, default=argparse.SUPPRESS)
     replay.add_argument("--to", required=True, metavar="HUB2", help="the hub to send them to, in the same namespace")
     listing.set_defaults(run=run, to=None)
     replay.set_defaults(run=run)

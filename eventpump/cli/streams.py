@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Self, TypeVar, get_args
 
 from eventpump.aio.signals import handling_signals
+from eventpump.cli.logs import complain as complain
 from eventpump.cli.main import CONNECTION_VARIABLE
 from eventpump.cli.outages import FIRST_CONTACT
 from eventpump.errors import ConfigurationError
@@ -29,7 +30,6 @@ from eventpump.options.environment import (
     NAMESPACE,
     Environment,
 )
-from eventpump.texts import without_secrets
 
 T = TypeVar("T")
 
@@ -374,12 +374,6 @@ def say(text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)
-
-
-def complain(text: str) -> None:
-    """Print a line on the standard error."""
-    with contextlib.suppress(OSError):
-        print(f"eventpump: {without_secrets(text)}", file=sys.stderr, flush=True)
 
 
 def _reason(error: Exception) -> str:

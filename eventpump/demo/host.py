@@ -28,6 +28,7 @@ from eventpump import (
     ReceivedEvent,
     SqliteLeaseStore,
 )
+from eventpump.aio.doing import answering_signal, shown
 from eventpump.demo.record import ProcessedEvent, RecordFile, digest
 
 STATUS_INTERVAL = 0.25
@@ -127,7 +128,7 @@ async def _run(args: argparse.Namespace) -> None:
         track_last_enqueued=True,
         **args.options,
     )
-    async with host:
+    async with shown(host):
         await host.subscribe(
             ARCHIVE, Archive(archived), start="earliest", catch_up="shared", max_batch_size=ARCHIVE_BATCH
         )
@@ -160,7 +161,8 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        asyncio.run(_run(args))
+        with answering_signal(lambda text: print(f"{args.name}: {text}", file=sys.stderr, flush=True)):
+            asyncio.run(_run(args))
     except EventPumpError as error:
         print(f"{args.name}: {error}", file=sys.stderr)
         return 2
