@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,13 +22,14 @@ from eventpump.clock import LoopClock
 from eventpump.consumer.host.host import HubHost
 from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.core.balancers import RingBalancer, StaticAssignment
+from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.core.lease import PartitionLease
 from eventpump.core.starts import NO_NUMBER
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.options.consumer import HostSettings
-from eventpump.reports import HostReport, SharedStoreNotice
+from eventpump.reports import HostReport, LeaseLost, LeaseTaken, LinkFailed, OutsideReader, SharedStoreNotice
 from eventpump.storage.leases.ownership import BlobOwnershipStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
@@ -636,6 +637,57 @@ async def test_host_goes_on_where_another_sdk_stopped(members: Members) -> None:
     (notice,) = [each for each in reports if isinstance(each, SharedStoreNotice)]
     assert "renew_interval" in notice.problem
     assert all(spec.owner_level == 0 for spec in hub.attached)
+
+
+async def test_host_that_joins_gets_its_share_at_level_0(members: Members) -> None:
+    """The new owner's link takes the old one's, which does not take it back; nothing is lost, and both have half."""
+    hub = FakeHub("Telemetry", partitions=4)
+    reports: list[HostReport] = []
+    seen: set[tuple[str, int]] = set()
+    settled = asyncio.Event()
+
+    class Numbers(EventProcessor):
+        async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+            seen.update((context.partition_id, event.sequence_number) for event in events)
+
+    def host(name: str) -> HubHost:
+        store = BlobOwnershipStore(
+            members.name, connection_string=members.azurite.connection_string, lease_duration=6.0, owner_timeout=6.0
+        )
+
+        def reported(report: HostReport) -> None:
+            reports.append(report)
+            if isinstance(report, LeaseLost | LeaseTaken):
+                settled.set()
+
+        settings = HostSettings(hub=hub.name, owner_id=name, checkpoint_policy=CheckpointPolicy(every_events=1))
+        return HubHost(lambda: FakeTransport(hub), store, settings, Numbers(), hooks=[reported])
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not holds():
+                settled.clear()
+                for partition_id in hub.partition_ids:
+                    hub.publish(partition_id)
+                await settled.wait()
+
+    def owned(each: HubHost) -> int:
+        return sum(status.epoch is not None for status in each.partitions)
+
+    first, second = host("a"), host("b")
+    runs = [asyncio.create_task(first.run())]
+    await until(lambda: owned(first) == 4)
+    runs.append(asyncio.create_task(second.run()))
+    await until(lambda: (owned(first), owned(second)) == (2, 2))
+    await first.aclose()
+    await until(lambda: owned(second) == 4)
+    assert await second.drain("default") == tuple(hub.partition_ids)
+    await second.aclose()
+    await asyncio.gather(*runs)
+    assert seen == {(each, event.sequence_number) for each in hub.partition_ids for event in hub.events(each)}
+    assert {report.host for report in reports if isinstance(report, LeaseLost)} == {"a"}
+    assert not [report for report in reports if isinstance(report, OutsideReader | LinkFailed)]
+    assert {spec.owner_level for spec in hub.attached} == {0}
 
 
 async def test_late_checkpoint_of_a_former_owner_does_not_undo_a_reset_for_a_new_hub(members: Members) -> None:
