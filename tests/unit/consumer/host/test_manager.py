@@ -35,7 +35,7 @@ from eventpump.reports import (
 from eventpump.storage.leases.memory import MemoryLeaseStore
 from eventpump.testing.clock import VirtualClock
 from eventpump.testing.transport import FakeHub, FakeTransport
-from tests.support.fleet import Fleet, RecordingProcessor, stocked
+from tests.support.fleet import Fleet, Record, RecordingProcessor, stocked
 from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
@@ -467,6 +467,34 @@ async def test_link_taken_at_an_equal_level_with_the_lease_kept_is_attached_agai
         assert fleet.reported("a", LeaseLost) == []
         assert len(fleet.reported("a", LinkFailed, "0")) == 1
         assert len(fleet.hub.owner_levels("0")) == 1
+        await transport.aclose()
+
+
+async def test_subscriptions_are_attached_again_together_over_one_link() -> None:
+    """Each goes on after its own checkpoint; one whose handler is slow holds the link back until it has returned."""
+    gate, got = asyncio.Event(), Record()
+
+    async def slow(context: PartitionContext, events: Events) -> None:
+        await gate.wait()
+        await context.checkpoint()
+
+    async with stocked() as fleet:
+        host = fleet.host("a")
+        fleet.stores["a"].has_levels = False
+        await host.subscribe("slow", lambda: RecordingProcessor(got, on_events=slow))
+        fleet.runs["a"] = asyncio.create_task(host.run())
+        await fleet.until(lambda: bool(fleet.hub.owner_levels("0")), 30)
+        fleet.hub.publish("0", "a")
+        await fleet.until(lambda: (fleet.record.numbers("0"), got.numbers("0")) == ([0], [0]), 5)
+        attached = len(fleet.hub.attached)
+        transport = await _read_from_outside(fleet, 0)
+        fleet.hub.publish("0", "b")
+        await asyncio.sleep(3)
+        assert len(fleet.hub.attached) == attached + 1
+        gate.set()
+        await fleet.until(lambda: (fleet.record.numbers("0"), got.numbers("0")) == ([0, 1], [0, 1]), 5)
+        assert len(fleet.hub.attached) == attached + 2
+        assert fleet.owner("0") == "a"
         await transport.aclose()
 
 
