@@ -91,7 +91,8 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
 """The names of `eventpump` by subject, in the order in which they are documented; errors are so with all others."""
 
 HOMES: Final = tuple(
-    f"eventpump.{name}" for name in ("errors", "reports", "interfaces", "options", "credentials", "lag", "health")
+    f"eventpump.{name}"
+    for name in ("errors", "reports", "interfaces", "options", "credentials", "lag", "checkpoints", "health")
 )
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
@@ -250,6 +251,16 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "How it is read": ("rate", "stalled_after", "reader_group", "clock"),
         "Connection": _CONNECTION,
     },
+    "checkpoints.CheckpointEditor": {
+        "What to change": ("connection_string", "hub", "checkpoints", "consumer_group"),
+        "How the hub is read": ("reader_group", "rate", "clock"),
+        "Connection": _CONNECTION,
+    },
+    "checkpoints.BlobCheckpointWriter": {
+        "Where the container is": ("container", "connection_string", "account_url", "credential"),
+        "What lies in it": ("format", "prefix", "preserve_case", "namespace"),
+        "Times": ("owner_timeout", "call_timeout", "clock"),
+    },
     "lag.BlobCheckpointReader": {
         "Where the container is": ("container", "connection_string", "account_url", "credential"),
         "What lies in it": ("format", "prefix", "preserve_case", "namespace"),
@@ -293,6 +304,9 @@ ORDER: Final[Mapping[str, Sequence[str]]] = {
     "PartitionContext": ("partition_id", "checkpoint", "lag", "seek"),
     "Emulator": ("start", "connection_string", "aclose", "restart", "hubs", "faults"),
     "lag.LagReader": ("read", "watch", "scope", "aclose"),
+    "checkpoints.CheckpointEditor": (
+        *("plan_reset", "plan_copy", "plan_import", "apply", "read", "export", "scope", "aclose"),
+    ),
 }
 """The members of classes in the order of use; those that are not named follow as they are in the source."""
 

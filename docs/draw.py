@@ -30,6 +30,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "health": "probes and metrics over HTTP",
     "probe": "observes the service",
     "doctor": "examines what a program needs",
+    "checkpoints": "moves and restores checkpoints",
     "lag": "how far a group is behind",
     "cli": "the eventpump command",
     "demo": "what eventpump demo runs",

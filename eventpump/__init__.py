@@ -80,7 +80,9 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_PACKAGES: Final = ("credentials", "errors", "health", "interfaces", "lag", "options", "reports", "spark", "testing")
+_PACKAGES: Final = (
+    *("checkpoints", "credentials", "errors", "health", "interfaces", "lag", "options", "reports", "spark", "testing"),
+)
 """The public modules beside this one."""
 
 if not TYPE_CHECKING:  # to checkers it would mean that every name exists

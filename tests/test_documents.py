@@ -130,7 +130,7 @@ def test_options_of_commands_exist() -> None:
     found, wrong = 0, []
     for path in [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]:
         text = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
-        for command, rest in re.findall(r"\b(eventpump (?:parked )?[a-z-]+)\b([^\n`|<>&;#]*)", text):
+        for command, rest in re.findall(r"\b(eventpump (?:(?:parked|checkpoints) )?[a-z-]+)\b([^\n`|<>&;#]*)", text):
             options = re.findall(r"(?<!\S)--[a-z][a-z-]*", rest) if command in known else []
             found += len(options)
             wrong += [f"{path.name}: {command} {each}" for each in options if each not in known[command]]

@@ -168,6 +168,7 @@ TASKS: Mapping[str, Sequence[str]] = {
     "handler raises": ("what-happens-when.html", "guarantees.html", "faq/consumers.html"),
     "lag": ("howto/lag.html",),
     "how to see lag": ("howto/lag.html",),
+    "reset checkpoints": ("howto/checkpoints.html",),
     "back to azure-eventhub": ("from-azure-eventhub.html",),
     "migrate from azure-eventhub": ("from-azure-eventhub.html",),
     "roll back to azure-eventhub": ("from-azure-eventhub.html",),

@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
-from eventpump.cli.lag import STORAGE_VARIABLE
+from eventpump.cli.stores import ENVIRONMENT, add_store_options, blob_options, check_place
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
+    add_group_option,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     say,
     whole_number,
 )
 from eventpump.doctor.examination import Examination, StorePlace
-from eventpump.errors import ConfigurationError
 from eventpump.options.connection import ConnectionSettings, connection_settings
+from eventpump.options.environment import CONTAINER
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
@@ -41,20 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "lease is taken, nobody is disturbed, and one blob is written and deleted.",
     )
     add_connection_options(parser)
-    parser.add_argument(
-        "--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)"
-    )
-    store = parser.add_argument_group("where hosts keep leases and checkpoints (one of them)")
-    store.add_argument("--container", metavar="NAME", help="the blob container of a BlobLeaseStore")
-    store.add_argument("--leases", metavar="FILE", help="the file of a SqliteLeaseStore")
-    blobs = parser.add_argument_group("with --container")
-    blobs.add_argument(
-        "--storage-connection-string",
-        metavar="TEXT",
-        help=f"the storage account's connection string (default: ${STORAGE_VARIABLE})",
-    )
-    blobs.add_argument("--account-url", metavar="URL", help="the storage account's URL with a SAS token, instead")
-    blobs.add_argument("--prefix", default="", metavar="TEXT", help="what goes before the consumer group in names")
+    add_group_option(parser, "the consumer group")
+    add_store_options(parser, is_written=True)
     parser.add_argument("--send", action="store_true", help="send one event to the hub, which all consumers will read")
     parser.add_argument("--seconds", default="5", metavar="S", help="how long to read events (default: %(default)s)")
     parser.add_argument(
@@ -81,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     def settings() -> ConnectionSettings:
         options = connection_options(args)
         options["operation_timeout"] = options["auth_timeout"] = float(timeout)
-        return connection_settings(connection_text(args), args.hub, **options)
+        return connection_settings(connection_text(args), hub_name(args), **options)
 
     shows = not args.json and sys.stderr is not None and sys.stderr.isatty()
 
@@ -112,15 +101,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place(args: argparse.Namespace) -> StorePlace | None:
-    if args.container is not None and args.leases is not None:
-        raise ConfigurationError("--container", "and --leases cannot be given together")
-    if args.container is None:
-        for name in ("storage_connection_string", "account_url", "prefix"):
-            if getattr(args, name):
-                raise ConfigurationError(f"--{name.replace('_', '-')}", "goes with --container")
-        return None if args.leases is None else StorePlace(file=args.leases)
-    text = args.storage_connection_string or (None if args.account_url else os.environ.get(STORAGE_VARIABLE))
-    if not text and not args.account_url:
-        problem = f"is required, here or in {STORAGE_VARIABLE}, or --account-url"
-        raise ConfigurationError("--storage-connection-string", problem)
-    return StorePlace(args.container, text, args.account_url, args.prefix)
+    names = ("container", "leases", "storage_connection_string", "account_url", "prefix", "namespace", "preserve_case")
+    if not any(getattr(args, name) for name in names) and ENVIRONMENT.get(CONTAINER) is None:
+        return None
+    check_place(args, "", may_be_new=True)
+    if args.leases is not None:
+        return StorePlace(file=args.leases)
+    return StorePlace(
+        container=args.container, form=args.format, preserve_case=args.preserve_case, **blob_options(args, "")
+    )

@@ -20,6 +20,7 @@ from eventpump.cli.streams import (
     keep_quiet,
     say,
 )
+from eventpump.cli.tables import table
 from eventpump.clients.connection import make_transport
 from eventpump.errors import Recovery, ServiceError
 from eventpump.interfaces import (
@@ -109,14 +110,7 @@ def _hub_lines(hub: HubProperties, partitions: Sequence[PartitionProperties]) ->
         for each in partitions
     ]
     title = f"hub {excerpt(hub.name)}: {len(partitions)} partitions, {sum(map(_count, partitions)):,} events, "
-    return [f"{title}created {created}", "", *_table(("partition", "oldest", "newest", "events", "stored last"), rows)]
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)
-    ]
+    return [f"{title}created {created}", "", *table(("partition", "oldest", "newest", "events", "stored last"), rows)]
 
 
 def _document(hub: HubProperties, partitions: Sequence[PartitionProperties]) -> dict[str, object]:

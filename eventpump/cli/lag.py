@@ -6,12 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from eventpump.cli.stores import add_store_options, checkpoint_reader, in_options
 from eventpump.cli.streams import (
     FAILURE,
     Interrupts,
@@ -25,53 +25,25 @@ from eventpump.cli.streams import (
     say,
     whole_number,
 )
+from eventpump.cli.tables import duration, table
 from eventpump.core.monitoring import Health, Metric
 from eventpump.errors import ConfigurationError, Recovery, ServiceError, StoreError
 from eventpump.lag import (
-    BlobCheckpointReader,
-    CheckpointReader,
     GroupLag,
     LagReader,
     LagState,
     PartitionProgress,
-    SparkCheckpointReader,
-    SqliteCheckpointReader,
 )
 from eventpump.lag.exposition import document, metrics
 from eventpump.net.health import HealthServer
-from eventpump.options.environment import CONTAINER, STORAGE_CONNECTION_STRING, STORAGE_URL, Environment
-from eventpump.storage.checkpoints.blobs import FUNCTIONS_CONTAINER
 from eventpump.texts import excerpt, without_secrets
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - the only name of this type
 
-_ENVIRONMENT: Final = Environment()
-STORAGE_VARIABLE: Final = _ENVIRONMENT.name(STORAGE_CONNECTION_STRING)
-"""The environment variable with the storage account's connection string."""
-URL_VARIABLE: Final = _ENVIRONMENT.name(STORAGE_URL)
-"""The environment variable with its URL."""
-CONTAINER_VARIABLE: Final = _ENVIRONMENT.name(CONTAINER)
-"""The environment variable with the container."""
-
-_FORMATS: Final = {
-    "v5": "v5",
-    "eph": "event-processor-host",
-    "eph-python": "event-processor-host-python",
-    "functions": "functions",
-}
 _CLEAR: Final = "\x1b[H\x1b[J"
 _GRACE: Final = 2.0
 _TOO_OLD: Final = 120.0
-_OPTIONS: Final = {
-    "path": "--leases",
-    "directory": "--spark",
-    "container": "--container",
-    "subscription": "--subscription",
-    "reader_group": "--reader-group",
-    "credential": "--storage-connection-string",
-}
-"""The options by the names of the parameters that they are given to."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -86,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_connection_options(parser)
     add_group_option(parser, "the consumer group")
-    _add_store_options(parser)
+    add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch, one for each reading")
     parser.add_argument("--watch", action="store_true", help="read again and again, until it is interrupted")
     parser.add_argument(
@@ -113,43 +85,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_store_options(parser: argparse.ArgumentParser) -> None:
-    store = parser.add_argument_group("where the checkpoints are (one of them)")
-    store.add_argument(
-        "--container", metavar="NAME", help=f"a blob container; see --format (default: ${CONTAINER_VARIABLE})"
-    )
-    store.add_argument("--leases", metavar="FILE", help="the file of a SqliteLeaseStore")
-    store.add_argument("--spark", metavar="DIR", help="the checkpointLocation of a Spark query, on this machine")
-    blobs = parser.add_argument_group("with --container")
-    blobs.add_argument(
-        "--format",
-        choices=tuple(_FORMATS),
-        default="v5",
-        help="v5: BlobOwnershipStore, azure-eventhub 5 and the SDKs of all languages; eph: BlobLeaseStore, and the "
-        f"EventProcessorHosts of .NET and Java; eph-python: azure-eventhub 1; functions: Azure Functions, in {FUNCTIONS_CONTAINER} "
-        "(default: v5)",
-    )
-    blobs.add_argument(
-        "--storage-connection-string",
-        metavar="TEXT",
-        help=f"the storage account's connection string (default: ${STORAGE_VARIABLE})",
-    )
-    blobs.add_argument(
-        "--account-url",
-        metavar="URL",
-        help=f"the storage account's URL with a SAS token, instead (default: ${URL_VARIABLE})",
-    )
-    blobs.add_argument("--prefix", default="", metavar="TEXT", help="eph: what goes before the consumer group in names")
-    blobs.add_argument(
-        "--preserve-case", action="store_true", help="v5: names as configured, as Java, Go and Dapr write them"
-    )
-    blobs.add_argument(
-        "--namespace", metavar="NAME", help="v5: the namespace in the names, if it is not the connection string's host"
-    )
-    leases = parser.add_argument_group("with --leases")
-    leases.add_argument("--subscription", metavar="NAME", help="a subscription of the hosts (default: default)")
-
-
 def run(args: argparse.Namespace) -> int:
     """Read it and print it.
 
@@ -168,14 +103,13 @@ def run(args: argparse.Namespace) -> int:
     if limit is not None and (args.watch or serve is not None):
         raise ConfigurationError("--max-lag", "is for one reading, without --watch and --serve")
     text, hub, options = connection_text(args), hub_name(args), connection_options(args)
-    _check_place(args)
     keep_quiet()
 
     async def work() -> int:
         reader = LagReader(
             text,
             hub,
-            checkpoints=_checkpoints(args),
+            checkpoints=checkpoint_reader(args),
             consumer_group=args.consumer_group,
             rate=rate,
             reader_group=args.reader_group,
@@ -201,55 +135,7 @@ def run(args: argparse.Namespace) -> int:
         complain(str(error))
         return FAILURE
     except ConfigurationError as error:
-        raise ConfigurationError(_OPTIONS.get(error.field, error.field), error.problem) from None
-
-
-def _check_place(args: argparse.Namespace) -> None:
-    places = [name for name in ("container", "leases", "spark") if getattr(args, name) is not None]
-    if args.format == "functions" and not places:
-        args.container = FUNCTIONS_CONTAINER
-        places = ["container"]
-    if not places and (container := _ENVIRONMENT.get(CONTAINER)) is not None:
-        args.container = container
-        places = ["container"]
-    if len(places) != 1:
-        raise ConfigurationError("--container", "--leases or --spark is required, and only one of them")
-    given = {
-        "container": ("storage_connection_string", "account_url", "preserve_case", "prefix", "namespace"),
-        "leases": ("subscription",),
-    }
-    for place, names in given.items():
-        for name in names:
-            if place not in places and getattr(args, name):
-                raise ConfigurationError(f"--{name.replace('_', '-')}", f"goes with --{place}")
-    if args.leases is not None and not os.path.isfile(args.leases):
-        raise ConfigurationError("--leases", f"{args.leases}: there is no such file")
-
-
-def _checkpoints(args: argparse.Namespace) -> CheckpointReader:
-    if args.leases is not None:
-        return SqliteCheckpointReader(
-            args.leases, **({} if args.subscription is None else {"subscription": args.subscription})
-        )
-    if args.spark is not None:
-        return SparkCheckpointReader(args.spark)
-    account, url = args.storage_connection_string, args.account_url
-    if not account and not url:
-        account, url = _ENVIRONMENT.get(STORAGE_CONNECTION_STRING), _ENVIRONMENT.get(STORAGE_URL)
-        if account is not None and url is not None:
-            raise ConfigurationError(URL_VARIABLE, f"is set along with {STORAGE_VARIABLE}")
-    if not account and not url:
-        problem = f"is required, here or in {STORAGE_VARIABLE}, or --account-url"
-        raise ConfigurationError("--storage-connection-string", problem)
-    return BlobCheckpointReader(
-        args.container,
-        connection_string=account,
-        account_url=url,
-        format=_FORMATS[args.format],  # type: ignore[arg-type] # a dictionary's values are no literals
-        prefix=args.prefix,
-        preserve_case=args.preserve_case,
-        namespace=args.namespace,
-    )
+        raise in_options(error, {"reader_group": "--reader-group"}) from None
 
 
 def _endpoint(text: str) -> tuple[str, int]:
@@ -288,16 +174,8 @@ def lines(lag: GroupLag) -> list[str]:
         at = heads.index("waits")
         heads.pop(at)
         rows = [[*row[:at], *row[at + 1 :]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    left = {heads.index("state"), heads.index("owner")}
-    table = [
-        "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
-    return [_title(lag), "", *table, *(["", *(without_secrets(note) for note in lag.notes)] if lag.notes else [])]
+    shown = table(heads, rows, ("state", "owner"))
+    return [_title(lag), "", *shown, *(["", *(without_secrets(note) for note in lag.notes)] if lag.notes else [])]
 
 
 def _title(lag: GroupLag) -> str:
@@ -324,18 +202,11 @@ def _row(each: PartitionProgress) -> list[str]:
         "" if each.last is None or each.last < 0 else f"{each.last:,}",
         checkpoint,
         "?" if each.lag is None else f"{each.lag:,}",
-        "" if each.seconds is None else _duration(each.seconds),
+        "" if each.seconds is None else duration(each.seconds),
         state,
-        "" if each.checkpoint_age is None else _duration(each.checkpoint_age),
+        "" if each.checkpoint_age is None else duration(each.checkpoint_age),
         owner,
     ]
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 # ------------------------------------------------------------------------------------------- watching and serving

@@ -29,6 +29,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  #
 
 COMMANDS: Final = {
     "bench-processor": "eventpump.cli.bench_processor",
+    "checkpoints": "eventpump.cli.checkpoints",
     "demo": "eventpump.demo.command",
     "doctor": "eventpump.cli.doctor",
     "emulator": "eventpump.cli.emulator",

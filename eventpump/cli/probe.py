@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from eventpump.cli.streams import (
     FAILURE,
     add_connection_options,
+    add_group_option,
     complain,
     connection_options,
     connection_text,
+    hub_name,
     keep_quiet,
     say,
     whole_number,
@@ -44,9 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         f"{_COST}.",
     )
     add_connection_options(parser)
-    parser.add_argument(
-        "--consumer-group", default="$Default", metavar="NAME", help="the consumer group (default: %(default)s)"
-    )
+    add_group_option(parser, "the consumer group")
     parser.add_argument("--yes", action="store_true", help="do it; without this, only what would be done is printed")
     parser.add_argument("--long", action="store_true", help="make the observation that takes five minutes too")
     parser.add_argument("--report", metavar="FILE", help="write the report, as JSON, without names of the namespace")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         EventPumpError: The hub cannot be used.
     """
     timeout = whole_number("--timeout", args.timeout, 1, 300)
-    settings = connection_settings(connection_text(args), args.hub, **connection_options(args))
+    settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     chosen = [each for each in OBSERVATIONS if args.long or not each.is_long]
     if not args.yes:
         say(f"{len(chosen)} observations on hub {settings.hub}, with {_COST};")

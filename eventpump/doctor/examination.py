@@ -17,9 +17,10 @@ from eventpump.doctor import network, store
 from eventpump.doctor.findings import Diagnosis, Finding, StepFailedError, StepOutcome, clean
 from eventpump.doctor.service import ServiceSteps, credential_found
 from eventpump.errors import ConfigurationError, ServiceError
-from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope
+from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, LeaseStore
 from eventpump.options.connection import ConnectionSettings
 from eventpump.storage.leases.blob import BlobLeaseStore
+from eventpump.storage.leases.ownership import BlobOwnershipStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
 from eventpump.transport.connection import client_route
 
@@ -35,14 +36,20 @@ class StorePlace:
         container: The container's name; None for a file.
         connection_string: Of the storage account.
         account_url: Of the storage account, with a signature.
-        prefix: What goes before the consumer group in names.
+        form: "v5" for a `BlobOwnershipStore`, "eph" for a `BlobLeaseStore`. Default: "v5".
+        prefix: What goes before the consumer group in names of a `BlobLeaseStore`.
+        preserve_case: See `BlobOwnershipStore`. Default: False.
+        namespace: See `BlobOwnershipStore`. Default: None.
         file: The file of a `SqliteLeaseStore`; None for a container.
     """
 
     container: str | None = None
     connection_string: str | None = None
     account_url: str | None = None
+    form: str = "v5"
     prefix: str = ""
+    preserve_case: bool = False
+    namespace: str | None = None
     file: str | None = None
 
 
@@ -169,15 +176,22 @@ class Examination:
         finally:
             await steps.aclose()
         if settings is not None:
-            blobs = BlobLeaseStore(
-                place.container,
-                connection_string=place.connection_string,
-                account_url=place.account_url,
-                prefix=place.prefix,
-            )
-            await self._find_leases(blobs, settings)
+            await self._find_leases(self._blob_store(place.container, place), settings)
 
-    async def _find_leases(self, leases: BlobLeaseStore | SqliteLeaseStore, settings: ConnectionSettings) -> None:
+    @staticmethod
+    def _blob_store(container: str, place: StorePlace) -> LeaseStore:
+        text, url = place.connection_string, place.account_url
+        if place.form == "eph":
+            return BlobLeaseStore(container, connection_string=text, account_url=url, prefix=place.prefix)
+        return BlobOwnershipStore(
+            container,
+            connection_string=text,
+            account_url=url,
+            preserve_case=place.preserve_case,
+            namespace=place.namespace,
+        )
+
+    async def _find_leases(self, leases: LeaseStore, settings: ConnectionSettings) -> None:
         scope = ConsumerScope(settings.fully_qualified_namespace, settings.hub, self._group)
 
         async def find() -> str:

@@ -40,8 +40,15 @@ class ContainerSteps:
         self, container: str, *, connection_string: str | None, account_url: str | None, timeout: float
     ) -> None:
         self._blobs = BlobContainer(
-            container, connection_string, account_url, None, timeout, owner="the container of `eventpump doctor`"
+            container,
+            connection_string,
+            account_url,
+            None,
+            timeout,
+            owner="the container of `eventpump doctor`",
+            on_date=self._date,
         )
+        self._skew: float | None = None
         self._rights = BlobRights(self._blobs)
 
     async def reach(self) -> str:
@@ -70,16 +77,18 @@ class ContainerSteps:
             )
         return f"container {self._blobs.name} answers in {(time.monotonic() - began) * 1000:.0f} ms"
 
+    def _date(self, date: float) -> None:
+        self._skew = time.time() - date
+
     async def compare_clocks(self) -> str:
         """Compare the account's time, of its last answer, with this machine's.
 
         Raises:
             StepFailedError: They are too far apart for tokens.
         """
-        answered = self._rights.answered_at
-        if answered is None:
+        skew = self._skew
+        if skew is None:
             return "not known: the storage account gave no time"
-        skew = time.time() - answered.timestamp()
         way = "ahead of" if skew > 0 else "behind"
         text = f"this machine's clock is {span(abs(skew))} {way} the storage account's"
         if abs(skew) >= _SKEW:

@@ -11,7 +11,7 @@ from typing import Final, Self, Unpack
 
 from eventpump.aio.tasks import gather
 from eventpump.clients.connection import split_options, takes_options
-from eventpump.clients.consumers import PartitionReader
+from eventpump.clients.lookup import read_event
 from eventpump.clock import LoopClock
 from eventpump.core.bucket import TokenBucket
 from eventpump.errors import ConfigurationError, EventPumpError, ServiceError, StoreError
@@ -203,23 +203,15 @@ class LagReader:
             if known == following:
                 return before.unread_since
         await self._turn()
-        reader = PartitionReader(
-            hub=self._scope.hub,
-            partition_id=properties.partition_id,
-            transport=self._transport,
-            owns_transport=False,
-            consumer_group=self._reader_group,
-            position=EventPosition.at_sequence_number(following, inclusive=True),
-            prefetch_events=1,
-        )
+        position = EventPosition.at_sequence_number(following, inclusive=True)
+        found = (self._transport, self._scope.hub, properties.partition_id, position)
         try:
-            async with reader:
-                events = await reader.read(1, _FIRST_EVENT_TIMEOUT)
+            event = await read_event(*found, consumer_group=self._reader_group, timeout=_FIRST_EVENT_TIMEOUT)
         except EventPumpError as error:
             where = f"partition {properties.partition_id}"
             self._notes.append(f"{where}: its oldest unprocessed event could not be read: {error}")
             return None
-        return events[0].enqueued_time if events else None
+        return None if event is None else event.enqueued_time
 
     def _result(self) -> GroupLag:
         now = self._now()

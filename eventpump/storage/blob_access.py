@@ -165,22 +165,20 @@ class BlobContainer:
             problem = f"the storage account refuses it for container {self.name} ({error.reason})"
             raise ConfigurationError("credential", problem) from None
 
-    async def is_there(self, directory: str = "", *, answered: Callable[[Any], None] | None = None) -> bool:
+    async def is_there(self, directory: str = "") -> bool:
         """Return whether the container is there.
 
         Args:
             directory: What the names of the blobs begin with, of which the first is listed.
-            answered: Called with the SDK's response, also where it is an error.
 
         Raises:
             ForbiddenError: The account refuses the credential.
             StoreError: It cannot be read.
         """
-        hook: dict[str, Any] = {} if answered is None else {"raw_response_hook": answered}
 
         async def exists() -> bool:
             try:
-                async for _ in self.client.list_blobs(directory, results_per_page=1, **hook, **self.options):
+                async for _ in self.client.list_blobs(directory, results_per_page=1, **self.options):
                     break
             except ResourceNotFoundError:
                 return False

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from azure.storage.blob.aio import BlobLeaseClient
@@ -52,8 +50,6 @@ class BlobRights:
 
     def __init__(self, container: BlobContainer) -> None:
         self._container = container
-        self.answered_at: datetime | None = None
-        """The time of the storage account in its last answer, in whole seconds; None before one."""
 
     async def exists(self) -> bool:
         """Return whether the container exists.
@@ -62,12 +58,7 @@ class BlobRights:
             ForbiddenError: The credential gives no right to list it.
             StoreError: The request failed.
         """
-        return await self._container.is_there(PROBE, answered=self._answered)
-
-    def _answered(self, response: Any) -> None:
-        date = response.http_response.headers.get("Date")
-        if date is not None:
-            self.answered_at = parsedate_to_datetime(date)
+        return await self._container.is_there(PROBE)
 
     async def try_all(self) -> None:
         """Write a blob, lease it, release it and delete it.

@@ -350,6 +350,33 @@ class GroupRecords:
         if subscription == DEFAULT_SUBSCRIPTION:
             return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
         operation = "reset checkpoint" if backwards else "write checkpoint"
+        return await self._replace_checkpoint(operation, lease, checkpoint, subscription, backwards=backwards)
+
+    async def clear_checkpoint(self, lease: PartitionLease, subscription: str) -> bool:
+        """Remove a checkpoint, if the lease is still held. That of "default" is removed by the lease store.
+
+        Args:
+            lease: The lease of the partition.
+            subscription: The name of the subscription's checkpoints.
+
+        Returns:
+            False if the lease is lost; then nothing is removed.
+
+        Raises:
+            StoreError: The store failed; the checkpoint may be removed.
+        """
+        assert subscription != DEFAULT_SUBSCRIPTION
+        return await self._replace_checkpoint("clear checkpoint", lease, None, subscription, backwards=True)
+
+    async def _replace_checkpoint(
+        self,
+        operation: str,
+        lease: PartitionLease,
+        checkpoint: Checkpoint | None,
+        subscription: str,
+        *,
+        backwards: bool,
+    ) -> bool:
         name = checkpoint_name(subscription, lease.partition_id)
         async with self._locks[name]:
             for _ in range(_WRITE_TRIES):
@@ -359,8 +386,7 @@ class GroupRecords:
                     if claimed is None:
                         return False
                 before = claimed.record
-                stored = before.checkpoint
-                if not backwards and stored is not None and checkpoint.sequence_number < stored.sequence_number:
+                if not backwards and _is_lower(checkpoint, before.checkpoint):
                     return await self._leases.renew(lease) is not None
                 record = replace(before, checkpoint=checkpoint, generation=before.generation + backwards)
                 # Kept only after a success: the outcome of a failed write is not known, and the next one claims again.
@@ -403,6 +429,10 @@ async def _call(operation: str, call: Awaitable[_T], partition_id: str | None = 
         return await call
     except StoreError as error:
         raise StoreError(operation, error.reason, partition_id=partition_id) from error
+
+
+def _is_lower(checkpoint: Checkpoint | None, stored: Checkpoint | None) -> bool:
+    return checkpoint is not None and stored is not None and checkpoint.sequence_number < stored.sequence_number
 
 
 def _random_id() -> str:

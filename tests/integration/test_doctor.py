@@ -112,9 +112,10 @@ def cause(diagnosis: Diagnosis) -> tuple[str, str]:
     return found.step, found.found
 
 
-async def test_a_sound_set_up_has_no_failure(emulator: Emulator, azurite: Azurite, container: str) -> None:
+@pytest.mark.parametrize("form", ["v5", "eph"])
+async def test_a_sound_set_up_has_no_failure(emulator: Emulator, azurite: Azurite, container: str, form: str) -> None:
     """Each step is ok, with a container; an event is sent only if asked to; nothing is left in the container."""
-    place = StorePlace(container, azurite.connection_string)
+    place = StorePlace(container, azurite.connection_string, form=form)
     diagnosis = await examine(emulator.connection_string, place=place)
     assert {each.outcome for each in diagnosis.findings} == {StepOutcome.OK}, diagnosis.lines(120)
     assert diagnosis.title == f"everything works: {len(diagnosis.findings)} steps"
@@ -432,7 +433,7 @@ async def test_a_container_of_another_hub(emulator: Emulator, azurite: Azurite, 
     await store.open(ConsumerScope("127.0.0.1", "orders", "$Default"))
     await store.ensure(["0"])
     await store.aclose()
-    place = StorePlace(container, azurite.connection_string)
+    place = StorePlace(container, azurite.connection_string, form="eph")
     step, found = cause(await examine(emulator.connection_string, place=place))
     assert (step, "orders" in found, HUB in found) == ("leases", True, True)
 

@@ -35,6 +35,7 @@ from eventpump import (
     PayloadCodec,
     RetryOptions,
 )
+from eventpump.checkpoints import CheckpointEditor
 from eventpump.lag import LagReader
 from eventpump.options.connection import (
     ClientOptions,
@@ -96,6 +97,7 @@ def make(made: type, **options: Any) -> Any:
         EventProcessorHost: {"processor": Nothing, "lease_store": MemoryLeaseStore(MemoryLeases())},
         PartitionReader: {"partition_id": "0"},
         LagReader: {"checkpoints": None},
+        CheckpointEditor: {"checkpoints": None},
     }
     return made(**{**required.get(made, {}), **options})
 
@@ -160,7 +162,7 @@ def documented(made: object) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in pairs}
 
 
-@pytest.mark.parametrize("made", [*CLASSES, LagReader])
+@pytest.mark.parametrize("made", [*CLASSES, LagReader, CheckpointEditor])
 def test_signature_and_docstring_show_every_option(made: type) -> None:
     """`help` and `inspect.signature` show each option with type, default and meaning; an own default is the model's."""
     parameters = inspect.signature(made).parameters
@@ -309,7 +311,7 @@ def test_public_values_may_be_fields_of_models() -> None:
     assert made.start == EventPosition.latest()
 
 
-@pytest.mark.parametrize("made", [*CLASSES, LagReader])
+@pytest.mark.parametrize("made", [*CLASSES, LagReader, CheckpointEditor])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -39,6 +39,7 @@ class _Listed:
     metadata: Mapping[str, str] | None
     modified: datetime
     is_leased: bool
+    etag: str
 
 
 class BlobCheckpointReader:
@@ -182,6 +183,7 @@ class BlobCheckpointReader:
                     sequence_number=place_of.sequence_number,
                     problem=place_of.problem,
                     written_at=checkpoint.modified,
+                    version=checkpoint.etag,
                 )
             found[partition_id] = stored
         return found
@@ -248,7 +250,8 @@ class BlobCheckpointReader:
 
 
 def _listed(blob: BlobProperties) -> _Listed:
-    return _Listed(blob.metadata, blob.last_modified.astimezone(UTC), blob.lease.state == _LEASED)
+    modified = blob.last_modified.astimezone(UTC)
+    return _Listed(blob.metadata, modified, blob.lease.state == _LEASED, str(blob.etag))
 
 
 def _functions_directories(scope: ConsumerScope) -> tuple[str, str]:

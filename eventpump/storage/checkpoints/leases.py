@@ -19,6 +19,21 @@ _FORMAT: Final = "eventpump"
 _READS_AT_ONCE: Final = 32
 
 
+async def subscription_key(records: GroupRecords, subscription: str) -> str:
+    """Return the name of a subscription's checkpoints.
+
+    Raises:
+        ConfigurationError: There is no such subscription.
+        StoreError: The store failed.
+    """
+    if subscription == DEFAULT_SUBSCRIPTION:
+        return DEFAULT_SUBSCRIPTION
+    stored = await records.read_subscription(subscription)
+    if stored is None:
+        raise ConfigurationError("subscription", f"the store has no subscription {subscription!r}")
+    return stored.record.key
+
+
 class LeaseStoreCheckpointReader:
     """A `CheckpointReader` of a lease store.
 
@@ -49,7 +64,7 @@ class LeaseStoreCheckpointReader:
             await store.open(scope, read_only=True)
             leases = {lease.partition_id: lease for lease in await store.list()}
             records = GroupRecords(store, scope)
-            key = await self._key(records)
+            key = await subscription_key(records, self._subscription)
             known = [each for each in partition_ids if each in leases]
             checkpoints = await gather((records.read_checkpoint(each, key) for each in known), at_once=_READS_AT_ONCE)
         finally:
@@ -68,14 +83,6 @@ class LeaseStoreCheckpointReader:
                 is_owned=lease.is_held,
             )
         return GroupCheckpoints(found)
-
-    async def _key(self, records: GroupRecords) -> str:
-        if self._subscription == DEFAULT_SUBSCRIPTION:
-            return DEFAULT_SUBSCRIPTION
-        stored = await records.read_subscription(self._subscription)
-        if stored is None:
-            raise ConfigurationError("subscription", f"the store has no subscription {self._subscription!r}")
-        return stored.record.key
 
     async def aclose(self) -> None:
         """Do nothing: each reading closes its store."""

@@ -26,6 +26,8 @@ class StoredCheckpoint:
         owner: The name of the consumer that owns the partition, or was its last owner; None for none. Default: None.
         is_owned: Whether the partition has an owner now; None if the store knows of no owners.
         problem: Why the checkpoint cannot be used; None if it can be, or if there is none.
+        version: Identifies this state of the checkpoint to its store; None if the store has no versions, or no
+            checkpoint. Default: None.
     """
 
     partition_id: str
@@ -37,6 +39,7 @@ class StoredCheckpoint:
     owner: str | None = None
     is_owned: bool | None = None
     problem: str | None = None
+    version: str | None = field(default=None, repr=False)
 
     @property
     def is_usable(self) -> bool:

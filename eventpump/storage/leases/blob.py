@@ -311,6 +311,21 @@ class BlobLeaseStore:
         async with self._locks[lease.partition_id]:
             return bool(await self._write(operation, lease, change))
 
+    async def clear_checkpoint(self, lease: PartitionLease) -> bool:
+        """Remove the checkpoint under the lease. Return False, and remove nothing, if the lease is lost.
+
+        A host that owns the partition next begins where the group begins. No host calls it.
+
+        Args:
+            lease: The lease of the partition.
+        """
+
+        def change(body: LeaseBody) -> LeaseBody:
+            return replace(body, offset=None, sequence_number=NO_NUMBER)
+
+        async with self._locks[lease.partition_id]:
+            return bool(await self._write("clear checkpoint", lease, change))
+
     async def aclose(self) -> None:
         """Finish releasing what cancelled calls acquired, and close a client of its own. Leases stay as they are."""
         self._is_closed = True

@@ -91,8 +91,8 @@ class BlobOwnershipStore:
         account_url: The storage account's URL, with `credential`; None with a connection string, or a client.
         credential: Any that azure.storage.blob takes; None for none, as where `account_url` has a SAS token.
         preserve_case: Whether namespace, hub and consumer group are in the names of blobs as they are written, as Java
-            and Go have them, and with Go Dapr and the OpenTelemetry collector. Default: False, all in lower case, as
-            Python, .NET and JavaScript have them.
+            and Go have them, and with Go Dapr and the OpenTelemetry collector. Python, .NET and JavaScript have them in
+            lower case. Default: False.
         namespace: The namespace in the names of blobs, where it is not the host name of the hub: clients of
             azure-eventhub that were given a port have it there. None for the host name. Default: None.
         lease_duration: How long an ownership of this host is valid without a renewal, in seconds. JavaScript and Go

@@ -74,6 +74,18 @@ _OF_LEASE: Final = " WHERE scope = ? AND partition_id = ?"
 _FORWARD: Final = " AND (sequence_number IS NULL OR sequence_number <= ?)"
 
 
+class NoGroupError(ConfigurationError):
+    """The file has nothing of the consumer group.
+
+    Args:
+        path: The file.
+        consumer_group: The consumer group.
+    """
+
+    def __init__(self, path: str, consumer_group: str) -> None:
+        super().__init__("path", f"{path}: has nothing of the consumer group {consumer_group}")
+
+
 class SqliteLeaseStore:
     """A `LeaseStore` in a SQLite file.
 
@@ -142,7 +154,7 @@ class SqliteLeaseStore:
             raise ClosedError("lease store")
         if self._worker is not None:
             raise ConfigurationError("lease_store", "the store is open already: create one store per host")
-        _check_place(self._path)
+        check_place(self._path)
         worker = self._worker = _LeaseFile(
             self._path,
             self._busy_timeout,
@@ -164,7 +176,7 @@ class SqliteLeaseStore:
             rows = await worker.read("open", None, query, names)
             if not rows:
                 if read_only:
-                    raise ConfigurationError("path", f"{self._path}: has nothing of the consumer group {names[2]}")
+                    raise NoGroupError(self._path, scope.consumer_group)
                 await worker.write("open", None, statement, names)
                 rows = await worker.read("open", None, query, names)
             scope_id = int(rows[0][0])
@@ -276,6 +288,19 @@ class SqliteLeaseStore:
                 return True
             # Nothing stored: the lease is lost, or a higher number is there.
             return (await self._read_lease(worker, operation, partition_id)).token == lease.token
+
+    async def clear_checkpoint(self, lease: PartitionLease) -> bool:
+        """Remove the checkpoint under the lease. Return False, and remove nothing, if the lease is lost.
+
+        A host that owns the partition next begins where the group begins. No host calls it.
+
+        Args:
+            lease: The lease of the partition.
+        """
+        worker = self._bound("clear checkpoint", lease.partition_id)
+        statement = f'UPDATE lease SET "offset" = NULL, sequence_number = NULL{_OF_LEASE} AND token = ?'  # noqa: S608 - constants only
+        parameters = (*self._key(lease.partition_id), lease.token)
+        return bool(await worker.write("clear checkpoint", lease.partition_id, statement, parameters))
 
     async def aclose(self) -> None:
         """Finish the calls under way, close the file and end the thread. Leases stay as they are."""
@@ -476,7 +501,7 @@ def _check(connection: sqlite3.Connection) -> None:
         )
 
 
-def _check_place(path: str) -> None:
+def check_place(path: str) -> None:
     """Check what cannot be helped by waiting.
 
     Raises:
