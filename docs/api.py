@@ -92,7 +92,10 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
 
 HOMES: Final = tuple(
     f"eventpump.{name}"
-    for name in ("errors", "reports", "interfaces", "options", "credentials", "lag", "checkpoints", "health")
+    for name in (
+        *("errors", "reports", "interfaces", "options", "credentials"),
+        *("lag", "checkpoints", "health", "telemetry"),
+    )
 )
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
@@ -204,7 +207,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "EventProcessorHost": {
         "What to read": (*_HUB, "initial_position", "source"),
         "How to process it": (
-            *("processor", "max_batch_size", "max_wait_time", "call_when_idle", "decode", "hooks"),
+            *("processor", "max_batch_size", "max_wait_time", "call_when_idle", "decode", "hooks", "telemetry"),
             "track_last_enqueued",
         ),
         "Where to keep positions, and how to share partitions": (
@@ -220,7 +223,8 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Tests": ("rng",),
     },
     "PartitionReader": {
-        "What to read": (*_HUB, "partition_id", "position", "end", "source", "decode", "track_last_enqueued"),
+        "What to read": (*_HUB, "partition_id", "position", "end", "source"),
+        "How it is read": ("decode", "track_last_enqueued", "telemetry"),
         "Readers beside it": ("owner_level", "receiver_name"),
         "What to do on failure": ("on_data_loss", "link_retry", "startup_timeout"),
         "Memory": (*_MEMORY, "max_message_size"),
@@ -260,6 +264,11 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Where the container is": ("container", "connection_string", "account_url", "credential"),
         "What lies in it": ("format", "prefix", "preserve_case", "namespace"),
         "Times": ("owner_timeout", "call_timeout", "clock"),
+    },
+    "telemetry.Telemetry": {
+        "Where it is recorded": ("tracer_provider", "meter_provider"),
+        "Events that are sent": ("create_spans", "propagate"),
+        "How much is recorded": ("process_spans", "management_spans", "partition_attribute"),
     },
     "lag.BlobCheckpointReader": {
         "Where the container is": ("container", "connection_string", "account_url", "credential"),

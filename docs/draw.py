@@ -48,6 +48,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "aio": "retries, tasks, waits",
     "credentials": "the names of credentials",
     "options": "options and credentials, checked once",
+    "telemetry": "spans and metrics with OpenTelemetry",
     "interfaces": "what can be replaced",
     "reports": "host events: hooks, log",
     "clock": "the time, suspension included",

@@ -81,7 +81,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _PACKAGES: Final = (
-    *("checkpoints", "credentials", "errors", "health", "interfaces", "lag", "options", "reports", "spark", "testing"),
+    *("checkpoints", "credentials", "errors", "health", "interfaces", "lag", "options", "reports", "spark"),
+    *("telemetry", "testing"),
 )
 """The public modules beside this one."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from eventpump import homes
 from eventpump.compiled import BuildInfo as BuildInfo
@@ -270,6 +270,10 @@ class PartitionFailed(HostReport):
         return f"failed; left alone for {self.avoided_for:.0f} s: {self.error}"
 
 
+FailureOutcome: TypeAlias = Literal["retried", "stopped"]
+"""What follows a failure of a processor."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessorFailed(HostReport):
     """The user's processor raised.
@@ -280,6 +284,8 @@ class ProcessorFailed(HostReport):
         failures: How many times in a row.
         delay: Seconds until the retry; None if there is no retry.
         events: The events that it was called for; None if it is called without any.
+        outcome: What follows by the failure policy: the events are "retried", or the pump is "stopped"; None if another
+            report says that they are skipped or parked, or if the policy does not apply.
     """
 
     level: ClassVar[int] = logging.ERROR
@@ -288,6 +294,7 @@ class ProcessorFailed(HostReport):
     failures: int
     delay: float | None
     events: EventRange | None = None
+    outcome: FailureOutcome | None = None
 
     def describe(self) -> str:
         of = "" if self.events is None else f" for {self.events}"

@@ -111,6 +111,12 @@ class ConnectionProtocol(asyncio.Protocol):
         return self._is_paused
 
     @property
+    def peer(self) -> tuple[str, int] | None:
+        """The address and the port of the socket's peer; None without a stream."""
+        found = None if self._transport is None else self._transport.get_extra_info("peername")
+        return None if not isinstance(found, tuple) else (str(found[0]), int(found[1]))
+
+    @property
     def unsent(self) -> int:
         """How many bytes wait for a peer that is slow to read."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()

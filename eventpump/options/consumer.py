@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
@@ -23,6 +23,12 @@ from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPositio
 from eventpump.interfaces import EventSender
 from eventpump.options.base import HubName, Name, RetryOptions, Seconds, SettingsModel, check_hub, completed_by
 from eventpump.options.connection import ClientOptions
+from eventpump.telemetry.interface import ClientTelemetry, checked
+
+if TYPE_CHECKING:
+    from eventpump.telemetry.telemetry import Telemetry
+else:  # its module imports OpenTelemetry
+    Telemetry = ClientTelemetry
 
 StartPosition: TypeAlias = str | int | datetime | timedelta | EventPosition
 """Where to begin: "earliest" or "latest", a sequence number, a time, a timedelta back from now, an offset ("-1" is the
@@ -136,6 +142,9 @@ class FeedOptions(ClientOptions, total=False):
     startup_timeout: float
     """Seconds to keep trying to reach the service, and a host's store, at the start. After the first success there is
     no limit. Default: 60.0."""
+    telemetry: Telemetry | None
+    """Records spans and metrics with OpenTelemetry: an `eventpump.telemetry.Telemetry`. None to record nothing.
+    Default: None."""
 
 
 class FeedSettings(SettingsModel):
@@ -151,6 +160,7 @@ class FeedSettings(SettingsModel):
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)
     link_retry: Annotated[RetryOptions, completed_by(LINK_RETRY)] = LINK_RETRY
     startup_timeout: Seconds = 60.0
+    telemetry: Annotated[Any, PlainValidator(checked)] = None
 
 
 class Park:

@@ -42,6 +42,7 @@ from eventpump.storage.scope_form import (
     parse_named_record,
     parse_subscription,
 )
+from eventpump.telemetry.interface import ConsumerTelemetry
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", covariant=True)
@@ -196,10 +197,12 @@ class GroupRecords:
     Args:
         leases: The lease store; opened, and closed, by its owner.
         scope: The consumer group.
+        telemetry: Records the writes of checkpoints; None if they are not recorded.
     """
 
-    def __init__(self, leases: LeaseStore, scope: ConsumerScope) -> None:
+    def __init__(self, leases: LeaseStore, scope: ConsumerScope, telemetry: ConsumerTelemetry | None = None) -> None:
         self._leases = leases
+        self._telemetry = telemetry
         self._scope = ScopeRecords(lambda: leases.records, scope)
         self._subscriptions: dict[str, StoredSubscription] = {}
         self._claims: dict[str, _Claimed] = {}
@@ -347,6 +350,14 @@ class GroupRecords:
             StoreError: The store failed; the checkpoint may be stored.
         """
         assert checkpoint.partition_id == lease.partition_id
+        write = self._write_checkpoint(lease, checkpoint, subscription, backwards=backwards)
+        if self._telemetry is not None:
+            write = self._telemetry.checkpointing(lease.partition_id, write)
+        return await write
+
+    async def _write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, backwards: bool
+    ) -> bool:
         if subscription == DEFAULT_SUBSCRIPTION:
             return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
         operation = "reset checkpoint" if backwards else "write checkpoint"

@@ -173,6 +173,11 @@ class BaseConnection(ABC):
     def is_alive(self) -> bool:
         """Whether links can be attached."""
 
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """The address and the port of the socket's peer; None if they are not known."""
+        return None
+
     def require_live(self) -> None:
         """Check that the connection is not over. Called after each wait for it: its end may have come with the answer.
 

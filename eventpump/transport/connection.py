@@ -119,6 +119,11 @@ class ClientConnection(BaseConnection):
         """Whether links can be attached."""
         return self.error is None and self._protocol is not None
 
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """See `BaseConnection`."""
+        return None if self._protocol is None else self._protocol.peer
+
     async def attach(self, owner: LinkOwner, spec: LinkSpec, *, is_receiver: bool) -> Link:
         """Attach a link on a session that has room for it; the owner is called with the result.
 

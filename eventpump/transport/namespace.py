@@ -115,6 +115,16 @@ class NamespaceTransport(ABC):
         """See `Transport`."""
         return self._settings.fully_qualified_namespace
 
+    @property
+    def port(self) -> int:
+        """The port of the namespace."""
+        return self._settings.port
+
+    @property
+    def peer(self) -> tuple[str, int] | None:
+        """The address and the port that the connection goes to, such as a proxy's; None if that is not known."""
+        return None if self._live is None else self._live.connection.peer
+
     # ------------------------------------------------------------------------------------------- links
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> ClientReceiveLink:

@@ -59,6 +59,7 @@ _VALUES: dict[str, Any] = {
     "slow_for": 60.0,
     "is_suspended": True,
     "events": EventRange(61, 360, 300),
+    "outcome": "retried",
     "waits_at": "app.py:7 handle, for asyncio.locks.Lock.acquire",
 }
 

@@ -14,6 +14,7 @@ from eventpump.consumer.processor import PartitionContext
 from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.core.keyed import KeyedQueue
 from eventpump.eventhubs.events import ReceivedEvent
+from eventpump.telemetry.interface import PartitionTelemetry
 
 
 class KeyedDriver(ABC):
@@ -27,6 +28,7 @@ class KeyedDriver(ABC):
         runner: Runs the user's code.
         tasks: Owns the workers.
         new_failures: Returns a count of failures, for events that are delivered beside others.
+        telemetry: Records the calls of the processor; None if they are not recorded.
     """
 
     def __init__(
@@ -36,8 +38,12 @@ class KeyedDriver(ABC):
         runner: HandlerRunner,
         tasks: TaskSet,
         new_failures: Callable[[], ProcessorFailures],
+        telemetry: PartitionTelemetry | None,
     ) -> None:
         self._processor = processor
+        self._process, first_call = processor.process_events, processor.first_call
+        if telemetry is not None:
+            self._process, first_call = telemetry.around(self._process), telemetry.around(first_call)
         self._context = context
         self._runner = runner
         self._bounds = bounds_of(processor.settings)
@@ -48,6 +54,7 @@ class KeyedDriver(ABC):
         self._news = asyncio.Event()
         self._workers = KeyedWorkers(
             processor,
+            first_call,
             context,
             runner,
             tasks,
@@ -182,9 +189,7 @@ class KeyedDriver(ABC):
                 return None
             if batch[0] is self._queue.unkeyed:
                 return self._workers.key_again(self._queue, events[0])
-            await self._runner.run(
-                "process_events", self._processor.process_events, self._context, events, events=events
-            )
+            await self._runner.run("process_events", self._process, self._context, events, events=events)
         except Exception as raised:
             return raised
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from eventpump.aio.tasks import TaskSet
 from eventpump.aio.watch import Watched
 from eventpump.consumer.calls.handler import IN_HAND, Call, HandlerRunner, InHand, PumpEndedError, as_exception
-from eventpump.consumer.keyed import KeyedProcessor
+from eventpump.consumer.keyed import Handler, KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.core.keyed import KeyedEntry, KeyedQueue
 from eventpump.core.loop_load import NOTED_STEP
@@ -35,7 +35,8 @@ class KeyedWorkers:
     When it waits, further workers are started, as many as keys are ready and `concurrency` allows.
 
     Args:
-        processor: What is called with the events of one key, in order.
+        processor: Has the keys, and the bounds.
+        call: What is called with the events of one key, in order.
         context: What it is called with.
         runner: Measures the calls, and cancels them at their deadlines.
         tasks: Owns the workers.
@@ -51,6 +52,7 @@ class KeyedWorkers:
     def __init__(
         self,
         processor: KeyedProcessor,
+        call: Handler,
         context: PartitionContext,
         runner: HandlerRunner,
         tasks: TaskSet,
@@ -65,7 +67,7 @@ class KeyedWorkers:
         self._key_of = processor.key
         self._runner = runner
         self._tasks = tasks
-        self._handle = partial(processor.first_call, context)
+        self._handle = partial(call, context)
         self._may_start = may_start
         self._recover = recover
         self._on_wait = waits

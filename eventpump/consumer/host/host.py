@@ -38,6 +38,7 @@ from eventpump.interfaces import (
     Clock,
     ConsumerScope,
     EventSender,
+    HubDirectory,
     LeaseStore,
     SharedLeaseStore,
     Transport,
@@ -52,6 +53,7 @@ from eventpump.options.consumer import (
 from eventpump.options.predecessor import CONSUMER, answers
 from eventpump.reports import Hook, HostDescription, PartitionStatus, Reporter, SharedStoreNotice
 from eventpump.storage.groups import GroupRecords
+from eventpump.telemetry.interface import ConsumerTelemetry
 from eventpump.texts import not_the_class
 
 _log = logging.getLogger("eventpump.consumer")
@@ -114,7 +116,8 @@ class HubHost:
             self._source.check(settings)
         self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
         self._tally = ReportTally()
-        self._reporter = Reporter(_log, (self._tally.count, *hooks), self._fields)
+        self._hooks: tuple[Hook, ...] = (self._tally.count, *hooks)
+        self._telemetry: ConsumerTelemetry | None = None
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "write_checkpoint", None)) or isinstance(leases, type):
@@ -550,30 +553,39 @@ class HubHost:
         loop_gate = LoopGate(self._clock)
         scope = ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group)
         store = BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_gate=loop_gate)
+        telemetry, hooks = None, self._hooks
+        directory: HubDirectory = transport
+        if settings.telemetry is not None:
+            telemetry = self._telemetry = settings.telemetry.of_host(
+                scope, self._owner_id, transport, lambda: self.partitions
+            )
+            hooks, directory = (*hooks, telemetry.report), telemetry.directory(transport)
+        reporter = Reporter(_log, hooks, self._fields)
         services = HostServices(
             transport=BoundedTransport(transport, rng=self._rng),
-            directory=PacedDirectory(transport, transport.fully_qualified_namespace),
+            directory=PacedDirectory(directory, transport.fully_qualified_namespace),
             store=store,
-            group=GroupRecords(store, scope),
+            group=GroupRecords(store, scope, telemetry),
             settings=settings,
             scope=scope,
             owner_id=self._owner_id,
             clock=self._clock,
             rng=self._rng,
-            reporter=self._reporter,
+            reporter=reporter,
             store_timeout=store_timeout,
             blocked_after=min(self._renew_interval / 2, self._leases.lease_duration * BLOCKED_SHARE),
             loop_gate=loop_gate,
             renew_interval=self._renew_interval,
             parking=self._parking,
             budget=self._budget,
+            telemetry=telemetry,
         )
         if isinstance(self._leases, SharedLeaseStore):
-            self._leases.attend(self._renew_interval, self._noticed)
+            self._leases.attend(self._renew_interval, partial(self._noticed, reporter))
         return PartitionManager(services, self._source, renew_interval=self._renew_interval)
 
-    def _noticed(self, partition_id: str | None, problem: str) -> None:
-        self._reporter.report(SharedStoreNotice(self._owner_id, partition_id, problem))
+    def _noticed(self, reporter: Reporter, partition_id: str | None, problem: str) -> None:
+        reporter.report(SharedStoreNotice(self._owner_id, partition_id, problem))
 
     def _sender(self, hub: str) -> EventSender:
         assert self._transport is not None
@@ -597,6 +609,8 @@ class HubHost:
     async def _disconnect(self) -> None:
         """Close the transport and the store. Does nothing if they were never used, or are closed."""
         self._home.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return

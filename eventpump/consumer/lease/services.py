@@ -13,6 +13,7 @@ from eventpump.interfaces import Clock, ConsumerScope, HubDirectory, Transport
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import Reporter
 from eventpump.storage.groups import GroupRecords
+from eventpump.telemetry.interface import ConsumerTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class HostServices:
         renew_interval: Seconds between renewals.
         parking: Stores events elsewhere that cannot be processed.
         budget: The bytes that all links of the host may hold.
+        telemetry: Records what the host does; None if nothing is recorded.
     """
 
     transport: Transport
@@ -54,3 +56,4 @@ class HostServices:
     renew_interval: float
     parking: Parking
     budget: BufferBudget
+    telemetry: ConsumerTelemetry | None = None

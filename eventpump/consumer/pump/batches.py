@@ -19,6 +19,7 @@ from eventpump.errors import ClosedError, ConfigurationError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import HostSettings
 from eventpump.reports import BatchNotTaken, EventRange
+from eventpump.telemetry.interface import Running
 
 
 class _State(enum.Enum):
@@ -42,7 +43,18 @@ class Offer:
         runner: That of the pump, which waits for the loop that has it.
     """
 
-    __slots__ = ("_begin", "_hand", "_runner", "_state", "_waiter", "context", "covered", "events", "is_acknowledged")
+    __slots__ = (
+        "_begin",
+        "_hand",
+        "_runner",
+        "_state",
+        "_waiter",
+        "context",
+        "covered",
+        "events",
+        "is_acknowledged",
+        "recorded",
+    )
 
     def __init__(
         self,
@@ -59,6 +71,8 @@ class Offer:
         """How many of the events the loop has stored a checkpoint for."""
         self.is_acknowledged = False
         """Whether the loop has asked for its next batch."""
+        self.recorded: Running | None = None
+        """The processing of the batch by a loop, if that is recorded."""
         self._begin = begin
         self._state = _State.WAITING
         self._waiter: asyncio.Future[None] | None = None
@@ -123,6 +137,10 @@ class Offer:
             self._hand.ended()
         if self._waiter is not None:
             resolve(self._waiter, None)
+
+
+class NotAcknowledgedError(Exception):
+    """A loop was left with the batch, or the pump has ended: what telemetry has as the error of its processing."""
 
 
 class BatchQueue:
@@ -283,6 +301,8 @@ class BatchDispatch(SerialDispatch):
                 self._context.last_delivered = last
                 if not partition.replayed.is_running:
                     partition.tracker.events_delivered(last)
+            if self._telemetry is not None:
+                offer.recorded = self._telemetry.began(events)
             return True
 
         offer = self._offer = Offer(self._context, events, begin, self._runner)
@@ -303,6 +323,8 @@ class BatchDispatch(SerialDispatch):
             self._not_taken.cancel()
             self._offer = None
             self._queue.retract(offer)
+            if offer.recorded is not None:
+                offer.recorded.end(None if offer.is_acknowledged else NotAcknowledgedError())
 
     def _wait_for_loop(self, offer: Offer, began: float, delay: float) -> None:
         """Report an offer after a delay in seconds, and again whenever it has waited twice as long."""
@@ -406,6 +428,8 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
             EventPumpError: As of `run`.
         """
         # Not a coroutine function: what is returned may be run by another task than the one that will have the batch.
+        if self._offer is not None and self._offer.recorded is not None:
+            self._offer.recorded.leave()
         return self._next(asyncio.current_task(), InHand().begin())
 
     async def _next(self, asked: asyncio.Task[Any] | None, hand: InHand) -> ReceivedBatch:
@@ -421,6 +445,8 @@ class BatchIterator(AsyncIterator[ReceivedBatch]):
                 running = self._start()
                 if (offer := self._queue.take(asked, hand)) is not None:
                     self._offer = offer
+                    if offer.recorded is not None:
+                        offer.recorded.enter()
                     return ReceivedBatch(offer)
                 if running.done():
                     if running.cancelled():

@@ -85,6 +85,7 @@ class SerialDispatch:
         self._requests = parts.requests
         self._failing = parts.failing
         self._failures = parts.failing.failures
+        self._telemetry = parts.telemetry
         self._held_back: asyncio.Future[None] | None = None
         # All its batches are processed in one task, one after the other.
         self._call: Call | None = None
@@ -133,7 +134,10 @@ class SerialDispatch:
                             tracker.events_delivered(last, is_again=is_narrowed)
                     if steps is not None:
                         steps.begin(partition, events)
-                    await self._runner.run_batch(call, processor.process_events, context, events)
+                    process = processor.process_events
+                    if self._telemetry is not None:
+                        process = self._telemetry.around(process)
+                    await self._runner.run_batch(call, process, context, events)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()

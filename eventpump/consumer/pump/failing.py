@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from eventpump.consumer.calls.handler import HandlerRunner, has_place, is_undecodable
 from eventpump.consumer.lease.ownership import Ownership
@@ -12,7 +13,14 @@ from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.errors import ProcessorFailedError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.options.consumer import Park, failure_step
-from eventpump.reports import EventParked, EventRange, EventSkipped, ProcessorFailed
+from eventpump.reports import EventParked, EventRange, EventSkipped, FailureOutcome, ProcessorFailed
+
+_OUTCOMES: Final[dict[FailureStep, FailureOutcome]] = {
+    FailureStep.RETRY: "retried",
+    FailureStep.NARROW: "retried",
+    FailureStep.STOP: "stopped",
+    FailureStep.STOP_PARTITION: "stopped",
+}
 
 
 class FailureHandling:
@@ -67,8 +75,9 @@ class FailureHandling:
         if step is FailureStep.RETRY and not self._ownership.life.is_ending:
             delay = failures.delay(self._services.rng)
         of = EventRange.of(events) if events else None
-        self._ownership.report(ProcessorFailed, operation, error, failures.in_a_row, delay, of)
-        if step in (FailureStep.STOP, FailureStep.STOP_PARTITION):
+        outcome = _OUTCOMES.get(step)
+        self._ownership.report(ProcessorFailed, operation, error, failures.in_a_row, delay, of, outcome)
+        if outcome == "stopped":
             failure = ProcessorFailedError(self._ownership.partition_id, operation, stops_host=step is FailureStep.STOP)
             failure.__cause__ = error
             # First: a process_error that hangs must not keep the host from stopping.
@@ -120,7 +129,7 @@ class FailureHandling:
                 delay = backoff.next(self._services.rng)
                 retried_in = None if self._ownership.life.is_ending else delay
                 self._ownership.report(
-                    ProcessorFailed, "park", failure, backoff.failures, retried_in, EventRange.of(events)
+                    ProcessorFailed, "park", failure, backoff.failures, retried_in, EventRange.of(events), "retried"
                 )
                 await self.call_process_error(failure)
                 if not await wait(delay):

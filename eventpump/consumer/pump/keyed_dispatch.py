@@ -43,7 +43,8 @@ class KeyedDispatch(KeyedDriver):
         self._held_back: asyncio.Future[None] | None = None
         self._is_held = False
         self._heeds_requests = True
-        super().__init__(processor, parts.context, parts.runner, ownership.tasks, parts.failing.new_failures)
+        failures = parts.failing.new_failures
+        super().__init__(processor, parts.context, parts.runner, ownership.tasks, failures, parts.telemetry)
 
     @property
     def in_hand(self) -> int:

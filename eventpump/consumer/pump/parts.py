@@ -9,6 +9,7 @@ from eventpump.consumer.lease.ownership import Ownership
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.pump.failing import FailureHandling
 from eventpump.consumer.pump.requests import Requests
+from eventpump.telemetry.interface import PartitionTelemetry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,7 @@ class PumpParts:
         context: What the processor is called with.
         requests: What is asked of the pump.
         failing: Handles the failures of the processor.
+        telemetry: Records the batches; None if nothing is recorded.
     """
 
     ownership: Ownership
@@ -28,3 +30,4 @@ class PumpParts:
     context: PartitionContext
     requests: Requests
     failing: FailureHandling
+    telemetry: PartitionTelemetry | None

@@ -102,7 +102,8 @@ class PartitionPump:
             on_suspended=on_suspended,
             on_link_changed=on_link_changed,
         )
-        parts = PumpParts(ownership, runner, context, requests, failing)
+        telemetry = None if services.telemetry is None else services.telemetry.partition(lease.partition_id)
+        parts = PumpParts(ownership, runner, context, requests, failing, telemetry)
         self._delivery = Delivery(parts, reading, Rewinding(parts, reading))
         self._overdue_timer: asyncio.TimerHandle | None = None
         self.is_overdue = False

@@ -18,6 +18,7 @@ from eventpump.core.failures import FailureStep, ProcessorFailures
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.reports import HostReport
+from eventpump.telemetry.interface import PartitionTelemetry
 
 HANDLER_TIMEOUT = HandlerTimeout()
 READ = 300
@@ -41,6 +42,7 @@ class KeyedReading(KeyedDriver):
         close_timeout: Seconds that running calls of the handler have after another one failed, before they are
             cancelled.
         rng: Randomness, for delays.
+        telemetry: Records the calls of the processor; None if they are not recorded.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class KeyedReading(KeyedDriver):
         retry: RetryOptions | None,
         close_timeout: float,
         rng: random.Random,
+        telemetry: PartitionTelemetry | None,
     ) -> None:
         self._read = read
         self._make = make
@@ -76,7 +79,7 @@ class KeyedReading(KeyedDriver):
         )
         limit = RetryOptions(max_retries=0) if retry is None else retry
         failures = partial(ProcessorFailures, FailureStep.RETRY, FailureStep.STOP, limit)
-        super().__init__(processor, context, runner, self._tasks, failures)
+        super().__init__(processor, context, runner, self._tasks, failures, telemetry)
 
     @property
     def place(self) -> EventPosition | None:

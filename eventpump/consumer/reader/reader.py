@@ -26,14 +26,29 @@ from eventpump.consumer.record.continuity import ContinuityCheck, check_hub
 from eventpump.consumer.record.starts import HubRecreatedError, data_loss
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, pinned_number, retained_from
-from eventpump.errors import ClosedError, ConfigurationError, DataLossError, EventError, ServiceError, SourceEndedError
+from eventpump.errors import (
+    ClosedError,
+    ConfigurationError,
+    DataLossError,
+    EventError,
+    ServiceError,
+    SourceEndedError,
+)
 from eventpump.eventhubs.codecs import event_maker
 from eventpump.eventhubs.events import LATEST_OFFSET, START_OFFSET, EventPosition, LastEnqueued, ReceivedEvent
-from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, PartitionProperties, ReceiveLinkSpec, Transport
+from eventpump.interfaces import (
+    CLOSE_TIMEOUT,
+    ConsumerScope,
+    HubDirectory,
+    PartitionProperties,
+    ReceiveLinkSpec,
+    Transport,
+)
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import ReaderSettings
 from eventpump.options.predecessor import READER, answers
+from eventpump.telemetry.interface import ConsumerTelemetry, PartitionTelemetry
 
 SILENCE = 30.0
 """Seconds that a link may be silent while a read waits, before it is checked."""
@@ -55,6 +70,21 @@ class _Retained:
 
     first: int = 0
     is_end_passed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What a reader uses while it is open.
+
+    Attributes:
+        transport: Opens the links.
+        directory: Reads the properties of the hub and the partition.
+        telemetry: Records what is read; None if nothing is recorded.
+    """
+
+    transport: Transport
+    directory: HubDirectory
+    telemetry: PartitionTelemetry | None = None
 
 
 @answers(READER)
@@ -92,7 +122,7 @@ class HubReader:
         self._event = event_maker(settings.decode or (), settings.partition_id)
         self._on_loss = on_loss or _log_loss
         self._rng = random.Random() if rng is None else rng
-        self._transport: Transport | None = None
+        self._service: _Service | None = None
         self._feed: PartitionFeed[bytes] | None = None
         self._cursor: FeedCursor[bytes] | None = None
         self._silence: SilenceWatch | None = None
@@ -162,10 +192,12 @@ class HubReader:
         self._home.enter()
         if self._is_closed or self._feed is not None:
             raise ClosedError(type(self).__name__)
-        transport = self._transport = self._transport_factory()
+        transport = self._connect()
         try:
             if self._end is not None or self._start.offset == LATEST_OFFSET:
-                properties = await self._properties_at_start(transport)
+                properties = await self._properties_at_start(
+                    transport if self._service is None else self._service.directory
+                )
                 if self._start.offset == LATEST_OFFSET:
                     self._start = end_position(self._start, properties)
                     if not self._start.inclusive:
@@ -181,6 +213,17 @@ class HubReader:
         if not self._is_at_end:
             self._feed.start()
         return self
+
+    def _connect(self) -> Transport:
+        """Make the transport, and record what is done with it if that is asked for."""
+        settings, transport = self._settings, self._transport_factory()
+        self._service = _Service(transport, transport)
+        if settings.telemetry is not None:
+            scope = ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group)
+            recorder: ConsumerTelemetry = settings.telemetry.of_reader(scope, settings.receiver_name, transport)
+            partition = recorder.partition(settings.partition_id)
+            self._service = _Service(transport, recorder.directory(transport), partition)
+        return transport
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
@@ -207,7 +250,18 @@ class HubReader:
             ServiceError: The link ended, and retries cannot help.
             DataLossError: Events are lost, and `on_data_loss` is "fail". Events returned before are not affected.
         """
-        return list(map(self._event, await self.read_raw(max_events, max_wait_time), repeat(None)))
+        telemetry = None if self._service is None else self._service.telemetry
+        if telemetry is None:
+            return list(map(self._event, await self.read_raw(max_events, max_wait_time), repeat(None)))
+        began = telemetry.reading_began()
+        try:
+            messages = await self.read_raw(max_events, max_wait_time)
+        except (ServiceError, DataLossError) as error:
+            telemetry.received(began, (), error)
+            raise
+        events = list(map(self._event, messages, repeat(None)))
+        telemetry.received(began, events)
+        return events
 
     async def read_all(self) -> list[ReceivedEvent]:
         """Return all events up to the end of the range. All of them are held in memory; `async for` does without that.
@@ -285,6 +339,7 @@ class HubReader:
             retry=handler_retry,
             close_timeout=close_timeout,
             rng=self._rng,
+            telemetry=None if self._service is None else self._service.telemetry,
         )
         reason = CloseReason.FAILED
         try:
@@ -305,8 +360,8 @@ class HubReader:
 
     def _context(self) -> PartitionContext:
         """Return the context of a processor."""
-        settings, transport = self._settings, self._transport
-        assert transport is not None
+        assert self._service is not None
+        settings, transport = self._settings, self._service.transport
 
         def checkpoint(event: ReceivedEvent | None) -> None:
             problem = "a PartitionReader stores no checkpoints: store reader.position, up to which all is processed"
@@ -429,8 +484,8 @@ class HubReader:
             self._cursor.wake()
 
     async def _ask(self) -> PartitionProperties:
-        assert self._transport is not None
-        return await self._transport.get_partition_properties(self._settings.hub, self._settings.partition_id)
+        assert self._service is not None
+        return await self._service.directory.get_partition_properties(self._settings.hub, self._settings.partition_id)
 
     def _has_nothing_left(self, properties: PartitionProperties) -> bool:
         """Return whether a partition holds no event of the range, and new events will lie beyond its end."""
@@ -461,8 +516,8 @@ class HubReader:
                     await self._silence.aclose()
             finally:
                 self._home.close()
-                if self._transport is not None and self._owns_transport:
-                    await self._transport.aclose()
+                if self._service is not None and self._owns_transport:
+                    await self._service.transport.aclose()
 
     def _link_silent(self, link: SilentLink) -> None:
         what = "its connection is dropped" if link.drops_connection else "it is opened again"
@@ -501,13 +556,13 @@ class HubReader:
             locate=self._locate,
         )
 
-    async def _properties_at_start(self, transport: Transport) -> PartitionProperties:
+    async def _properties_at_start(self, directory: HubDirectory) -> PartitionProperties:
         """Return the partition's properties. Transient failures are retried until the start-up time-out."""
         settings = self._settings
         until = asyncio.get_running_loop().time() + settings.startup_timeout
         what = f"reading the properties of partition {settings.partition_id}"
         return await retrying(
-            lambda: transport.get_partition_properties(settings.hub, settings.partition_id),
+            lambda: directory.get_partition_properties(settings.hub, settings.partition_id),
             settings.link_retry,
             self._rng,
             until=until,
@@ -517,9 +572,9 @@ class HubReader:
 
     async def _locate(self, position: EventPosition) -> EventPosition:
         """Check, before a link is opened, that the hub is the one that was read, and return where to begin."""
-        assert self._transport is not None
+        assert self._service is not None
         settings = self._settings
-        hub = await self._transport.get_hub_properties(settings.hub)
+        hub = await self._service.directory.get_hub_properties(settings.hub)
         before, self._hub_created_at = self._hub_created_at, hub.created_at
         try:
             check_hub(hub, before, settings.partition_id)
@@ -530,7 +585,7 @@ class HubReader:
             self._on_loss(error)
         self._start, self._last = EventPosition.earliest(), None
         if settings.on_data_loss == "latest":
-            properties = await self._transport.get_partition_properties(settings.hub, settings.partition_id)
+            properties = await self._service.directory.get_partition_properties(settings.hub, settings.partition_id)
             self._start = end_position(EventPosition.latest(), properties)
         return self._start
 
@@ -540,19 +595,19 @@ class HubReader:
         Raises:
             DataLossError: `on_data_loss` is "fail". Every later read raises it, too.
         """
-        settings, transport = self._settings, self._transport
+        settings, service = self._settings, self._service
         loss = await self._continuity.find_loss(messages)
         if loss is None:
             return
         self._lost(loss)
         if settings.on_data_loss == "latest":
             properties = self._continuity.facts
-            assert transport is not None
+            assert service is not None
             assert properties is not None
             before, self._held, self._last = self._feed, [], None
             self._start = end_position(EventPosition.latest(), properties)
             self._continuity.numbers.expected = properties.last_enqueued_sequence_number + 1
-            self._feed = self._make_feed(transport)
+            self._feed = self._make_feed(service.transport)
             self._cursor = self._feed.cursor()
             self._feed.start()
             if before is not None:

@@ -1,0 +1,111 @@
+"""The trace context of an event: the application properties that carry it, in the form of W3C's Trace Context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from eventpump.errors import EventError
+from eventpump.eventhubs.events import ReceivedEvent
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+DIAGNOSTIC_ID: Final = "Diagnostic-Id"
+"""What older .NET clients and Azure Functions write in place of `traceparent`, with the same text."""
+
+MOST_LINKS: Final = 128
+"""The most links of a span: what SDKs keep by default."""
+
+_FORM: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+
+
+class EventContext(NamedTuple):
+    """The span in which an event was created or sent.
+
+    Attributes:
+        trace_id: The trace, a number of 128 bits.
+        span_id: The span, a number of 64 bits.
+        flags: The trace flags; bit 0 is "sampled".
+        state: The `tracestate`; an empty text if there is none.
+    """
+
+    trace_id: int
+    span_id: int
+    flags: int
+    state: str
+
+
+class EventLink(NamedTuple):
+    """A context and the event that it came with; of several events with one context the first.
+
+    Attributes:
+        context: The context.
+        enqueued: When the event was enqueued, in seconds since the epoch; None if that cannot be read.
+    """
+
+    context: EventContext
+    enqueued: float | None
+
+
+def parsed(traceparent: str, state: str = "") -> EventContext | None:
+    """Return the context that a `traceparent` has; None if it is not of that form."""
+    match = _FORM.fullmatch(traceparent)
+    if match is None:
+        return None
+    version, trace, span, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more is not None):
+        return None
+    context = EventContext(int(trace, 16), int(span, 16), int(flags, 16), state)
+    return context if context.trace_id and context.span_id else None
+
+
+def formatted(context: EventContext) -> str:
+    """Return the `traceparent` of a context."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.flags:02x}"
+
+
+def texts_of(properties: Mapping[Any, Any] | None) -> tuple[str, str] | None:
+    """Return the `traceparent` and the `tracestate` of application properties; None if there is no `traceparent`."""
+    if not properties:
+        return None
+    parent = properties.get(TRACEPARENT)
+    if parent is None:
+        parent = properties.get(DIAGNOSTIC_ID)
+        if parent is None:
+            return None
+    state = properties.get(TRACESTATE)
+    return _text(parent), "" if state is None else _text(state)
+
+
+def _text(value: object) -> str:
+    """Return a property as text. Some clients send it as AMQP binary."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+
+
+def links_of(events: Iterable[ReceivedEvent]) -> list[EventLink]:
+    """Return the contexts of received events: each one once, the first `MOST_LINKS`."""
+    found: dict[tuple[str, str], EventLink | None] = {}
+    links: list[EventLink] = []
+    for event in events:
+        try:
+            texts = texts_of(event.properties)
+        except EventError:
+            continue
+        if texts is None or texts in found:
+            continue
+        context = parsed(*texts)
+        link = found[texts] = None if context is None else EventLink(context, enqueued(event))
+        if link is not None:
+            links.append(link)
+            if len(links) == MOST_LINKS:
+                break
+    return links
+
+
+def enqueued(event: ReceivedEvent) -> float | None:
+    """Return when an event was enqueued, in seconds since the epoch; None if that cannot be read."""
+    try:
+        return event.enqueued_time.timestamp()
+    except EventError:
+        return None

@@ -1,0 +1,109 @@
+"""What hosts, readers and producers call of a telemetry object, if they have one. Nothing here raises."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from eventpump.eventhubs.events import EventData, ReceivedEvent
+from eventpump.interfaces import ConsumerScope, HubDirectory
+from eventpump.reports import HostReport, PartitionStatus
+
+_T = TypeVar("_T")
+
+
+class Running(Protocol):
+    """A batch that is being processed, or events that are being sent, with the span for them."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Record that it has ended. Only the first call counts.
+
+        Args:
+            error: What it failed with; None if it did not fail.
+        """
+
+    def enter(self) -> None:
+        """Make its span the current one of the code that follows, until `end` or `leave`."""
+
+    def leave(self) -> None:
+        """Make the span current again that was so before `enter`."""
+
+
+class PartitionTelemetry(Protocol):
+    """What is recorded of the events of one partition."""
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what to call in place of a processor's method, to record its calls.
+
+        Args:
+            method: It is called with a context and a batch.
+        """
+
+    def began(self, events: Sequence[ReceivedEvent]) -> Running | None:
+        """Record that a batch is passed to the program. None if nothing is recorded."""
+
+    def reading_began(self) -> float:
+        """Return when a read begins, to be given to `received`."""
+
+    def received(self, began: float, events: Sequence[ReceivedEvent], error: BaseException | None = None) -> None:
+        """Record the result of a read: events that are returned to the caller, or an error."""
+
+
+class ConsumerTelemetry(Protocol):
+    """What is recorded of a host or a reader."""
+
+    def partition(self, partition_id: str) -> PartitionTelemetry:
+        """Return what records the events of a partition."""
+
+    def directory(self, directory: HubDirectory) -> HubDirectory:
+        """Return a directory that records its reads, beside reading from another one."""
+
+    def report(self, report: HostReport) -> None:
+        """Count what a host reports: one of its hooks."""
+
+    def checkpointing(self, partition_id: str, write: Awaitable[_T]) -> Coroutine[Any, Any, _T]:
+        """Return what awaits a write of a checkpoint, and records it. It raises what that raises."""
+
+    def close(self) -> None:
+        """Observe the client no longer: it is closed."""
+
+
+class ProducerTelemetry(Protocol):
+    """What is recorded of a producer."""
+
+    def encoder(self, encode: Callable[[EventData], EventData] | None) -> Callable[[EventData], EventData] | None:
+        """Return what makes the event to send of the one given: it has a trace context then, if there is one.
+
+        Args:
+            encode: What does so without; None for nothing.
+        """
+
+
+class ClientTelemetry(Protocol):
+    """What clients take as `telemetry`: `eventpump.telemetry.Telemetry`."""
+
+    def of_host(
+        self, scope: ConsumerScope, owner_id: str, transport: object, statuses: Callable[[], list[PartitionStatus]]
+    ) -> ConsumerTelemetry:
+        """Return what records a host. Called on its event loop.
+
+        Args:
+            scope: What it reads.
+            owner_id: Its name.
+            transport: Its connection.
+            statuses: Returns the partitions that it runs.
+        """
+
+    def of_reader(self, scope: ConsumerScope, name: str | None, transport: object) -> ConsumerTelemetry:
+        """Return what records a reader. Called on its event loop."""
+
+
+def checked(value: object) -> object:
+    """Return the option `telemetry`.
+
+    Raises:
+        ValueError: It is not a telemetry object.
+    """
+    if value is not None and (isinstance(value, type) or not callable(getattr(value, "of_host", None))):
+        raise ValueError("must be an eventpump.telemetry.Telemetry(), or None")
+    return value
