@@ -100,10 +100,15 @@ HOMES: Final = tuple(
 """The public modules of the names that are not in `eventpump`, beside `eventpump.spark` and `eventpump.testing`."""
 
 WITHOUT_MEMBERS: Final = frozenset(
-    f"{kind}Contract"
-    for kind in ("Checkpoint", "LeaseStore", "PublisherStateStore", "RecordStore", "Source", "Transport")
+    {
+        *(
+            f"{kind}Contract"
+            for kind in ("Checkpoint", "LeaseStore", "PublisherStateStore", "RecordStore", "Source", "Transport")
+        ),
+        "Telemetry",
+    }
 )
-"""Their members are tests."""
+"""Their members are tests, or what the library itself calls."""
 
 
 class Documented(NamedTuple):
@@ -231,14 +236,14 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Connection": _CONNECTION,
     },
     "EventProducer": {
-        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, *_OF_PRODUCER),
+        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, *_OF_PRODUCER, "telemetry"),
         "Publishing exactly once": _EXACTLY_ONCE,
         "Connection": _CONNECTION,
     },
     "BufferedProducer": {
         "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, "max_in_flight"),
         "When a batch is sent, and what is reported of it": (
-            *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error"),
+            *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error", "telemetry"),
         ),
         "Room of the buffer": ("max_events", "max_bytes", "max_partition_events", "max_partition_bytes"),
         "Publishing exactly once": _EXACTLY_ONCE,

@@ -138,7 +138,8 @@ class EventHubsApp:
             fields of the log. `call` decodes the payload, too; what it raises is to be raised. If it is not called, the
             event counts as handled. Default: None.
         decoder: Decodes payloads. Default: a `PayloadDecoder`.
-        options: See `HostOptions`: for all hosts. Those of the connection (`ClientOptions`) are for producers too.
+        options: See `HostOptions`: for all hosts. Those of the connection (`ClientOptions`), and `telemetry`, are for
+            producers too.
 
     Raises:
         ConfigurationError: There is no such option.
@@ -481,7 +482,8 @@ class EventHubsApp:
         self, stack: AsyncExitStack, overrides: _Overrides | None, patience: _Patience, ended: asyncio.Future[None]
     ) -> None:
         """Open the producers, and try for as long as a host does if the service cannot be reached."""
-        connection = {each: value for each, value in self._options.items() if each in ClientOptions.__annotations__}
+        shared = {*ClientOptions.__annotations__, "telemetry"}
+        connection = {each: value for each, value in self._options.items() if each in shared}
         publishers: dict[str, ResultPublisher] = {}
         for hub, options in self._producer_options.items():
             text, rest = self._connection(overrides, {**connection, **options})

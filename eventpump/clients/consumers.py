@@ -160,7 +160,10 @@ class EventProcessorHost(HubHost):
             # Only hosts that park events load what sends them.
             from eventpump.producer.producer import HubProducer
 
-            return HubProducer(transport, hub, retry=connection.retry, rng=rng, owns_transport=False)
+            telemetry = rest.get("telemetry")
+            return HubProducer(
+                transport, hub, retry=connection.retry, rng=rng, owns_transport=False, telemetry=telemetry
+            )
 
         super().__init__(
             connection.make,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -265,7 +266,8 @@ class EventData:
     """
 
     # For an event that is bytes only, body and properties are made when they are accessed: most events are.
-    __slots__ = ("_body", "_payload", "_properties", "_published_number", "standard")
+    __slots__ = ("_body", "_payload", "_properties", "_published_number", "_sent_context", "standard")
+    _sent_context: object  # not set by `__init__`: only telemetry does
 
     def __init__(
         self,
@@ -497,6 +499,29 @@ def no_event(given: object) -> EventError:
     """Return the error for what is not an event to send."""
     hint = "; send `event.to_event_data()`" if isinstance(given, ReceivedEvent) else ""
     return EventError(f"an event to send is an EventData, not {type(given).__name__}{hint}")
+
+
+def with_properties(event: EventData, more: Mapping[str, Any]) -> EventData:
+    """Return an event that is another one with further application properties. Those that it has are kept."""
+    properties = {**more, **(event._properties or {})}  # noqa: SLF001 - it is of this module
+    if type(event) is not EventData:
+        made = copy.copy(event)
+        made._properties = properties  # noqa: SLF001 - likewise
+        return made
+    made = EventData(b"")  # a tenth of the time of a copy
+    made._payload, made._body, made.standard = event._payload, event._body, event.standard  # noqa: SLF001 - likewise
+    made._properties = properties  # noqa: SLF001 - likewise
+    return made
+
+
+def set_sent_context(event: EventData, context: object) -> None:
+    """Record the trace context that an event was encoded with last; None for none. Called where that is recorded."""
+    event._sent_context = context  # noqa: SLF001 - it is of this module
+
+
+def sent_context(event: object) -> Any:
+    """Return what `set_sent_context` has recorded; None without."""
+    return getattr(event, "_sent_context", None)
 
 
 def copy_of(event: ReceivedEvent) -> EventData:

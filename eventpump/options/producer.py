@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, PlainValidator
 
@@ -16,7 +16,13 @@ from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMB
 from eventpump.interfaces import PublisherStateStore
 from eventpump.options.base import SettingsModel
 from eventpump.options.connection import ClientOptions
+from eventpump.telemetry.interface import ClientTelemetry, checked
 from eventpump.texts import not_the_class
+
+if TYPE_CHECKING:
+    from eventpump.telemetry.telemetry import Telemetry
+else:  # its module imports OpenTelemetry
+    Telemetry = ClientTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,9 @@ class PublishingOptions(TypedDict, total=False):
     is called with the event and returns the event to send in its place, which must not be the same one changed. The
     size of the encoded event is what counts. An event that cannot be encoded is refused with an `EventError`. Routers
     see the event as it was given. None to send events as they are. Default: None."""
+    telemetry: Telemetry | None
+    """Records spans and metrics with OpenTelemetry, and has events carry the current trace context: an
+    `eventpump.telemetry.Telemetry`. None to record nothing. Default: None."""
 
 
 class ProducerOptions(PublishingOptions, ClientOptions, total=False):
@@ -208,6 +217,7 @@ class ProducerSettings(SettingsModel):
     scan_consumer_group: str | None = None
     on_state_lost: Literal["fail", "new"] = "fail"
     encode: Annotated[Any, PlainValidator(encoder)] = None
+    telemetry: Annotated[Any, PlainValidator(checked)] = None
     max_in_flight: int | None = Field(default=None, ge=1)
 
     def model_post_init(self, context: object, /) -> None:

@@ -137,6 +137,11 @@ class EventBatch:
             self._events.append(event)
 
     @property
+    def encode(self) -> Callable[[EventData], EventData] | None:
+        """Makes the event to pack of one that is added; None if events are packed as they are."""
+        return self._encode
+
+    @property
     def state(self) -> BatchState:
         """See `BatchState`. Its producer changes it."""
         return self._state

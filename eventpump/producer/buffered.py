@@ -102,7 +102,9 @@ class HubBufferedProducer:
         self._intake = Intake(
             router or HashRouter(partition_for_key),
             self._outbox,
-            encode=producer.encode,
+            encode=producer.encode
+            if producer.telemetry is None
+            else producer.telemetry.buffering(producer.encode, lambda: self.buffered_bytes),
             max_events=settings.max_batch_events,
             idempotent=producer.is_idempotent,
             stamping=producer.is_stamping,
@@ -184,6 +186,8 @@ class HubBufferedProducer:
         self._queue = RoomQueue(_NAME, self._room, self._outbox.lanes, self._outbox.send_now)
         self._intake.begin(partition_ids, self._room, self._queue, self._time, self._home.runner)
         self._is_open = True
+        if self._producer.telemetry is not None:
+            self._producer.telemetry.opened()
 
     # ------------------------------------------------------------------------------------------ accepting
 

@@ -238,6 +238,7 @@ class Outbox(Generic[E]):
         self.on_due: Callable[[str | None], None] | None = None
         self._producer = producer
         self._home = producer.home
+        self._telemetry = producer.telemetry
         self._name = name
         self._on_end = on_end
         self._max_in_flight = max_in_flight
@@ -346,7 +347,11 @@ class Outbox(Generic[E]):
                 first: int | None = None
                 error: Exception | None = None
                 try:
-                    first = await self._publish(lane, left[0])
+                    publishing = self._publish(lane, left[0])
+                    if self._telemetry is not None:
+                        sent = batch.events[start:end]
+                        publishing = self._telemetry.publishing(publishing, sent, end - start, lane.partition_id)
+                    first = await publishing
                 except EventTooLargeError as too_large:
                     if end - start > 1:
                         left[:1] = batch.divide(start, end, too_large.limit)

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
 from eventpump.aio.home import HomeLoop
@@ -20,7 +20,7 @@ from eventpump.errors import ConfigurationError, UnsettledBatch
 from eventpump.eventhubs.events import EventData, no_event
 from eventpump.eventhubs.hashing import check_key_length
 from eventpump.eventhubs.sealing import SealedBatch
-from eventpump.interfaces import HubProperties, PartitionProperties, Transport
+from eventpump.interfaces import HubDirectory, HubProperties, PartitionProperties, Transport
 from eventpump.logs import retry_logger
 from eventpump.options.base import RetryOptions
 from eventpump.options.predecessor import PRODUCER, answers
@@ -39,6 +39,7 @@ from eventpump.producer.targets import (
     SendTarget,
     TargetContext,
 )
+from eventpump.telemetry.interface import Encode, ProducerTelemetry, Send
 
 MAX_BATCH_SIZE = 1024 * 1024
 """Bytes; what a batch is filled to where the service states no limit."""
@@ -102,6 +103,12 @@ class HubProducer:
             scan = settings.scan_consumer_group or ""
             self._states = PublisherStates(store, settings.name or "", settings.start_policy, scan)
         self._max_in_flight = max_in_flight
+        self._directory: HubDirectory = transport
+        self.telemetry: ProducerTelemetry | None = None
+        """Records what is sent; None if nothing is recorded."""
+        if settings.telemetry is not None:
+            self.telemetry = recorder = settings.telemetry.of_producer(hub, settings.name, transport, self._in_doubt)
+            self._directory = recorder.directory(transport)
         self._context = TargetContext(
             transport,
             hub,
@@ -173,6 +180,11 @@ class HubProducer:
         """Since when a send waits for one answer of the state store, on the loop's clock; None where none does."""
         return None if self._states is None else self._states.waits.since
 
+    def _in_doubt(self) -> dict[str, int]:
+        """Return how many events are in doubt, by partition."""
+        doubts = [error for each in self._context.kept if (error := each.doubt) is not None]
+        return {error.partition_id: error.count for error in doubts}
+
     @property
     def is_stamping(self) -> bool:
         """Whether every event it sends has a stamp."""
@@ -204,16 +216,19 @@ class HubProducer:
             if not 0 < max_size_in_bytes <= limit:
                 raise ConfigurationError("max_size_in_bytes", f"must lie between 1 and the service's limit of {limit}")
             limit = max_size_in_bytes
-        return self._new_batch(limit, partition_id, partition_key)
+        encode = self._encode if self.telemetry is None else self.telemetry.writer(self._encode)
+        return self._new_batch(limit, partition_id, partition_key, encode)
 
-    def _new_batch(self, limit: int, partition_id: str | None, partition_key: str | None) -> EventBatch:
+    def _new_batch(
+        self, limit: int, partition_id: str | None, partition_key: str | None, encode: Encode | None
+    ) -> EventBatch:
         return EventBatch(
             limit,
             partition_id=partition_id,
             partition_key=partition_key,
             is_idempotent=self._is_idempotent,
             is_stamped=self.is_stamping,
-            encode=self._encode,
+            encode=encode,
         )
 
     async def message_limit(self, partition_id: str | None) -> int:
@@ -269,6 +284,40 @@ class HubProducer:
             InvalidClientStateError: The numbers do not agree with the service's. Final for the partition.
         """
         self.home.enter()
+        if self.telemetry is None:
+            await self._send(events, partition_id, partition_key, self._encode, split=split)
+            return
+        record, batch, each = self.telemetry.record(self._encode, partition_id), None, None
+        if isinstance(events, EventBatch):
+            batch, record.partition_id = events, events.partition_id
+        elif isinstance(events, EventData):
+            each = [events]
+        else:
+            each = events = events_of(cast("Sequence[EventData]", events))
+        work = self._send(events, partition_id, partition_key, record.writer, record, split=split)
+        count = batch.count if batch is not None else len(each or ())
+        if not count:
+            await work
+            return
+        await self.telemetry.sending(work, record, each, count, None if batch is None else batch.encode)
+
+    async def _send(
+        self,
+        events: EventData | Sequence[EventData] | EventBatch | UnsettledBatch,
+        partition_id: str | None,
+        partition_key: str | None,
+        encode: Encode | None,
+        record: Send | None = None,
+        *,
+        split: bool,
+    ) -> None:
+        """Send as `send` says, once the producer has entered its loop.
+
+        Args:
+            events: As of `send`, as are the next two, and `split`.
+            encode: Makes the events to send; None for nothing.
+            record: Gets the partition, once it is known.
+        """
         if isinstance(events, EventBatch):
             if partition_id is not None or partition_key is not None:
                 raise ConfigurationError("partition_id", "a batch knows its target; give it to create_batch")
@@ -280,7 +329,7 @@ class HubProducer:
             return
         self._check_target(partition_id, partition_key)
         if isinstance(events, EventData) and self._router is None and not (split or self._is_idempotent):
-            batch = self._new_batch(_NO_LIMIT, partition_id, partition_key)
+            batch = self._new_batch(_NO_LIMIT, partition_id, partition_key, encode)
             batch.try_add(events)
             await self._target(partition_id).send_batch(batch)
             return
@@ -289,8 +338,10 @@ class HubProducer:
             return
         if partition_id is None and self._router is not None:
             partition_id = self._known_at(each) or await self._routed(self._router, each[0], partition_key)
+            if record is not None:
+                record.partition_id = partition_id
         limit = await self.message_limit(partition_id) if split else _NO_LIMIT
-        new_batch = partial(self._new_batch, limit, partition_id, partition_key)
+        new_batch = partial(self._new_batch, limit, partition_id, partition_key, encode)
         await self._target(partition_id).send_events(each, partial(fill, each, new_batch))
 
     async def send_sealed(self, sealed: SealedBatch, *, partition_id: str | None) -> int | None:
@@ -309,7 +360,7 @@ class HubProducer:
         Raises:
             ServiceError: The last attempt failed.
         """
-        return await self._read("the hub's properties", lambda: self._transport.get_hub_properties(self._hub))
+        return await self._read("the hub's properties", lambda: self._directory.get_hub_properties(self._hub))
 
     async def get_partition_ids(self) -> tuple[str, ...]:
         """List the hub's partitions. Raises as `get_properties`."""
@@ -319,7 +370,7 @@ class HubProducer:
         """Read about a partition. Raises as `get_properties`."""
         return await self._read(
             f"the properties of partition {partition_id}",
-            lambda: self._transport.get_partition_properties(self._hub, partition_id),
+            lambda: self._directory.get_partition_properties(self._hub, partition_id),
         )
 
     async def _read(self, what: str, read: Callable[[], Awaitable[_P]]) -> _P:
@@ -442,6 +493,8 @@ class HubProducer:
                 failure, until = cancelled, 0.0
             first = first or failure
         self.home.close()
+        if self.telemetry is not None:
+            self.telemetry.close()
         if first is not None:
             raise first
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from contextvars import Token
+from functools import partial
 from types import CoroutineType
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.eventhubs.events import ReceivedEvent
-from eventpump.interfaces import HubDirectory, HubProperties, PartitionProperties
+from eventpump.interfaces import HubDirectory
 from eventpump.reports import (
     EventParked,
     EventSkipped,
@@ -29,15 +28,14 @@ from eventpump.reports import (
     StoreFailed,
 )
 from eventpump.telemetry import names, otel
+from eventpump.telemetry.asking import LoopQuestion
 from eventpump.telemetry.attributes import Attributes, ClientPlace, error_type, of_received, with_error
 from eventpump.telemetry.contexts import enqueued, links_of
-from eventpump.telemetry.names import Instrument, Operation
+from eventpump.telemetry.names import Instrument
 from eventpump.telemetry.otel import Observable, Observed, Recorder, Span, SpanKind
+from eventpump.telemetry.requests import MeasuredDirectory, recorded
 
 _T = TypeVar("_T")
-
-ANSWER_TIME: Final = 1.0
-"""Seconds that a thread which collects metrics waits for the event loop of a host."""
 
 
 class RecordedBatch:
@@ -249,14 +247,12 @@ class ConsumerRecorder(Observable):
     ) -> None:
         self._recorder = recorder
         self._place = place
-        self._peer = lambda: otel.peer_of(transport)
+        self._peer = partial(otel.peer_of, transport)
         self._has_parent = has_parent
         self._has_management_spans = has_management_spans
-        self._statuses = statuses
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._skip_until = 0.0
+        self._held: LoopQuestion[Observed] | None = None
         if statuses is not None and recorder.instruments is not None:
+            self._held = LoopQuestion(lambda: gauges_of(place, statuses()))
             recorder.instruments.observables.add(self)
 
     def partition(self, partition_id: str) -> PartitionRecorder:
@@ -275,7 +271,7 @@ class ConsumerRecorder(Observable):
 
     def close(self) -> None:
         """See `ConsumerTelemetry`."""
-        self._statuses = None
+        self._held = None
         if self._recorder.instruments is not None:
             self._recorder.instruments.observables.discard(self)
 
@@ -302,37 +298,8 @@ class ConsumerRecorder(Observable):
     # ----------------------------------------------------------------------------------------------------- gauges
 
     def observed(self) -> Observed:
-        """Return what the host holds. In another thread than the host's, its loop is asked, and waited for shortly."""
-        statuses = self._statuses
-        if statuses is None:
-            return []
-        if threading.get_ident() == self._thread:
-            return self._measured(statuses())
-        if self._loop.is_closed() or time.monotonic() < self._skip_until:
-            return []
-        answer: Future[Observed] = Future()
-
-        def ask() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                answer.set_result(self._measured(statuses()))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        try:
-            self._loop.call_soon_threadsafe(ask)
-            return answer.result(ANSWER_TIME)
-        except TimeoutError:
-            # One wait per collection is enough: other instruments are read at once.
-            answer.cancel()
-            self._skip_until = time.monotonic() + ANSWER_TIME
-        except RuntimeError:  # the loop was closed meanwhile
-            pass
-        return []
-
-    def _measured(self, statuses: Sequence[PartitionStatus]) -> Observed:
-        return gauges_of(self._place, statuses)
+        """See `Observable`."""
+        return [] if self._held is None else self._held.answer() or []
 
 
 def counts_of(report: HostReport) -> tuple[Instrument, float, Attributes] | None:
@@ -383,78 +350,3 @@ def gauges_of(place: ClientPlace, statuses: Sequence[PartitionStatus]) -> Observ
             waits = status.lag + status.last_sequence_number - status.checkpoint.sequence_number
             add(names.PARTITION_LAG, status.partition_id, waits, **{names.POSITION: "checkpointed", **which})
     return [(instrument, value, dict(attributes)) for (instrument, attributes), value in sums.items()]
-
-
-class MeasuredDirectory:
-    """A `HubDirectory` that records its reads.
-
-    Args:
-        directory: What reads.
-        recorder: Records.
-        place: What is read.
-        peer: Returns the address and the port of the connection's peer; None if they are not known.
-        has_spans: Whether the reads have spans.
-    """
-
-    def __init__(
-        self,
-        directory: HubDirectory,
-        recorder: Recorder,
-        place: ClientPlace,
-        peer: Callable[[], tuple[str, int] | None],
-        *,
-        has_spans: bool,
-    ) -> None:
-        self._directory = directory
-        self._recorder = recorder
-        self._place = place
-        self._peer = peer
-        self._has_spans = has_spans
-
-    async def get_hub_properties(self, hub: str) -> HubProperties:
-        """See `HubDirectory`."""
-        return await self._recorded(names.GET_HUB, None, self._directory.get_hub_properties(hub))
-
-    async def get_partition_properties(self, hub: str, partition_id: str) -> PartitionProperties:
-        """See `HubDirectory`."""
-        read = self._directory.get_partition_properties(hub, partition_id)
-        return await self._recorded(names.GET_PARTITION, partition_id, read)
-
-    def _recorded(self, operation: Operation, partition_id: str | None, read: Awaitable[_T]) -> Coroutine[Any, Any, _T]:
-        return recorded(
-            self._recorder, self._place, operation, partition_id, read, peer=self._peer, has_span=self._has_spans
-        )
-
-
-async def recorded(
-    recorder: Recorder,
-    place: ClientPlace,
-    operation: Operation,
-    partition_id: str | None,
-    work: Awaitable[_T],
-    *,
-    peer: Callable[[], tuple[str, int] | None] = lambda: None,
-    has_span: bool = True,
-) -> _T:
-    """Await a request of a client, in a span of its own, and record how long it took. Raises what it raises."""
-    now = asyncio.get_running_loop().time
-    began, span = now(), None
-    if has_span and recorder.tracer is not None:
-        span = recorder.start(place, operation, SpanKind.CLIENT, place.of_span(operation, partition_id))
-    token = recorder.enter(span)
-    raised: BaseException | None = None
-    try:
-        return await work
-    except GeneratorExit as error:
-        token, raised = None, error
-        raise
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        recorder.leave(token)
-        recorder.end(span, raised, peer())
-        if (meters := recorder.meters) is not None:
-            measured = with_error(place.of_metric(operation, partition_id), raised)
-            recorder.measure(meters.operation_duration, now() - began, measured)
-        raised = None  # its traceback refers to this frame

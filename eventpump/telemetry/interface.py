@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from eventpump.eventhubs.events import EventData, ReceivedEvent
-from eventpump.interfaces import ConsumerScope, HubDirectory
+from eventpump.interfaces import ConsumerScope, HubDirectory, Transport
 from eventpump.reports import HostReport, PartitionStatus
 
 _T = TypeVar("_T")
+
+Encode: TypeAlias = Callable[[EventData], EventData]
+"""Makes the event to send of the one given."""
 
 
 class Running(Protocol):
@@ -68,15 +71,79 @@ class ConsumerTelemetry(Protocol):
         """Observe the client no longer: it is closed."""
 
 
+class Writer(Protocol):
+    """Makes the event to send of the one given, with a trace context if there is one to carry."""
+
+    def __call__(self, event: EventData) -> EventData:
+        """Return the event to send. Raises `EventError` if it cannot be encoded."""
+
+
+class Send(Protocol):
+    """One call of `send`.
+
+    Attributes:
+        partition_id: The partition that is sent to; set by the producer once it is known.
+    """
+
+    partition_id: str | None
+
+    @property
+    def writer(self) -> Writer:
+        """Makes the events to send."""
+
+
 class ProducerTelemetry(Protocol):
     """What is recorded of a producer."""
 
-    def encoder(self, encode: Callable[[EventData], EventData] | None) -> Callable[[EventData], EventData] | None:
-        """Return what makes the event to send of the one given: it has a trace context then, if there is one.
+    def writer(self, encode: Encode | None) -> Writer:
+        """Return what makes the events of a batch to send.
 
         Args:
-            encode: What does so without; None for nothing.
+            encode: What does so without telemetry; None for nothing.
         """
+
+    def record(self, encode: Encode | None, partition_id: str | None) -> Send:
+        """Return what belongs to one call of `send`.
+
+        Args:
+            encode: As of `writer`.
+            partition_id: The partition that is given; None for none.
+        """
+
+    def sending(
+        self, work: Awaitable[_T], record: Any, events: Sequence[EventData] | None, count: int, written: object
+    ) -> Coroutine[Any, Any, _T]:
+        """Return what awaits a call of `send`, and records it. It raises what that raises.
+
+        Args:
+            work: The call.
+            record: What `record` returned for it.
+            events: The events; None for a batch.
+            count: How many they are.
+            written: What made the events of the batch.
+        """
+
+    def buffering(self, encode: Encode | None, buffered: Callable[[], int]) -> Writer:
+        """Return what makes the events to send that are given one by one to a buffer.
+
+        Args:
+            encode: As of `writer`.
+            buffered: Returns the bytes in the buffer.
+        """
+
+    def publishing(
+        self, work: Awaitable[_T], events: Sequence[object], count: int, partition_id: str | None
+    ) -> Coroutine[Any, Any, _T]:
+        """Return what awaits the sending of a message of a buffer, and records it. It raises what that raises."""
+
+    def directory(self, directory: HubDirectory) -> HubDirectory:
+        """Return a directory that records its reads, beside reading from another one."""
+
+    def opened(self) -> None:
+        """Called when the buffer is open, on its event loop."""
+
+    def close(self) -> None:
+        """Observe the producer no longer: it is closed."""
 
 
 class ClientTelemetry(Protocol):
@@ -96,6 +163,18 @@ class ClientTelemetry(Protocol):
 
     def of_reader(self, scope: ConsumerScope, name: str | None, transport: object) -> ConsumerTelemetry:
         """Return what records a reader. Called on its event loop."""
+
+    def of_producer(
+        self, hub: str, name: str | None, transport: Transport, in_doubt: Callable[[], Mapping[str, int]]
+    ) -> ProducerTelemetry:
+        """Return what records a producer.
+
+        Args:
+            hub: The hub.
+            name: Its name; None if it has none.
+            transport: Its connection.
+            in_doubt: Returns how many events are in doubt, by partition.
+        """
 
 
 def checked(value: object) -> object:

@@ -19,7 +19,7 @@ from eventpump.telemetry.names import Instrument, Operation
 
 try:
     from opentelemetry import context as contexts
-    from opentelemetry import metrics, trace
+    from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context as Context
     from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
     from opentelemetry.metrics import MeterProvider as MeterProvider
@@ -269,13 +269,20 @@ class Recorder:
         except BaseException as error:
             self.guard.failed(error)
 
-    def end(self, span: Span | None, error: BaseException | None, peer: tuple[str, int] | None = None) -> None:
+    def end(
+        self,
+        span: Span | None,
+        error: BaseException | None,
+        peer: tuple[str, int] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         """End a span.
 
         Args:
             span: The span; None for none.
             error: What it is about has failed with; None if it has not.
             peer: The address and the port of the connection's peer; None if they are not known, or were given.
+            more: Further attributes.
         """
         if span is None:
             return
@@ -283,6 +290,8 @@ class Recorder:
             if peer is not None:
                 span.set_attribute(names.PEER_ADDRESS, peer[0])
                 span.set_attribute(names.PEER_PORT, peer[1])
+            if more is not None:
+                span.set_attributes(more)
             if error is not None and span.is_recording():
                 span.set_attribute(names.ERROR_TYPE, error_type(error))
                 span.set_status(Status(StatusCode.ERROR, description(error)))
@@ -317,6 +326,37 @@ def event_context(span: Span) -> EventContext | None:
         return None
     state = found.trace_state.to_header() if found.trace_state else ""
     return EventContext(found.trace_id, found.span_id, int(found.trace_flags), state)
+
+
+def with_span(span: Span) -> Context:
+    """Return the current context with another current span."""
+    return trace.set_span_in_context(span)
+
+
+def current_context() -> Context:
+    """Return the current context."""
+    return contexts.get_current()
+
+
+def current_event_context(context: Context | None = None) -> EventContext | None:
+    """Return the context of the current span, in form of an event's; None if there is none."""
+    return event_context(trace.get_current_span(context))
+
+
+def injected(context: Context) -> dict[str, str]:
+    """Return what the configured propagators write for a context."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier, context)
+    return carrier
+
+
+def add_links(recorder: Recorder, span: Span, links: Iterable[EventLink]) -> None:
+    """Add links to a span that has begun."""
+    try:
+        for each in links:
+            span.add_link(span_context(each.context), of_link(each))
+    except BaseException as error:
+        recorder.guard.failed(error)
 
 
 def with_parent(context: EventContext) -> Context:

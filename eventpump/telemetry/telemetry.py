@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from eventpump.errors import ConfigurationError
-from eventpump.interfaces import ConsumerScope
+from eventpump.interfaces import ConsumerScope, Transport
 from eventpump.reports import PartitionStatus
 from eventpump.telemetry.attributes import ClientPlace
 from eventpump.telemetry.consuming import ConsumerRecorder
 from eventpump.telemetry.otel import MeterProvider, Recorder, TracerProvider
+from eventpump.telemetry.producing import ProducerRecorder
 from eventpump.texts import not_the_class
 
 Propagation: TypeAlias = bool | Literal["azure"]
@@ -68,6 +69,8 @@ class Telemetry:
             raise ConfigurationError("propagate", 'must be True, False or "azure"')
         if process_spans not in ("batch", "event"):
             raise ConfigurationError("process_spans", 'must be "batch" or "event"')
+        if create_spans and propagate is False:
+            raise ConfigurationError("create_spans", "needs propagate: events carry the contexts of their spans")
         self._recorder = Recorder(tracer_provider, meter_provider)
         self._create_spans = bool(create_spans)
         self._propagate: Propagation = propagate
@@ -84,6 +87,23 @@ class Telemetry:
     def of_reader(self, scope: ConsumerScope, name: str | None, transport: object) -> ConsumerRecorder:
         """Return what records a reader; see `ClientTelemetry`."""
         return self._consumer(scope, name, transport, None)
+
+    def of_producer(
+        self, hub: str, name: str | None, transport: Transport, in_doubt: Callable[[], Mapping[str, int]]
+    ) -> ProducerRecorder:
+        """Return what records a producer; see `ClientTelemetry`."""
+        port = getattr(transport, "port", None)
+        place = ClientPlace(hub, transport.fully_qualified_namespace, port, name, None, self._partition_attribute)
+        return ProducerRecorder(
+            self._recorder,
+            place,
+            transport,
+            creates_spans=self._create_spans,
+            propagates=self._propagate is not False,
+            has_old_name=self._propagate == "azure",
+            has_management_spans=self._management_spans,
+            in_doubt=in_doubt,
+        )
 
     def _consumer(
         self,

@@ -609,7 +609,8 @@ def as_data(event: Any) -> Any:
         return event
     made = EventData.__new__(EventData)
     for name in core.references["PlainEventData"].__slots__:
-        setattr(made, name, getattr(event, name))
+        if hasattr(event, name):  # only telemetry sets each
+            setattr(made, name, getattr(event, name))
     return made
 
 

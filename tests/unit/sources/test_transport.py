@@ -195,8 +195,9 @@ async def test_hub_as_a_source_is_probed_through() -> None:
     link.drop_connection("dead")
     await transport.aclose()
     async with PartitionReader(source=source, partition_id="0") as reader:
-        assert reader._service is not None
-        assert reader._service.transport is source.transport
+        service = reader._service
+        assert service is not None
+        assert service.transport is source.transport
     assert not source.transport.is_closed  # type: ignore[attr-defined]  # of the fake
     await source.aclose()
     assert source.transport.is_closed  # type: ignore[attr-defined]  # likewise
