@@ -146,6 +146,18 @@ class ProducerTelemetry(Protocol):
         """Observe the producer no longer: it is closed."""
 
 
+class SinkTelemetry(Protocol):
+    """What is recorded of Spark's sink, on the driver."""
+
+    def publishing(self, publish: Callable[[], _T], counts: Callable[[_T], Mapping[str | None, int]]) -> _T:
+        """Call what publishes a micro-batch, and record it. Raises what that raises.
+
+        Args:
+            publish: Publishes it.
+            counts: Returns how many rows that was, by partition, of what `publish` has returned.
+        """
+
+
 class ClientTelemetry(Protocol):
     """What clients take as `telemetry`: `eventpump.telemetry.Telemetry`."""
 
@@ -174,6 +186,15 @@ class ClientTelemetry(Protocol):
             name: Its name; None if it has none.
             transport: Its connection.
             in_doubt: Returns how many events are in doubt, by partition.
+        """
+
+    def of_sink(self, hub: str, name: str | None, transport: Transport) -> SinkTelemetry:
+        """Return what records Spark's sink.
+
+        Args:
+            hub: The hub.
+            name: The name of the sink; None if it has none.
+            transport: The driver's connection.
         """
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from eventpump.eventhubs.events import EventData, sent_context, set_sent_context, with_properties
@@ -208,7 +210,7 @@ class ProducerRecorder(Observable):
                 attributes = of_sent(self._of_span(partition_id), given, count)
                 # Not in the context of the task that sends: that of whichever event was accepted first.
                 span = recorder.start(
-                    self._place, names.SEND, SpanKind.CLIENT, attributes, self._links(carried), context=otel.ROOT
+                    self._place, names.SEND, SpanKind.CLIENT, attributes, _links_to(carried), context=otel.ROOT
                 )
         except BaseException as error:
             recorder.guard.failed(error)
@@ -235,7 +237,7 @@ class ProducerRecorder(Observable):
     def _links(self, carried: Iterable[EventContext], known: Iterable[EventContext] = ()) -> list[EventLink]:
         """Return links to contexts, but for the current one, which is the parent, and those that are known."""
         left_out = {*known, otel.current_event_context()}
-        return [EventLink(each, None) for each in carried if each not in left_out][:MOST_LINKS]
+        return _links_to(each for each in carried if each not in left_out)
 
     def _sent(self, partition_id: str | None, count: int, took: float, error: BaseException | None) -> None:
         meters = self.recorder.meters
@@ -319,6 +321,10 @@ class ProducerRecorder(Observable):
         return found
 
 
+def _links_to(contexts: Iterable[EventContext]) -> list[EventLink]:
+    return [EventLink(each, None) for each in islice(contexts, MOST_LINKS)]
+
+
 def _own_contexts(events: Sequence[EventData]) -> dict[EventContext, None]:
     """Return the contexts that events were given by the program, each once."""
     found: dict[EventContext, None] = {}
@@ -328,3 +334,40 @@ def _own_contexts(events: Sequence[EventData]) -> dict[EventContext, None]:
         if context is not None:
             found[context] = None
     return found
+
+
+class SinkRecorder:
+    """Records Spark's sink, on the driver; see `SinkTelemetry`.
+
+    Args:
+        recorder: Records.
+        place: What is published to.
+    """
+
+    def __init__(self, recorder: Recorder, place: ClientPlace) -> None:
+        self._recorder = recorder
+        self._place = place
+
+    def publishing(self, publish: Callable[[], _T], counts: Callable[[_T], Mapping[str | None, int]]) -> _T:
+        """See `SinkTelemetry`."""
+        recorder, place, began = self._recorder, self._place, time.monotonic()
+        span = recorder.start(place, names.SEND, SpanKind.CLIENT, place.of_span(names.SEND, None))
+        token = recorder.enter(span)
+        raised: BaseException | None = None
+        rows: Mapping[str | None, int] = {}
+        try:
+            done = publish()
+            rows = counts(done)
+            return done
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            recorder.leave(token)
+            recorder.end(span, raised, None, {names.MESSAGE_COUNT: sum(rows.values())} if rows else None)
+            if (meters := recorder.meters) is not None:
+                took = time.monotonic() - began
+                recorder.measure(meters.operation_duration, took, with_error(place.of_metric(names.SEND, None), raised))
+                for partition_id, count in rows.items():
+                    recorder.measure(meters.sent_messages, count, place.of_metric(names.SEND, partition_id))
+            raised = None  # its traceback refers to this frame

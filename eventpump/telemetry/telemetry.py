@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import ConsumerScope, Transport
@@ -11,7 +11,7 @@ from eventpump.reports import PartitionStatus
 from eventpump.telemetry.attributes import ClientPlace
 from eventpump.telemetry.consuming import ConsumerRecorder
 from eventpump.telemetry.otel import MeterProvider, Recorder, TracerProvider
-from eventpump.telemetry.producing import ProducerRecorder
+from eventpump.telemetry.producing import ProducerRecorder, SinkRecorder
 from eventpump.texts import not_the_class
 
 Propagation: TypeAlias = bool | Literal["azure"]
@@ -29,7 +29,7 @@ class Telemetry:
 
     One object may serve any number of clients. Without a provider that records (the program has set up no SDK), nothing
     is recorded, at a cost of about a microsecond per batch. What tracers, meters and exporters raise is logged once and
-    changes nothing else.
+    changes nothing else. Pickled, as for another process, it records with the providers of that process.
 
     Names and attributes are those of the semantic conventions for messaging, version 1.44.0; docs/reference/metrics.md
     and docs/reference/traces.md list them.
@@ -71,6 +71,13 @@ class Telemetry:
             raise ConfigurationError("process_spans", 'must be "batch" or "event"')
         if create_spans and propagate is False:
             raise ConfigurationError("create_spans", "needs propagate: events carry the contexts of their spans")
+        self._options = {
+            "create_spans": create_spans,
+            "propagate": propagate,
+            "process_spans": process_spans,
+            "management_spans": management_spans,
+            "partition_attribute": partition_attribute,
+        }
         self._recorder = Recorder(tracer_provider, meter_provider)
         self._create_spans = bool(create_spans)
         self._propagate: Propagation = propagate
@@ -105,6 +112,16 @@ class Telemetry:
             in_doubt=in_doubt,
         )
 
+    def of_sink(self, hub: str, name: str | None, transport: Transport) -> SinkRecorder:
+        """Return what records Spark's sink; see `ClientTelemetry`."""
+        port = getattr(transport, "port", None)
+        place = ClientPlace(hub, transport.fully_qualified_namespace, port, name, None, self._partition_attribute)
+        return SinkRecorder(self._recorder, place)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # In another process, such as Spark's, it records with the providers of that process.
+        return _made, (self._options,)
+
     def _consumer(
         self,
         scope: ConsumerScope,
@@ -128,6 +145,10 @@ class Telemetry:
             has_parent=self._has_parent,
             has_management_spans=self._management_spans,
         )
+
+
+def _made(options: dict[str, Any]) -> Telemetry:
+    return Telemetry(**options)
 
 
 def _check(name: str, provider: object, method: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.trace import SpanKind
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -43,6 +44,7 @@ from tests.spark.sinks import (
     numbered_stream,
     run_query,
 )
+from tests.support.telemetry import Recording
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -94,6 +96,27 @@ def test_sink_routes_keys_as_the_service_does(spark: SparkSession, sink: SinkHub
     assert all(
         event.partition_key == event.body_as_str() for each in sink.service.read(sink.name).values() for event in each
     )
+
+
+def test_batch_is_recorded_on_the_driver(spark: SparkSession, sink: SinkHub) -> None:
+    """A span per micro-batch, with its rows, and the counter by partition; of a batch that fails the error."""
+    recording = Recording()
+    writer = sink.writer(telemetry=recording.telemetry)
+    everything = ("id AS n", "CAST(id AS STRING) AS body", "CAST(id % 2 AS INT) AS partition")
+    writer(numbered(spark, 0, 100, *everything), 0)
+    with pytest.raises(ConfigurationError):
+        writer(numbered(spark, 0, 101, *everything), 0)
+    done, failed = recording.spans("send")
+    assert (done.name, done.kind) == (f"send {sink.name}", SpanKind.CLIENT)
+    attributes = dict(done.attributes or {})
+    assert attributes["messaging.batch.message_count"] == 100
+    assert f":{attributes['server.port']}" in sink.service.connection_string
+    assert attributes["az.namespace"] == "Microsoft.EventHub"
+    assert (failed.attributes or {})["error.type"] == "ConfigurationError"
+    sent = recording.points("messaging.client.sent.messages")
+    assert {each["messaging.destination.partition.id"]: count for each, count in sent} == {"0": 50, "1": 50}
+    assert recording.value("messaging.client.operation.duration") == 2
+    assert isinstance(pickle.loads(pickle.dumps(writer)), type(writer))
 
 
 def test_sink_numbers_follow_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:

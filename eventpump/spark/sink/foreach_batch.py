@@ -84,9 +84,12 @@ from eventpump.spark.sink.small import (
 )
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
+from eventpump.telemetry.interface import ClientTelemetry, checked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from eventpump.telemetry.telemetry import Telemetry
 
 _log = logging.getLogger("eventpump.spark")
 
@@ -308,14 +311,21 @@ class ForeachBatchWriter:
     Args:
         settings: The options of the producer.
         on_receipt: Called with the published rows of each batch, as of `foreach_batch_producer`. Default: None.
+        telemetry: Records each batch, as of `foreach_batch_producer`. Default: None.
 
     Attributes:
         settings: The options of the producer.
     """
 
-    def __init__(self, settings: SinkSettings, on_receipt: Callable[[BatchReceipt], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: SinkSettings,
+        on_receipt: Callable[[BatchReceipt], None] | None = None,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
         self.settings = settings
         self._on_receipt = on_receipt
+        self._telemetry = telemetry
         self._states: dict[str, _Running] = {}
         self._opened_by: int | None = None
         self._max_message_size = 0
@@ -346,9 +356,16 @@ class ForeachBatchWriter:
                 twice.
         """
         columns = EventColumns.of(frame.schema, self.settings.order_by)
-        receipt = (self._publish if self.settings.idempotent else self._send)(frame, columns, batch_id)
+        publish = partial(self._publish if self.settings.idempotent else self._send, frame, columns, batch_id)
+        receipt = publish() if self._telemetry is None else self._recorded(self._telemetry, publish)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
+
+    def _recorded(self, telemetry: ClientTelemetry, publish: Callable[[], BatchReceipt]) -> BatchReceipt:
+        """Publish a batch, and record it."""
+        connection = self.settings.connection
+        recorder = telemetry.of_sink(connection.hub, self.settings.sink_id, worker.transport(connection))
+        return recorder.publishing(publish, lambda done: {each.partition_id: each.count for each in done.partitions})
 
     def __repr__(self) -> str:
         return f"ForeachBatchWriter(hub={self.settings.connection.hub!r}, sink_id={self.settings.sink_id!r})"
@@ -834,6 +851,7 @@ def foreach_batch_producer(
     idempotent: bool = True,
     staging: bool | str = False,
     on_receipt: Callable[[BatchReceipt], None] | None = None,
+    telemetry: Telemetry | None = None,
     **options: Unpack[SinkOptions],
 ) -> ForeachBatchWriter:
     """Return a function for `foreachBatch` that publishes every row exactly once, per hub partition in the order of
@@ -874,6 +892,9 @@ def foreach_batch_producer(
             Default: False.
         on_receipt: Called with the published rows of each batch, where the batches are published: in the driver, or
             with Connect on the server. It is called again if a batch is repeated. Default: None.
+        telemetry: An `eventpump.telemetry.Telemetry`, which records a span and the metrics of each batch, where the
+            batches are published; not the messages, which executors send. With Connect that is the server, whose own
+            providers it uses. Default: None.
         options: See `sink.foreach_batch.SinkOptions`; units and defaults are in `sink.foreach_batch.SinkSettings` and
             :class:`eventpump.spark.connection.SparkConnection`.
 
@@ -892,7 +913,11 @@ def foreach_batch_producer(
         "staging": _staging_root(staging, ledger),
         **given,
     }
-    return ForeachBatchWriter(SinkSettings.model_validate(settings), on_receipt)
+    try:
+        checked(telemetry)
+    except ValueError as error:
+        raise ConfigurationError("telemetry", str(error)) from None
+    return ForeachBatchWriter(SinkSettings.model_validate(settings), on_receipt, telemetry)
 
 
 def _staging_root(staging: bool | str, ledger: object) -> str | None:

@@ -309,6 +309,16 @@ async def test_message_of_a_buffer_has_a_span_linked_to_its_events(hub: FakeHub,
     assert recording.points("messaging.client.sent.messages") == [({**SEND, **ZERO}, 9)]
 
 
+async def test_message_that_is_sent_within_a_span_is_linked_to_it(hub: FakeHub) -> None:
+    """The task that sends has the context of the first event: that is neither the parent nor left out of the links."""
+    recording = Recording()
+    async with _buffered(hub, recording.telemetry) as producer:
+        with recording.tracers.get_tracer("mine").start_as_current_span("mine"):
+            await producer.send_and_wait(EventData(b"a"))
+    (mine,), (span,) = recording.spans("mine"), recording.spans("send")
+    assert ([number for number, _ in links(span)], span.parent) == ([mine.context.span_id], None)
+
+
 async def test_create_spans_of_a_buffer_are_linked(hub: FakeHub) -> None:
     """Each accepted event has a span, whose context it carries, and the message is linked to them."""
     recording = Recording(create_spans=True)
