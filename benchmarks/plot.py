@@ -33,6 +33,7 @@ MEASURED = {
     "keyed": "What a keyed processor costs per event over a plain one",
     "transports": "The transports of both clients",
     "stages": "CPU time per event of each stage of receiving, without a socket",
+    "telemetry": "CPU time that telemetry adds to a batch",
     "spark-source": "Reading through Spark",
     "spark-small": "From an event's acceptance in one hub to its aggregate's in another, through Spark",
     "spark-sink": "Writing a DataFrame through Spark",

@@ -21,6 +21,7 @@ from benchmarks.report import Row
 from benchmarks.scale import scale
 from benchmarks.sending import buffered, idempotent, latency, send
 from benchmarks.startup import startup
+from benchmarks.telemetry import telemetry
 from tests.support.azurite import Azurite
 
 PEER_UAMQP = f"{PEER}, uamqp"
@@ -278,6 +279,7 @@ BENCHMARKS: Mapping[str, Callable[[bool, Log], list[Row]]] = {
     "delivery": delivery,
     "stages": stages,
     "keyed": keyed,
+    "telemetry": telemetry,
     "fanout": fanout,
     "send": send,
     "buffered": buffered,

@@ -284,10 +284,12 @@ class HubProducer:
             InvalidClientStateError: The numbers do not agree with the service's. Final for the partition.
         """
         self.home.enter()
-        if self.telemetry is None:
+        telemetry = self.telemetry
+        record = None if telemetry is None else telemetry.record(self._encode, partition_id)
+        if telemetry is None or record is None:
             await self._send(events, partition_id, partition_key, self._encode, split=split)
             return
-        record, batch, each = self.telemetry.record(self._encode, partition_id), None, None
+        batch, each = None, None
         if isinstance(events, EventBatch):
             batch, record.partition_id = events, events.partition_id
         elif isinstance(events, EventData):
@@ -299,7 +301,7 @@ class HubProducer:
         if not count:
             await work
             return
-        await self.telemetry.sending(work, record, each, count, None if batch is None else batch.encode)
+        await telemetry.sending(work, record, each, count, None if batch is None else batch.encode)
 
     async def _send(
         self,

@@ -116,9 +116,10 @@ def of_sent(base: Attributes, events: Sequence[EventData] | None, count: int) ->
 
 def of_link(link: EventLink) -> Attributes:
     """Return the attributes of a link to the context of a received event."""
-    if link.enqueued is None:
+    enqueued_at = link.enqueued
+    if enqueued_at is None:
         return {}
-    return {names.ENQUEUED_TIME: int(link.enqueued), names.AZURE_ENQUEUED_TIME: round(link.enqueued * 1000)}
+    return {names.ENQUEUED_TIME: int(enqueued_at), names.AZURE_ENQUEUED_TIME: round(enqueued_at * 1000)}
 
 
 def error_type(error: BaseException) -> str:

@@ -123,19 +123,17 @@ class PartitionRecorder:
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """See `PartitionTelemetry`."""
 
+        recorder = self._recorder
+
         def call(context: object, events: Sequence[ReceivedEvent]) -> Any:
             # Called first: what is not to be awaited is refused by the caller, as without telemetry.
             work = method(context, events)
+            if not recorder.is_on or not events:
+                return work
             is_coroutine = type(work) is CoroutineType or isinstance(work, Awaitable)
-            return self._processing(work, events) if is_coroutine and events and self.is_recording else work
+            return self._processing(work, events) if is_coroutine else work
 
         return call
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether anything would be recorded."""
-        recorder = self._recorder
-        return recorder.meters is not None or recorder.tracer is not None
 
     async def _processing(self, work: Awaitable[_T], events: Sequence[ReceivedEvent]) -> _T:
         running = self.began(events)
@@ -159,9 +157,9 @@ class PartitionRecorder:
 
     def began(self, events: Sequence[ReceivedEvent]) -> RecordedBatch | None:
         """See `PartitionTelemetry`."""
-        if not events or not self.is_recording:
-            return None
         recorder = self._recorder
+        if not events or not recorder.is_on:
+            return None
         try:
             span = None
             if recorder.tracer is not None:
@@ -202,7 +200,7 @@ class PartitionRecorder:
     def received(self, began: float, events: Sequence[ReceivedEvent], error: BaseException | None = None) -> None:
         """See `PartitionTelemetry`."""
         recorder = self._recorder
-        if (not events and error is None) or not self.is_recording:
+        if (not events and error is None) or not recorder.is_on:
             return
         took = self._now() - began
         try:

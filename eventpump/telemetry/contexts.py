@@ -17,7 +17,11 @@ DIAGNOSTIC_ID: Final = "Diagnostic-Id"
 MOST_LINKS: Final = 128
 """The most links of a span: what SDKs keep by default."""
 
-_FORM: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_match: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})").fullmatch
+_match_later: Final = re.compile(
+    r"(?!00|ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?", re.DOTALL
+).fullmatch
+"""Of a later version of the form, which may have more at its end."""
 
 
 class EventContext(NamedTuple):
@@ -50,12 +54,10 @@ class EventLink(NamedTuple):
 
 def parsed(traceparent: str, state: str = "") -> EventContext | None:
     """Return the context that a `traceparent` has; None if it is not of that form."""
-    match = _FORM.fullmatch(traceparent)
+    match = _match(traceparent) or _match_later(traceparent)
     if match is None:
         return None
-    version, trace, span, flags, more = match.groups()
-    if version == "ff" or (version == "00" and more is not None):
-        return None
+    trace, span, flags = match.groups()
     context = EventContext(int(trace, 16), int(span, 16), int(flags, 16), state)
     return context if context.trace_id and context.span_id else None
 
@@ -69,13 +71,11 @@ def texts_of(properties: Mapping[Any, Any] | None) -> tuple[str, str] | None:
     """Return the `traceparent` and the `tracestate` of application properties; None if there is no `traceparent`."""
     if not properties:
         return None
-    parent = properties.get(TRACEPARENT)
+    parent = properties.get(TRACEPARENT) or properties.get(DIAGNOSTIC_ID)
     if parent is None:
-        parent = properties.get(DIAGNOSTIC_ID)
-        if parent is None:
-            return None
+        return None
     state = properties.get(TRACESTATE)
-    return _text(parent), "" if state is None else _text(state)
+    return parent if type(parent) is str else _text(parent), "" if state is None else _text(state)
 
 
 def _text(value: object) -> str:
@@ -85,19 +85,23 @@ def _text(value: object) -> str:
 
 def links_of(events: Iterable[ReceivedEvent]) -> list[EventLink]:
     """Return the contexts of received events: each one once, the first `MOST_LINKS`."""
-    found: dict[tuple[str, str], EventLink | None] = {}
+    found: set[tuple[str, str]] = set()
     links: list[EventLink] = []
     for event in events:
         try:
-            texts = texts_of(event.properties)
+            properties = event.properties
         except EventError:
             continue
+        # Most events have none of these, and cost no call.
+        if not properties or (TRACEPARENT not in properties and DIAGNOSTIC_ID not in properties):
+            continue
+        texts = texts_of(properties)
         if texts is None or texts in found:
             continue
+        found.add(texts)
         context = parsed(*texts)
-        link = found[texts] = None if context is None else EventLink(context, enqueued(event))
-        if link is not None:
-            links.append(link)
+        if context is not None:
+            links.append(EventLink(context, enqueued(event)))
             if len(links) == MOST_LINKS:
                 break
     return links

@@ -102,8 +102,8 @@ class ProducerTelemetry(Protocol):
             encode: What does so without telemetry; None for nothing.
         """
 
-    def record(self, encode: Encode | None, partition_id: str | None) -> Send:
-        """Return what belongs to one call of `send`.
+    def record(self, encode: Encode | None, partition_id: str | None) -> Send | None:
+        """Return what belongs to one call of `send`; None if it is not recorded.
 
         Args:
             encode: As of `writer`.

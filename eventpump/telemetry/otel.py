@@ -166,6 +166,7 @@ class Recorder:
         self._tracer: Tracer | None = None
         self._has_tracer = False
         self._unset: object = None
+        self._is_on = False
         self.instruments: Instruments | None = None
         try:
             if not isinstance(meter_provider, NoOpMeterProvider):
@@ -175,6 +176,13 @@ class Recorder:
                 self.instruments = _instruments(meter_provider)
         except BaseException as error:
             self.guard.failed(error)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything would be recorded. Asked for each batch: what is found once is kept."""
+        if not self._is_on:
+            self._is_on = self.meters is not None or self.tracer is not None
+        return self._is_on
 
     @property
     def meters(self) -> Instruments | None:
@@ -313,10 +321,14 @@ def _unset_meter_provider() -> object:
     return provider if type(provider).__module__.startswith(metrics.__name__) else None
 
 
+_FLAGS: Final = tuple(map(TraceFlags, range(256)))
+
+
 def span_context(context: EventContext) -> SpanContext:
     """Return a context in the form of the API."""
-    state = TraceState.from_header([context.state]) if context.state else None
-    return SpanContext(context.trace_id, context.span_id, True, TraceFlags(context.flags), state)
+    trace_id, span_id, flags, text = context
+    state = TraceState.from_header([text]) if text else None
+    return SpanContext(trace_id, span_id, True, _FLAGS[flags], state)
 
 
 def event_context(span: Span) -> EventContext | None:

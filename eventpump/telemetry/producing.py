@@ -57,6 +57,8 @@ class ContextWriter:
     def __call__(self, event: EventData) -> EventData:
         """Return the event to send. Raises as `encode`."""
         sent = event if self._encode is None else self._encode(event)
+        if not self._owner.recorder.is_on:
+            return sent
         try:
             return self._written(event, sent)
         except BaseException as error:
@@ -155,8 +157,10 @@ class ProducerRecorder(Observable):
         """See `ProducerTelemetry`."""
         return ContextWriter(self, encode)
 
-    def record(self, encode: Encode | None, partition_id: str | None) -> SendRecord:
+    def record(self, encode: Encode | None, partition_id: str | None) -> SendRecord | None:
         """See `ProducerTelemetry`."""
+        if not self.recorder.is_on:
+            return None
         return SendRecord(self.writer(encode), partition_id)
 
     async def sending(
@@ -202,6 +206,8 @@ class ProducerRecorder(Observable):
     ) -> _T:
         """See `ProducerTelemetry`."""
         recorder, now = self.recorder, asyncio.get_running_loop().time
+        if not recorder.is_on:
+            return await work
         began, span = now(), None
         try:
             if recorder.tracer is not None:

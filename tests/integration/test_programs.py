@@ -90,6 +90,17 @@ def test_example_of_routers_shows_what_each_keeps() -> None:
     assert by_ring < 300 < 600 < by_hash
 
 
+def test_example_of_telemetry_shows_linked_spans() -> None:
+    """The span of the batch is linked to the one in which its events were sent, and that of the copies to it."""
+    result = _run("examples/telemetry.py")
+    assert result.returncode == 0, result.stderr
+    spans = dict(re.findall(r"^([0-9a-f]{16}) (\S+(?: \S+)?)", result.stdout, re.M))
+    ids = {name.strip(","): number for number, name in spans.items()}
+    assert f"{ids['process telemetry']} process telemetry, linked to {ids['measure']}" in result.stdout
+    assert f"{ids['send copy']} send copy, linked to {ids['process telemetry']}" in result.stdout
+    assert "messaging.process.duration" in result.stdout
+
+
 def test_example_of_balancing_shows_each_balancer() -> None:
     """Each balancer owns all partitions before and after, and moves what it says."""
     result = _run("examples/balancing.py")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,6 +105,36 @@ class Broken:
         if self.calls <= self._working:
             return self
         raise self._error
+
+
+class Erratic:
+    """Stands for a provider and all that it makes: each call works, raises something, or returns nonsense, by chance.
+
+    The tracer, the meter and the instruments themselves are made.
+
+    Args:
+        rng: Decides.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.calls = self.failures = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._made if name.startswith(("get_tracer", "get_meter", "create_")) else self._called
+
+    def _made(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def _called(self, *_: Any, **__: Any) -> Any:
+        self.calls += 1
+        if self._rng.random() < 0.3:
+            self.failures += 1
+            errors = (ValueError("erratic"), asyncio.CancelledError(), GeneratorExit(), TimeoutError(), StopIteration())
+            raise self._rng.choice(errors)
+        return self._rng.choice((self, None, 7))
 
 
 def broken_telemetry(error: BaseException, working: int = 0, **options: Any) -> tuple[Telemetry, Broken, Broken]:

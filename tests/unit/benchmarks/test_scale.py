@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from benchmarks.processes import EmulatorProcess, run_side
 from benchmarks.scale import law, rows_of
 from benchmarks.suite import BENCHMARKS
+from benchmarks.telemetry import telemetry
 
 TIMEOUT = 60.0
 
@@ -48,6 +51,13 @@ def test_rows_are_points_of_curves_beside_their_law() -> None:
     }
     assert all(row.peer_value == pytest.approx(1.0) for row in rows if row.peer_value is not None)
     assert {row.note for row in rows} == {"", "law: 1 + 0 × partitions"}
+
+
+def test_each_case_of_telemetry_is_measured() -> None:
+    """Each row has a figure of one run, and each limit stands beside one."""
+    rows = telemetry(True, lambda _: None)
+    assert {row.limit for row in rows} == {2.0, 80.0, 6.0, None}
+    assert all(math.isfinite(row.subject_value) for row in rows)
 
 
 def test_keyed_and_plain_processors_take_turns_over_the_same_events() -> None:
