@@ -16,7 +16,7 @@ from azure.core import MatchConditions
 from azure.core.exceptions import ResourceModifiedError
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from azure.storage.blob import ContainerSasPermissions, generate_container_sas
-from azure.storage.blob.aio import BlobClient, ContainerClient
+from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
 from eventpump.clock import LoopClock
 from eventpump.consumer.host.host import HubHost
@@ -526,6 +526,19 @@ async def test_checkpoint_that_is_no_position_is_not_taken_for_none(members: Mem
     assert await store.write_checkpoint(lease, Checkpoint("0", "1", 1))
     assert await store.read_checkpoint("0") == Checkpoint("0", "1", 1)
     assert "replaces it" in members.notices[-1][1]
+
+
+async def test_blob_lease_of_another_program_is_named(members: Members) -> None:
+    """It would look like a race that is lost each time."""
+    store = await members.opened("0", "1")
+    lease = await acquire(store, "1")
+    assert await store.write_checkpoint(lease, Checkpoint("1", "1", 1))
+    for blob in (members.ownership("0"), members.checkpoint("1")):
+        await BlobLeaseClient(blob).acquire(60)
+    with pytest.raises(StoreError, match=r"ownership/0 has a blob lease held elsewhere: break"):
+        await store.acquire(unheld("0"), OWNER)
+    with pytest.raises(StoreError, match=r"checkpoint/1 has a blob lease held elsewhere: break"):
+        await store.write_checkpoint(lease, Checkpoint("1", "2", 2))
 
 
 async def test_blobs_that_are_no_partitions_are_skipped(members: Members) -> None:

@@ -546,6 +546,11 @@ class BlobOwnershipStore:
                 "w of a signature; the role Storage Blob Data Contributor)"
             )
             raise StoreError(operation, problem, partition_id=partition_id) from None
+        except RefusedError as refused:
+            if replaces is None or refused.answer is not Answer.TAKEN:
+                raise
+            problem = f"{blob.blob_name} has a blob lease held elsewhere: break that blob lease"
+            raise StoreError(operation, problem, partition_id=partition_id) from None
 
     def _ownership_blob(self, partition_id: str) -> Blob:
         return self._blob(v5.OWNERSHIP, partition_id)
