@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+PARTITION: Final = "messaging_destination_partition_id"
+"""The label of a partition."""
+
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper limits of a histogram's buckets, in seconds: those of OpenTelemetry's conventions for messaging."""
 
@@ -84,6 +87,25 @@ class Durations:
             count += more
             found.append(Sample({**labels, "le": _number(limit)}, count, "_bucket"))
         return [*found, Sample(labels, self._sum, "_sum"), Sample(labels, count, "_count")]
+
+
+def labels_of(
+    namespace: str, hub: str, consumer_group: str | None = None, partition_id: str | None = None
+) -> dict[str, str]:
+    """Return the labels of a hub, or of a consumer group, or of a partition in it.
+
+    Args:
+        namespace: The namespace's host name.
+        hub: The hub.
+        consumer_group: None for what is not about one. Default: None.
+        partition_id: Likewise. Default: None.
+    """
+    labels = {"messaging_system": "eventhubs", "server_address": namespace, "messaging_destination_name": hub}
+    if consumer_group is not None:
+        labels["messaging_consumer_group_name"] = consumer_group
+    if partition_id is not None:
+        labels[PARTITION] = partition_id
+    return labels
 
 
 def all_healthy(parts: Iterable[Health]) -> Health:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from eventpump.core.monitoring import Metric, Sample
+from eventpump.core.monitoring import Metric, Sample, labels_of
 from eventpump.lag.group import GroupLag, LagState, PartitionProgress
 
 
@@ -86,13 +86,8 @@ def metrics(lag: GroupLag, now: datetime) -> Iterator[Metric]:
         lag: The lag.
         now: The time, with a time zone.
     """
-    group = {
-        "messaging_system": "eventhubs",
-        "server_address": lag.scope.fully_qualified_namespace,
-        "messaging_destination_name": lag.scope.hub,
-        "messaging_consumer_group_name": lag.scope.consumer_group,
-    }
-    rows = [({**group, "messaging_destination_partition_id": each.partition_id}, each) for each in lag.partitions]
+    group = lag.scope.fully_qualified_namespace, lag.scope.hub, lag.scope.consumer_group
+    rows = [(labels_of(*group, each.partition_id), each) for each in lag.partitions]
     yield Metric(
         "eventpump_partition_lag",
         "gauge",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eventpump.core.monitoring import Health, Metric, Sample
+from eventpump.core.monitoring import Health, Metric, Sample, labels_of
 from eventpump.core.status import ProducerStats, SendCount
 
 
@@ -58,7 +58,7 @@ def metrics_of(
         stats: What was sent, failed and was retried.
         buffered_bytes: What is accepted whose outcome is open; None of a producer without a buffer.
     """
-    labels = {"messaging_system": "eventhubs", "server_address": namespace, "messaging_destination_name": hub}
+    labels = labels_of(namespace, hub)
     yield Metric(
         "messaging_client_sent_messages_total",
         "counter",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
-from eventpump.core.monitoring import Durations, Metric, Sample
+from eventpump.core.monitoring import PARTITION, Durations, Metric, Sample, labels_of
 from eventpump.core.pump_state import PumpState
 from eventpump.errors import ProcessorFailedError
 from eventpump.interfaces import ConsumerScope
@@ -26,9 +26,6 @@ from eventpump.reports import (
     ProcessorFailed,
     StoreFailed,
 )
-
-PARTITION: Final = "messaging_destination_partition_id"
-"""The label of a partition."""
 
 _MOVES: Final = "eventpump_partition_moves_total"
 _FAILURES: Final = "eventpump_handler_failures_total"
@@ -164,16 +161,6 @@ def _gauge(name: str, text: str, rows: _Rows, values: Sequence[tuple[str, Callab
     return Metric(name, "gauge", text, samples)
 
 
-def scope_labels(scope: ConsumerScope) -> dict[str, str]:
-    """Return the labels that every sample of a host has."""
-    return {
-        "messaging_system": "eventhubs",
-        "server_address": scope.fully_qualified_namespace,
-        "messaging_destination_name": scope.hub,
-        "messaging_consumer_group_name": scope.consumer_group,
-    }
-
-
 def metrics_of(
     scope: ConsumerScope, statuses: Sequence[PartitionStatus], tally: ReportTally, *, is_ready: bool
 ) -> Iterator[Metric]:
@@ -185,7 +172,7 @@ def metrics_of(
         tally: Its reports.
         is_ready: Whether it is ready.
     """
-    labels = scope_labels(scope)
+    labels = labels_of(scope.fully_qualified_namespace, scope.hub, scope.consumer_group)
     rows = [({**labels, PARTITION: each.partition_id, **_subscription(each.subscription)}, each) for each in statuses]
     yield Metric("eventpump_ready", "gauge", "Whether the host is ready: 1 or 0.", [Sample(labels, int(is_ready))])
     yield Metric(

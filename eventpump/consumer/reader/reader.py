@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +25,7 @@ from eventpump.consumer.reader.keyed_reading import KeyedReading
 from eventpump.consumer.record.continuity import ContinuityCheck, check_hub
 from eventpump.consumer.record.starts import HubRecreatedError, data_loss
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
+from eventpump.core.monitoring import Health, Metric, Sample, labels_of
 from eventpump.core.starts import Loss, LossKind, NumberWatch, end_position, pinned_number, retained_from
 from eventpump.errors import (
     ClosedError,
@@ -182,6 +183,62 @@ class HubReader:
         """The partition's newest event, as named by the last event received. None without `track_last_enqueued`."""
         newest = None if self._feed is None else self._feed.facts.newest
         return None if newest is None else ReceivedEvent(newest).last_enqueued
+
+    def health(self) -> Health:
+        """Return how the reader is, for a `HealthServer`: ready once its link was attached, until it is closed."""
+        waits_for = None
+        if self._is_closed:
+            waits_for = "nothing: it is closed"
+        elif self._feed is None or not self._feed.facts.links:
+            waits_for = "its link"
+        if waits_for is None:
+            return Health(live=True, ready=True)
+        reason = f"the reader of partition {self._settings.partition_id} waits for {waits_for}"
+        return Health(live=True, ready=False, reasons=(reason,))
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return what is known of the partition as metrics, for a `HealthServer`; none before it is entered."""
+        if self._transport is None:
+            return
+        settings = self._settings
+        labels = labels_of(
+            self._transport.fully_qualified_namespace, settings.hub, settings.consumer_group, settings.partition_id
+        )
+        of_events = {**labels, "position": "delivered"}
+        yield Metric(
+            "eventpump_ready", "gauge", "Whether the link was attached: 1 or 0.", [Sample(labels, self.health().ready)]
+        )
+        number, behind = self._numbers
+        yield Metric(
+            "eventpump_partition_sequence_number",
+            "gauge",
+            "The sequence number of the last event that was returned.",
+            [] if number is None else [Sample(of_events, number)],
+        )
+        yield Metric(
+            "eventpump_partition_lag",
+            "gauge",
+            "Events of the partition that were not returned.",
+            [] if behind is None else [Sample(of_events, behind)],
+        )
+
+    def lag(self) -> Mapping[str, object] | None:
+        """Return how far the reader is behind as JSON values, for a `HealthServer`; None while it is not known.
+
+        It is known with `track_last_enqueued`, from the first event on.
+        """
+        behind = self._numbers[1]
+        partition = {"hub": self._settings.hub, "partition_id": self._settings.partition_id}
+        return None if behind is None else {**partition, "lag": behind}
+
+    @property
+    def _numbers(self) -> tuple[int | None, int | None]:
+        """The number of the last event returned, and how many follow it; None where that is not known."""
+        with suppress(EventError):
+            number = None if self._last is None else ReceivedEvent(self._last).sequence_number
+            newest = None if self.last_enqueued is None else self.last_enqueued.sequence_number
+            return number, None if newest is None or number is None else max(0, newest - number)
+        return None, None
 
     async def __aenter__(self) -> Self:
         """Connect, and find the end of the range.

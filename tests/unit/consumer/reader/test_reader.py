@@ -332,3 +332,31 @@ async def test_iterate_to_a_time_whose_rest_was_removed_ends(clock: Any) -> None
         async with asyncio.timeout(60):
             assert [event.sequence_number async for event in reader] == []
         assert reader.is_at_end
+
+
+async def test_reader_is_watched_as_a_host_is() -> None:
+    """Ready once its link was attached, also without events; its lag is known from the first event on."""
+    hub = FakeHub()
+    hub.publish("0", count=10)
+    hub.hang("receive")
+    reader = _reader(hub, track_last_enqueued=True)
+    assert list(reader.metrics()) == []
+    async with reader:
+        reading = asyncio.create_task(reader.read(4))
+        await asyncio.sleep(1)
+        assert reader.health().reasons == ("the reader of partition 0 waits for its link",)
+        hub.answer("receive")
+        assert [event.sequence_number for event in await reading] == [0, 1, 2, 3]
+        assert reader.health().ready
+        found = {metric.name: [each.value for each in metric.samples] for metric in reader.metrics()}
+        assert found == {
+            "eventpump_ready": [1],
+            "eventpump_partition_sequence_number": [3],
+            "eventpump_partition_lag": [6],
+        }
+        assert reader.lag() == {"hub": hub.name, "partition_id": "0", "lag": 6}
+    assert not reader.health().ready
+    async with _reader(FakeHub()) as idle:
+        await idle.read(max_wait_time=1)
+        assert idle.health().ready
+        assert idle.lag() is None
