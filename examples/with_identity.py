@@ -1,17 +1,18 @@
 """Process events with an identity of Microsoft Entra in place of keys, on one machine or in a cluster.
 
     pip install azure-identity
-    NAMESPACE=example.servicebus.windows.net HUB=telemetry \
-        STORAGE_URL=https://example.blob.core.windows.net LEASES=leases python examples/with_identity.py
+    EVENTPUMP_NAMESPACE=example.servicebus.windows.net EVENTPUMP_HUB=telemetry \
+        EVENTPUMP_STORAGE_URL=https://example.blob.core.windows.net EVENTPUMP_CONTAINER=leases \
+        python examples/with_identity.py
 
 `DefaultAzureCredential` finds the workload identity of a pod, the managed identity of a machine, or the account of
 `az login`. The identity needs the roles Azure Event Hubs Data Receiver on the hub and Storage Blob Data Contributor on
 the container. `examples/kubernetes` runs this program: it answers `/livez`, `/readyz` and `/metrics` on PORT, and ends
 in order on SIGTERM.
 
-In place of the identity, EVENTPUMP_CONNECTION_STRING and STORAGE_CONNECTION_STRING may hold keys. Without NAMESPACE and
-EVENTPUMP_CONNECTION_STRING it starts a local service, which accepts the tokens of a credential of its own, and ends
-after some events.
+In place of the identity, EVENTPUMP_CONNECTION_STRING and EVENTPUMP_STORAGE_CONNECTION_STRING may hold keys, without
+EVENTPUMP_NAMESPACE and EVENTPUMP_STORAGE_URL. Without EVENTPUMP_NAMESPACE and EVENTPUMP_CONNECTION_STRING it starts a
+local service, which accepts the tokens of a credential of its own, and ends after some events.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: pip install azure-identity") from None
 
 from eventpump import (
-    BlobLeaseStore,
     Emulator,
     EventData,
     EventProcessor,
@@ -46,8 +46,7 @@ from eventpump import (
 from eventpump.emulator.auth import VerifiedToken
 from eventpump.health import HealthServer
 
-HUB = os.environ.get("HUB", "telemetry")
-CONSUMER_GROUP = os.environ.get("CONSUMER_GROUP", "$Default")
+HUB = "telemetry"
 LOCAL_EVENTS = 100
 
 
@@ -91,18 +90,17 @@ class LocalCredential:
 
 
 async def main() -> None:
-    processor = Printer()
-    common: dict[str, Any] = {
-        "processor": processor,
-        "consumer_group": CONSUMER_GROUP,
-    }
+    processor, until = Printer(), None
     async with AsyncExitStack() as stack:
-        connection_string, namespace = (
-            os.environ.get("EVENTPUMP_CONNECTION_STRING"),
-            os.environ.get("NAMESPACE"),
-        )
-        until = None
-        if connection_string is None and namespace is None:
+        has_namespace = bool(os.environ.get("EVENTPUMP_NAMESPACE"))
+        if has_namespace or os.environ.get("EVENTPUMP_CONNECTION_STRING"):
+            options: dict[str, Any] = {}
+            if has_namespace:
+                # It is closed after the host, which uses it to the end.
+                identity = await stack.enter_async_context(DefaultAzureCredential())
+                options["credential"] = identity
+            host = EventProcessorHost.from_env(processor=processor, **options)
+        else:
             credential = LocalCredential()
             service = await stack.enter_async_context(
                 Emulator({HUB: 4}, token_verifier=credential.verify)
@@ -116,34 +114,11 @@ async def main() -> None:
             host = EventProcessorHost(
                 without_key,
                 HUB,
+                processor=processor,
                 credential=credential,
                 lease_store=MemoryLeaseStore(),
-                **common,
             )
             until = processor.enough.wait()
-        elif connection_string is not None:
-            leases = BlobLeaseStore(
-                os.environ.get("LEASES", "leases"),
-                connection_string=os.environ["STORAGE_CONNECTION_STRING"],
-            )
-            host = EventProcessorHost(
-                connection_string, HUB, lease_store=leases, **common
-            )
-        else:
-            # It is closed after the host, which uses it to the end.
-            identity = await stack.enter_async_context(DefaultAzureCredential())
-            leases = BlobLeaseStore(
-                os.environ.get("LEASES", "leases"),
-                account_url=os.environ["STORAGE_URL"],
-                credential=identity,
-            )
-            host = EventProcessorHost(
-                hub=HUB,
-                fully_qualified_namespace=namespace,
-                credential=identity,
-                lease_store=leases,
-                **common,
-            )
         port = int(os.environ.get("PORT", "8080"))
         server = HealthServer(host, address="0.0.0.0", port=port)
         await stack.enter_async_context(server)

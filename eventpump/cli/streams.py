@@ -101,9 +101,9 @@ def connection_text(args: argparse.Namespace) -> str:
         ConfigurationError: Neither the option nor the variable is set.
     """
     text: str | None = args.connection_string
-    if text is not None and text:
+    if text:
         return text
-    text = _ENVIRONMENT.get(CONNECTION_STRING)
+    text = _ENVIRONMENT.get(CONNECTION_STRING) if text is None else None
     if text is None:
         problem = f"is required, here or in {CONNECTION_VARIABLE}"
         if _ENVIRONMENT.get(NAMESPACE) is not None:

@@ -89,7 +89,7 @@ class Environment:
                 raise ConfigurationError(self.name(NAMESPACE), problem)
             else:
                 found["fully_qualified_namespace"] = namespace
-        return {name: value for name, value in found.items() if name not in given}
+        return found
 
     def store(self) -> tuple[str, dict[str, Any]]:
         """Return the container of the leases, and how the storage account is reached: a connection string or a URL.

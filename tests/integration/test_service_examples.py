@@ -23,6 +23,7 @@ from azure.storage.blob.aio import ContainerClient
 
 from eventpump import Emulator, EventData, EventProducer, PartitionReader, ReceivedEvent
 from eventpump.emulator.faults import Hold, LinkRole, Reject
+from eventpump.options import environment
 from eventpump.options.consumer import HostSettings
 from eventpump.testing.fixtures import eventpump_emulator
 from tests.support.azurite import Azurite
@@ -33,6 +34,14 @@ __all__ = ["eventpump_emulator"]
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "examples/kubernetes"
 HUB = "telemetry"
+VARIABLES = {
+    f"{environment.PREFIX}_{name}"
+    for name in (
+        *(environment.CONNECTION_STRING, environment.NAMESPACE, environment.HUB, environment.CONSUMER_GROUP),
+        *(environment.STORAGE_CONNECTION_STRING, environment.STORAGE_URL, environment.CONTAINER),
+        environment.HOST_NAME,
+    )
+}
 _LIMIT = 200.0
 APIS = ["ingest_aiohttp.py", "ingest_fastapi.py"]
 
@@ -63,14 +72,13 @@ class Running:
 
 
 @asynccontextmanager
-async def running(program: str, *arguments: str, **environment: str) -> AsyncIterator[Running]:
+async def running(program: str, *arguments: str, **variables: str) -> AsyncIterator[Running]:
     """Run an example, without the connection string of the tests' environment, and kill it at the end."""
-    names = ("EVENTPUMP_CONNECTION_STRING", "NAMESPACE", "HUB", "STORAGE_URL", "STORAGE_CONNECTION_STRING", "LEASES")
-    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     process = await start_python(
         *(str(ROOT / "examples" / program), *arguments),
         cwd=ROOT,
-        env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
+        env={**inherited, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -368,11 +376,11 @@ async def test_program_of_the_manifests_answers_its_probes_and_ends_in_order(
     azurite: Azurite, eventpump_emulator: Emulator
 ) -> None:
     """With the variables of the manifests, and keys in place of the identity; KEDA finds the checkpoints."""
-    variables = _of_kind("ConfigMap")["data"] | {"LEASES": "cluster"}
-    del variables["NAMESPACE"], variables["STORAGE_URL"]
+    variables = _of_kind("ConfigMap")["data"] | {"EVENTPUMP_CONTAINER": "cluster"}
+    del variables["EVENTPUMP_NAMESPACE"], variables["EVENTPUMP_STORAGE_URL"]
     secrets = {
         "EVENTPUMP_CONNECTION_STRING": eventpump_emulator.connection_string,
-        "STORAGE_CONNECTION_STRING": azurite.connection_string,
+        "EVENTPUMP_STORAGE_CONNECTION_STRING": azurite.connection_string,
     }
     async with ContainerClient.from_connection_string(azurite.connection_string, "cluster") as container:
         await container.create_container()
@@ -424,7 +432,8 @@ def test_manifests_agree_with_the_program_and_with_each_other() -> None:
     program = (ROOT / "examples" / container["command"][1]).read_text(encoding="utf-8")
     read = set(re.findall(r'os\.environ(?:\.get)?[\[(]"(\w+)"', program))
     given = {*_of_kind("ConfigMap")["data"], *(each["name"] for each in container["env"])}
-    assert given - {"PYTHONUNBUFFERED"} == read
+    assert "EventProcessorHost.from_env(" in program
+    assert given - {"PYTHONUNBUFFERED"} == read | (VARIABLES - {"EVENTPUMP_HOST_NAME"})
     assert container["envFrom"] == [{"configMapRef": {"name": _of_kind("ConfigMap")["metadata"]["name"]}}]
     assert pod["serviceAccountName"] == _of_kind("ServiceAccount")["metadata"]["name"]
     close_timeout = HostSettings.model_fields["close_timeout"].default
@@ -461,11 +470,11 @@ def test_scaled_object_has_the_fields_that_keda_reads() -> None:
     assert "checkpointStrategy" not in metadata
     assert all(isinstance(value, str) for value in metadata.values())
     assert int(metadata["unprocessedEventThreshold"]) > 0
-    assert metadata["eventHubNamespace"] == variables["NAMESPACE"].partition(".")[0]
-    assert metadata["eventHubName"] == variables["HUB"]
-    assert metadata["consumerGroup"] == variables["CONSUMER_GROUP"]
-    assert variables["STORAGE_URL"] == f"https://{metadata['storageAccountName']}.blob.core.windows.net"
-    assert metadata["blobContainer"] == variables["LEASES"]
+    assert metadata["eventHubNamespace"] == variables["EVENTPUMP_NAMESPACE"].partition(".")[0]
+    assert metadata["eventHubName"] == variables["EVENTPUMP_HUB"]
+    assert metadata["consumerGroup"] == variables["EVENTPUMP_CONSUMER_GROUP"]
+    assert variables["EVENTPUMP_STORAGE_URL"] == f"https://{metadata['storageAccountName']}.blob.core.windows.net"
+    assert metadata["blobContainer"] == variables["EVENTPUMP_CONTAINER"]
 
 
 def test_page_on_kubernetes_shows_the_manifests() -> None:

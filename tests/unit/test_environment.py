@@ -188,11 +188,12 @@ async def test_constructors_do_not_read_the_environment(monkeypatch: pytest.Monk
     """They behave as they are called, whatever is set."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "environ", _Unread())
-        EventProcessorHost(CONNECTION, "telemetry", processor=process, lease_store=MemoryLeaseStore())
-        PartitionReader(CONNECTION, "telemetry", partition_id="0")
+        with_hub = f"{CONNECTION};EntityPath=telemetry"
+        EventProcessorHost(with_hub, processor=process, lease_store=MemoryLeaseStore())
+        PartitionReader(with_hub, partition_id="0")
         EventHubsApp(CONNECTION, lease_store=MemoryLeaseStore())
-        EventProducer(CONNECTION, "telemetry")
-        BufferedProducer(CONNECTION, "telemetry")
+        EventProducer(with_hub)
+        BufferedProducer(with_hub)
         arguments: dict[Any, dict[str, Any]] = {
             EventProducer: {},
             BufferedProducer: {},
