@@ -18,10 +18,6 @@ from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
-from azure.identity.aio import DefaultAzureCredential
-from azure.schemaregistry.aio import SchemaRegistryClient
-from azure.schemaregistry.encoder.avroencoder.aio import AvroEncoder
-
 from eventpump import (
     Emulator,
     EventData,
@@ -29,6 +25,14 @@ from eventpump import (
     EventPumpError,
     PartitionReader,
 )
+
+try:
+    from azure.identity.aio import DefaultAzureCredential
+    from azure.schemaregistry.aio import SchemaRegistryClient
+    from azure.schemaregistry.encoder.avroencoder.aio import AvroEncoder
+except ModuleNotFoundError as error:
+    packages = "azure-schemaregistry-avroencoder azure-identity"
+    raise SystemExit(f"{error}: pip install {packages}") from None
 
 HUB = os.environ.get("HUB", "telemetry")
 EVENTS = 10

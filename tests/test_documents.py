@@ -100,15 +100,17 @@ def test_list_of_examples_has_every_example() -> None:
             assert is_alone == row.endswith("| yes |"), name
 
 
-@pytest.mark.parametrize(
-    ("example", "module", "install"),
-    [
-        ("ingest_fastapi", "fastapi", "fastapi uvicorn"),
-        ("spark_pipeline", "pyspark", "'eventpump[spark,java]'"),
-        ("test_with_the_emulator", "pytest", "'eventpump[testing]'"),
-        ("with_identity", "azure.identity", "azure-identity"),
-    ],
-)
+_NEEDS = [
+    ("ingest_fastapi", "fastapi", "fastapi uvicorn"),
+    ("schema_registry", "azure.identity", "azure-schemaregistry-avroencoder azure-identity"),
+    ("spark_pipeline", "pyspark", "'eventpump[spark,java]'"),
+    ("test_with_the_emulator", "pytest", "'eventpump[testing]'"),
+    ("with_identity", "azure.identity", "azure-identity"),
+]
+"""Examples that need more than the package: for each a module, and what it says to install."""
+
+
+@pytest.mark.parametrize(("example", "module", "install"), _NEEDS)
 def test_example_without_its_extra_prints_what_to_install(example: str, module: str, install: str) -> None:
     """In one line, without a traceback; the list of examples names it too."""
     run = f"import runpy, sys; sys.modules[{module!r}] = None; runpy.run_path('examples/{example}.py')"
@@ -122,6 +124,7 @@ def test_example_without_its_extra_prints_what_to_install(example: str, module: 
         if f"[{example}.py]" in row
     )
     assert all(f"`{each}`" in row for each in install.replace("'", "").split())
+    assert (ROOT / "examples/README.md").read_text(encoding="utf-8").count("(needs ") == len(_NEEDS)
 
 
 def test_options_of_commands_exist() -> None:
