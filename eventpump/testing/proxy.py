@@ -46,12 +46,11 @@ class FaultProxy:
     Args:
         port: The service's port.
         host: The service's host name or address. Default: "127.0.0.1".
-        listen_port: The port to listen on, at 127.0.0.1; 0 selects a free one. Default: 0.
     """
 
-    def __init__(self, port: int, *, host: str = "127.0.0.1", listen_port: int = 0) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
         self._network = _Network(host, port)
-        self._port = listen_port
+        self._port = 0
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -90,7 +89,7 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """The port it listens on; 0 before it does, unless one was asked for."""
+        """The port it listens on, at 127.0.0.1; 0 before it does."""
         return self._port
 
     @property

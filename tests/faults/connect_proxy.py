@@ -95,10 +95,6 @@ class ConnectProxy:
         """What it was asked for since it was started, and the status it answered: `host:port status`."""
         return [line.removeprefix("CONNECT ") for line in self.child.lines if line.startswith("CONNECT ")]
 
-    async def until_requests(self, count: int) -> None:
-        """Wait until it was asked so often."""
-        await self.child.until(lambda _: len(self.requests) >= count)
-
     async def say(self, text: str | None, *, times: int | None = None) -> None:
         """Have it answer with a text, or never, in place of a tunnel; so often, or from now on."""
         await self._tell({"say": text, "times": times})
