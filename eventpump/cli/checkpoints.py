@@ -240,7 +240,8 @@ async def _export(args: argparse.Namespace) -> int:
         say(export.encode().rstrip("\n"))
         return 0
     await asyncio.to_thread(write_new_file, args.file, export.encode())
-    say(f"{_count(sum(each is not None for each in export.partitions.values()))} in {args.file}")
+    count = sum(each is not None for each in export.partitions.values())
+    say(f"{_count(count)} in {without_secrets(args.file)}")
     return 0
 
 
@@ -458,7 +459,9 @@ def outcome_lines(plan: CheckpointPlan, outcome: CheckpointOutcome, width: int |
     later = {each: reason for each, reason in outcome.refused.items() if each not in planned}
     notes = _grouped(later)
     if outcome.export is not None:
-        notes.append(f"{_count(len(outcome.written))} written. What was there before is in {outcome.export}.")
+        notes.append(
+            f"{_count(len(outcome.written))} written. What was there before is in {without_secrets(outcome.export)}."
+        )
     return ["", *_wrapped(notes, width)] if notes else []
 
 

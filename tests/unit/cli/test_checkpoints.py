@@ -92,6 +92,7 @@ def test_outcome_names_the_file_and_what_was_refused_since() -> None:
         "2 checkpoints written. What was there before is in before.json.",
     ]
     assert outcome_lines(PLAN, CheckpointOutcome(None, (), refused), None) == []
+    assert "c2VjcmV0" not in str(outcome_lines(PLAN, CheckpointOutcome("AccountKey=c2VjcmV0", ("0",)), None))
 
 
 def test_failure_says_how_to_go_on() -> None:
