@@ -114,7 +114,8 @@ async def test_reset_shows_what_it_would_do_and_does_it_with_yes(eventpump_emula
     assert out.decode().splitlines()[-1] == f"2 checkpoints written. What was there before is in {file}."
     after = await stored(path)
     assert (after["0"], after["2"][0], after["3"][0]) == (before["0"], 2, 2)
-    code, out, err = await run("checkpoints", "import", str(file), *at, "--yes", emulator=eventpump_emulator)
+    undoing = ("checkpoints", "import", str(file), *at, "--yes", "--export", str(tmp_path / "undo.json"))
+    code, out, err = await run(*undoing, emulator=eventpump_emulator)
     assert (code, err) == (1, "")
     assert "partition 3 refused: 70 is beyond its end, 4" in out.decode()
     assert (await stored(path))["2"] == before["2"]
