@@ -198,11 +198,11 @@ class HubReader:
 
     def metrics(self) -> Iterable[Metric]:
         """Return what is known of the partition as metrics, for a `HealthServer`; none before it is entered."""
-        if self._transport is None:
+        if self._service is None:
             return
         settings = self._settings
         labels = labels_of(
-            self._transport.fully_qualified_namespace, settings.hub, settings.consumer_group, settings.partition_id
+            self._service.transport.fully_qualified_namespace, settings.hub, settings.consumer_group, settings.partition_id
         )
         of_events = {**labels, "position": "delivered"}
         yield Metric(
