@@ -29,7 +29,15 @@ from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.options.consumer import HostSettings
-from eventpump.reports import HostReport, LeaseLost, LeaseTaken, LinkFailed, OutsideReader, SharedStoreNotice
+from eventpump.reports import (
+    HostReport,
+    LeaseLost,
+    LeaseStoreEmpty,
+    LeaseTaken,
+    LinkFailed,
+    OutsideReader,
+    SharedStoreNotice,
+)
 from eventpump.storage.leases.ownership import BlobOwnershipStore
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
@@ -649,6 +657,7 @@ async def test_host_goes_on_where_another_sdk_stopped(members: Members) -> None:
         assert (await metadata_of(members.ownership(partition_id, directory)))["ownerid"] == ""
     (notice,) = [each for each in reports if isinstance(each, SharedStoreNotice)]
     assert "renew_interval" in notice.problem
+    assert not [each for each in reports if isinstance(each, LeaseStoreEmpty)]
     assert all(spec.owner_level == 0 for spec in hub.attached)
 
 

@@ -496,6 +496,8 @@ class BlobOwnershipStore:
             ConfigurationError: Nothing is in this spelling, and something in the other one.
         """
         found = await self._blobs.list("open", directory)
+        # Checkpoints that were copied here have no ownership yet.
+        self._ensured.update(name.rpartition("/")[2] for name in found if v5.is_of_group(name))
         for name, blob in found.items():
             if v5.is_checkpoint(name) and (problem := v5.parse_checkpoint(blob.metadata).problem) is not None:
                 self._notices.add(name.rpartition("/")[2], _unusable(name, problem))
