@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -12,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventpump import EventProcessorHost, GeneratorSource, MemoryLeaseStore
-from eventpump.aio.doing import answering_signal, shown
+from eventpump.aio.doing import answering_signal
 from eventpump.cli.logs import JsonLines, complain, write_state, writing_logs
 from eventpump.cli.main import COMMANDS, main, parser
 
@@ -101,65 +99,9 @@ def test_lines_of_json_hold_no_secret(capfd: pytest.CaptureFixture[str]) -> None
     assert KEY not in json.dumps(lines(capfd))
 
 
-async def test_signal_shows_hosts_and_the_line_of_each_task(capfd: pytest.CaptureFixture[str]) -> None:
-    """In one piece, as text or as a line of JSON; afterwards the signal has its effect from before."""
-    handled, before = asyncio.Event(), signal.getsignal(signal.SIGUSR1)
-
-    async def process(context: object, events: object) -> None:
-        handled.set()
-        await asyncio.Event().wait()
-
-    async with GeneratorSource(partitions=1, events=1) as source:
-        host = shown(EventProcessorHost(source=source, processor=process, lease_store=MemoryLeaseStore()))
-        running = asyncio.create_task(host.run())
-        await handled.wait()
-        with answering_signal(write_state):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            text = capfd.readouterr().err
-        with writing_logs("json"), answering_signal(write_state):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            (line,) = lines(capfd)
-        assert signal.getsignal(signal.SIGUSR1) is before
-        await host.aclose(0)
-        await running
-    for shown_text in (text, line["message"]):
-        assert "partition 0 waits for process_events" in shown_text
-        assert f"{__file__}:" in shown_text
-        assert "task eventpump host waits at " in shown_text
-
-
-def test_signal_is_answered_while_the_loop_is_blocked(capfd: pytest.CaptureFixture[str]) -> None:
-    """With the line at which it is: that is when it is needed most."""
-
-    async def block() -> None:
-        os.kill(os.getpid(), signal.SIGUSR1)  # no step of the loop follows before it is answered
-        sum(range(1000))
-        assert "task blocking runs at" in capfd.readouterr().err
-
-    async def work() -> None:
-        await asyncio.create_task(block(), name="blocking")
-
-    with answering_signal(write_state):
-        asyncio.run(work())
+def test_signal_is_answered_with_a_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
+    """If that is the format of the log."""
+    with writing_logs("json"), answering_signal(write_state):
         os.kill(os.getpid(), signal.SIGUSR1)
-    assert "no event loop runs; it is at " in capfd.readouterr().err
-
-
-def test_library_handles_no_signal() -> None:
-    """A host leaves SIGUSR1 alone."""
-    before = signal.getsignal(signal.SIGUSR1)
-    seen = []
-
-    async def work() -> None:
-        handled = asyncio.Event()
-
-        async def process(context: object, events: object) -> None:
-            seen.append(signal.getsignal(signal.SIGUSR1))
-            handled.set()
-
-        async with GeneratorSource(partitions=1, events=1) as source:
-            host = EventProcessorHost(source=source, processor=process, lease_store=MemoryLeaseStore())
-            await host.run(handle_signals=True, until=handled.wait())
-
-    asyncio.run(work())
-    assert set(seen) == {before}
+    (line,) = lines(capfd)
+    assert line["message"].startswith("no event loop runs; it is at ")

@@ -128,3 +128,32 @@ async def test_buffered_producer_counts_every_accepted_event_once(seed: int, *, 
 def test_counts_compare_and_begin_at_nothing() -> None:
     """As data does."""
     assert ProducerStats().sent == SendCount() == SendCount(0, 0, 0)
+
+
+async def test_producer_is_watched_by_its_counters() -> None:
+    """As metrics: those that failed have a label of their own; ready until it is closed, and without a lag."""
+    hub = FakeHub(partitions=1)
+    async with _producer(hub) as plain, HubBufferedProducer(_producer(hub), BufferSettings()) as buffered:
+        await plain.send([EventData("1"), EventData("2")], partition_id="0")
+        hub.refuse(EventTooLargeError(2, 1), operation="transfer")
+        with pytest.raises(EventTooLargeError):
+            await plain.send(EventData("3"), partition_id="0")
+        found = {each.name: [sample.value for sample in each.samples] for each in plain.metrics()}
+        assert found == {
+            "messaging_client_sent_messages_total": [2, 1],
+            "eventpump_producer_retried_messages_total": [0],
+        }
+        (sent, *_) = plain.metrics()
+        assert [each.labels.get("error_type") for each in sent.samples] == [None, "_OTHER"]
+        hub.hang("transfer")
+        await buffered.send(EventData("4"), partition_id="0")
+        (metric,) = (each for each in buffered.metrics() if each.name == "eventpump_producer_buffer_bytes")
+        assert [each.value for each in metric.samples] == [buffered.buffered_bytes]
+        assert buffered.buffered_bytes > 0
+        hub.answer("transfer")
+        for producer in (plain, buffered):
+            assert producer.health().ready
+            assert producer.lag() is None
+    for closed in (plain, buffered):
+        assert closed.health().reasons == (f"the producer of hub {hub.name} is closed",)
+        assert closed.health().live

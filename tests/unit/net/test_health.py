@@ -1,9 +1,8 @@
-"""Prometheus' text format, and the server: its addresses, its answers, and what it takes of the event loop."""
+"""The server of probes and metrics: its addresses, its answers, and what it takes of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from eventpump.core.monitoring import BUCKETS, Durations, Health, Metric, Sample, exposition, merged
+from eventpump.core.monitoring import Health, Metric, Sample
 from eventpump.errors import ConfigurationError
 from eventpump.net import health as served
 from eventpump.net.health import REUSED, HealthServer
@@ -48,34 +47,6 @@ class Watched:
 async def answer(server: HealthServer, path: str, **headers: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as client, client.get(f"{server.url}{path}", headers=headers) as response:
         return response.status, await response.text()
-
-
-def test_metrics_are_written_in_the_text_format() -> None:
-    """Labels are quoted, one HELP and TYPE for each name, and a metric without values is left out."""
-    made = [
-        Metric("a", "gauge", "What\nit is.", [Sample({"hub": 'x"\\\n'}, 3), Sample({}, 0.5), Sample({}, math.inf)]),
-        Metric("b", "counter", "None.", []),
-    ]
-    assert exposition(made) == '# HELP a What\\nit is.\n# TYPE a gauge\na{hub="x\\"\\\\\\n"} 3\na 0.5\na +Inf\n'
-
-
-def test_metrics_of_several_parts_have_each_name_once() -> None:
-    """As the format demands, with the samples of all parts."""
-    one, two = (Metric("a", "gauge", "It.", [Sample({"hub": hub}, 1)]) for hub in ("x", "y"))
-    other = Metric("b", "gauge", "Other.", [Sample({}, 2)])
-    assert merged([[one, other], [two]]) == [Metric("a", "gauge", "It.", [*one.samples, *two.samples]), other]
-
-
-def test_histogram_counts_in_each_bucket_what_is_at_most_its_limit() -> None:
-    """And in "+Inf" everything, as in its count."""
-    durations = Durations()
-    for seconds in (0.005, 0.006, 10.0, 11.0):
-        durations.add(seconds)
-    text = exposition([Metric("d", "histogram", "It.", durations.samples({"of": "x"}))])
-    assert 'd_bucket{of="x",le="0.005"} 1\nd_bucket{of="x",le="0.01"} 2\n' in text
-    assert 'd_bucket{of="x",le="10.0"} 3\nd_bucket{of="x",le="+Inf"} 4\n' in text
-    assert text.endswith('d_sum{of="x"} 21.011\nd_count{of="x"} 4\n')
-    assert text.count("_bucket") == len(BUCKETS) + 1
 
 
 async def test_port_in_use_is_a_configuration_error() -> None:
