@@ -40,11 +40,11 @@ def waits_at(work: object, task: asyncio.Task[Any] | None) -> str | None:
 
 
 def stands_at(task: asyncio.Task[Any]) -> str:
-    """Return where a task that waits stands, as "file:line function": its innermost frame, whoever's that is."""
-    frame = None
-    for frame in _frames(task.get_coro(), None):  # noqa: B007 - the last one counts
-        pass
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"
+    """Return where a task that waits stands, as "file:line function": its innermost frame that is not asyncio's."""
+    frames = [each for each in _frames(task.get_coro(), None) if _package(each) != "asyncio"]
+    if not frames:
+        return "?"
+    return f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno} {frames[-1].f_code.co_qualname}"
 
 
 def _package(frame: FrameType) -> str:

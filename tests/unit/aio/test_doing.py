@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import re
 import signal
 import threading
 
@@ -100,13 +102,20 @@ async def test_many_tasks_are_counted_and_what_cannot_be_described_is_left_out()
             raise RuntimeError
 
     broken = shown(Broken())
-    tasks = [asyncio.create_task(asyncio.Event().wait(), name=f"number {number}") for number in range(250)]
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(wait(), name=f"number {number}") for number in range(250)]
+    asyncio_only = asyncio.create_task(asyncio.Event().wait(), name="a first one")
     await asyncio.sleep(0)
     text = now(None)
     assert "Broken: it cannot be described now (RuntimeError)" in text
-    assert "and 50 tasks more" in text
-    assert "task number 0 waits at " in text
-    for task in tasks:
+    assert "and 51 tasks more" in text
+    line = inspect.getsourcelines(wait)[1] + 1
+    assert re.search(rf"^task number 0 waits at {re.escape(__file__)}:{line} .*wait$", text, re.M)
+    assert "task a first one waits at ?" in text
+    for task in [*tasks, asyncio_only]:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*tasks, asyncio_only, return_exceptions=True)
     del broken
