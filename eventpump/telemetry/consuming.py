@@ -267,12 +267,6 @@ class ConsumerRecorder(Observable):
         """See `ConsumerTelemetry`."""
         return recorded(self._recorder, self._place, names.CHECKPOINT, partition_id, write)
 
-    def close(self) -> None:
-        """See `ConsumerTelemetry`."""
-        self._held = None
-        if self._recorder.instruments is not None:
-            self._recorder.instruments.observables.discard(self)
-
     # ---------------------------------------------------------------------------------------------------- reports
 
     def report(self, report: HostReport) -> None:

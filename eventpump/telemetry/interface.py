@@ -67,9 +67,6 @@ class ConsumerTelemetry(Protocol):
     def checkpointing(self, partition_id: str, write: Awaitable[_T]) -> Coroutine[Any, Any, _T]:
         """Return what awaits a write of a checkpoint, and records it. It raises what that raises."""
 
-    def close(self) -> None:
-        """Observe the client no longer: it is closed."""
-
 
 class Writer(Protocol):
     """Makes the event to send of the one given, with a trace context if there is one to carry."""

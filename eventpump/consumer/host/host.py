@@ -117,7 +117,6 @@ class HubHost:
         self._fields = {"hub": settings.hub, "consumer_group": settings.consumer_group}
         self._tally = ReportTally()
         self._hooks: tuple[Hook, ...] = (self._tally.count, *hooks)
-        self._telemetry: ConsumerTelemetry | None = None
         self._clock = LoopClock() if clock is None else clock
         self._rng = random.Random() if rng is None else rng
         if not callable(getattr(leases, "write_checkpoint", None)) or isinstance(leases, type):
@@ -553,12 +552,11 @@ class HubHost:
         loop_gate = LoopGate(self._clock)
         scope = ConsumerScope(transport.fully_qualified_namespace, settings.hub, settings.consumer_group)
         store = BoundedLeaseStore(self._leases, timeout=store_timeout, clock=self._clock, loop_gate=loop_gate)
-        telemetry, hooks = None, self._hooks
+        telemetry: ConsumerTelemetry | None = None
+        hooks = self._hooks
         directory: HubDirectory = transport
         if settings.telemetry is not None:
-            telemetry = self._telemetry = settings.telemetry.of_host(
-                scope, self._owner_id, transport, lambda: self.partitions
-            )
+            telemetry = settings.telemetry.of_host(scope, self._owner_id, transport, lambda: self.partitions)
             hooks, directory = (*hooks, telemetry.report), telemetry.directory(transport)
         reporter = Reporter(_log, hooks, self._fields)
         services = HostServices(
@@ -609,8 +607,6 @@ class HubHost:
     async def _disconnect(self) -> None:
         """Close the transport and the store. Does nothing if they were never used, or are closed."""
         self._home.close()
-        if self._telemetry is not None:
-            self._telemetry.close()
         transport, self._transport = self._transport, None
         if transport is None or self._manager is None:
             return

@@ -202,7 +202,10 @@ class HubReader:
             return
         settings = self._settings
         labels = labels_of(
-            self._service.transport.fully_qualified_namespace, settings.hub, settings.consumer_group, settings.partition_id
+            self._service.transport.fully_qualified_namespace,
+            settings.hub,
+            settings.consumer_group,
+            settings.partition_id,
         )
         of_events = {**labels, "position": "delivered"}
         yield Metric(

@@ -182,17 +182,18 @@ async def test_propagation_is_by_the_option(hub: FakeHub, propagate: bool | str)
 
 
 async def test_state_and_baggage_of_the_context_are_passed_on(hub: FakeHub) -> None:
-    """`tracestate` of the current span, and what the configured propagators write beside it."""
+    """`tracestate` of the current span, and what the configured propagators write; a property of the event is kept."""
     recording = Recording()
     state = trace.TraceState([("vendor", "1")])
     remote = trace.SpanContext(TRACE, 5, True, trace.TraceFlags(1), state)
     context = baggage.set_baggage("tenant", "a", trace.set_span_in_context(trace.NonRecordingSpan(remote)))
     token = attach(context)
     async with _producer(hub, recording.telemetry) as producer:
-        await producer.send(EventData(b"a"))
+        await producer.send([EventData(b"a"), EventData(b"b", properties={"baggage": "own=1"})])
     detach(token)
-    (event,) = await _stored(hub)
-    assert event.properties == {"traceparent": PARENT.format(5), "tracestate": "vendor=1", "baggage": "tenant=a"}
+    first, second = await _stored(hub)
+    carried = {"traceparent": PARENT.format(5), "tracestate": "vendor=1", "baggage": "tenant=a"}
+    assert (first.properties, second.properties) == (carried, {**carried, "baggage": "own=1"})
 
 
 async def test_codecs_and_contexts_go_together(hub: FakeHub) -> None:
