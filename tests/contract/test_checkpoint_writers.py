@@ -476,6 +476,19 @@ async def test_force_takes_the_lease_from_its_owner(stage: Stage, form: str) -> 
     assert not snapshot.is_held
 
 
+async def test_owner_of_another_sdk_that_came_since_the_listing_is_noticed(stage: Stage) -> None:
+    """Directly before the write; there is no lease that would keep it out."""
+    place = await stage.new_place("v5")
+    await reset(stage, await stage.editor(stage.target("v5", place)), {"0": 4})
+    target = stage.target("v5", place)
+    stage.stack.push_async_callback(target.aclose)
+    seen = (await target.read(stage.scope, ["0"])).partitions["0"]
+    await target.begin(stage.scope, ["0"])
+    await stage.own_v5(place, "0")
+    assert await target.write("0", seen, Checkpoint("0", "-1", -1), from_owner=False) == "host-a owns it"
+    assert await target.write("0", seen, Checkpoint("0", "-1", -1), from_owner=True) is None
+
+
 async def test_force_writes_beside_an_owner_of_another_sdk(stage: Stage) -> None:
     """It has no fence."""
     place = await stage.new_place("v5")

@@ -13,9 +13,9 @@ from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.storage import ownership_form as v5
 from eventpump.storage.blob_access import Answer, BlobContainer, ForbiddenError, RefusedError
-from eventpump.storage.checkpoints.blobs import BlobCheckpointReader
+from eventpump.storage.checkpoints.blobs import BlobCheckpointReader, listed_blob
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
-from eventpump.storage.checkpoints.writing import CHANGED, OWNER, LeasedCheckpoints, of_earlier_hub
+from eventpump.storage.checkpoints.writing import CHANGED, OWNER, LeasedCheckpoints, of_earlier_hub, owned_by
 from eventpump.storage.groups import CHECKPOINTS, ScopeRecords
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.records.blob import BlobRecordStore
@@ -152,6 +152,8 @@ class BlobCheckpointWriter(BlobCheckpointReader):
                 return await self._leased.write(partition_id, before, after, from_owner=from_owner)
         version = None if before is None else before.version
         with self._naming_rights(name):
+            if not from_owner and (owner := await self._find_owner(partition_id)) is not None:
+                return owned_by(owner)
             try:
                 if after is not None:
                     await write_checkpoint_blob(self._blobs, name, after, version)
@@ -160,6 +162,15 @@ class BlobCheckpointWriter(BlobCheckpointReader):
             except RefusedError as refused:
                 return CHANGED if refused.answer is not Answer.LOST else refused.answer.value
         return None
+
+    async def _find_owner(self, partition_id: str) -> str | None:
+        """Return who owns a partition in the form of "v5", None for none: it may have come since the listing."""
+        blob = self._blobs.blob(f"{self._directory}{v5.OWNERSHIP}{partition_id}")
+        found = await self._blobs.properties(_OPERATION, partition_id, blob)
+        if found is None:
+            return None
+        owner, is_owned = self._owner_of(listed_blob(found), self._clock.time())
+        return owner if is_owned else None
 
     @contextlib.contextmanager
     def _naming_rights(self, what: str) -> Iterator[None]:

@@ -35,7 +35,9 @@ _OPERATION: Final = "read checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class Listed:
+    """What is known of a blob without its body."""
+
     metadata: Mapping[str, str] | None
     modified: datetime
     is_leased: bool
@@ -171,10 +173,8 @@ class BlobCheckpointReader:
             place = f"{directory}{v5.CHECKPOINT}{partition_id}"
             stored = StoredCheckpoint(partition_id, _V5, place, is_owned=False)
             if ownership is not None:
-                found_owner = v5.parse_ownership(ownership.metadata)
-                lives = found_owner.duration or self._owner_timeout
-                is_owned = found_owner.owner is not None and now - ownership.modified.timestamp() < lives
-                stored = replace(stored, owner=found_owner.owner, is_owned=is_owned)
+                owner, is_owned = self._owner_of(ownership, now)
+                stored = replace(stored, owner=owner, is_owned=is_owned)
             if checkpoint is not None:
                 place_of = v5.parse_checkpoint(checkpoint.metadata)
                 stored = replace(
@@ -187,6 +187,12 @@ class BlobCheckpointReader:
                 )
             found[partition_id] = stored
         return found
+
+    def _owner_of(self, ownership: Listed, now: float) -> tuple[str | None, bool]:
+        """Return the owner in an ownership of "v5", None for none, and whether it is one now."""
+        stored = v5.parse_ownership(ownership.metadata)
+        lives = stored.duration or self._owner_timeout
+        return stored.owner, stored.owner is not None and now - ownership.modified.timestamp() < lives
 
     async def _read_functions(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
         found = await self._v5_of(v5.group_directory(scope), partition_ids)
@@ -208,7 +214,7 @@ class BlobCheckpointReader:
         stored = await gather(reads, at_once=_READS_AT_ONCE)
         return {each.partition_id: each for each in stored if each is not None}
 
-    async def _read_lease(self, partition_id: str, name: str, listed: _Listed) -> StoredCheckpoint | None:
+    async def _read_lease(self, partition_id: str, name: str, listed: Listed) -> StoredCheckpoint | None:
         def parse(raw: bytes) -> LeaseBody | str:
             try:
                 return LeaseBody.parse(raw, partition_id)
@@ -235,10 +241,10 @@ class BlobCheckpointReader:
             is_owned=listed.is_leased,
         )
 
-    async def _list(self, directory: str, *, pages: int | None = None) -> dict[str, _Listed]:
+    async def _list(self, directory: str, *, pages: int | None = None) -> dict[str, Listed]:
         """Return the blobs of a directory, or those of its first pages, of up to 5,000 blobs each."""
         found = await self._blobs.list(_OPERATION, directory, pages=pages)
-        return {name: _listed(blob) for name, blob in found.items()}
+        return {name: listed_blob(blob) for name, blob in found.items()}
 
     async def aclose(self) -> None:
         """Close the client of the container, unless it is the caller's. Closing twice is fine."""
@@ -249,9 +255,10 @@ class BlobCheckpointReader:
         return f"BlobCheckpointReader({self._blobs.name!r}, format={self._format!r}, prefix={self._prefix!r})"
 
 
-def _listed(blob: BlobProperties) -> _Listed:
+def listed_blob(blob: BlobProperties) -> Listed:
+    """Return what is known of a blob."""
     modified = blob.last_modified.astimezone(UTC)
-    return _Listed(blob.metadata, modified, blob.lease.state == _LEASED, str(blob.etag))
+    return Listed(blob.metadata, modified, blob.lease.state == _LEASED, str(blob.etag))
 
 
 def _functions_directories(scope: ConsumerScope) -> tuple[str, str]:
