@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from eventpump.lag import BlobCheckpointReader, SparkCheckpointReader, SqliteChe
 from eventpump.storage.checkpoints.blobs import CheckpointFormat
 from eventpump.storage.leases.blob import BlobLeaseStore
 from eventpump.storage.leases.sqlite import SqliteLeaseStore
+from tests.support import golden
 from tests.support.azurite import Azurite
 from tests.support.leases import unheld
 
@@ -26,7 +27,14 @@ PARTITIONS = ("0", "1", "2", "10")
 
 
 async def read(
-    azurite: Azurite, container: str, format_: CheckpointFormat = "v5", *, prefix: str = "", preserve_case: bool = False
+    azurite: Azurite,
+    container: str,
+    format_: CheckpointFormat = "v5",
+    *,
+    prefix: str = "",
+    preserve_case: bool = False,
+    scope: ConsumerScope = SCOPE,
+    partition_ids: Sequence[str] = PARTITIONS,
 ) -> tuple[Mapping[str, StoredCheckpoint], tuple[str, ...]]:
     """Return what a reader of the container finds, and its notes."""
     reader = BlobCheckpointReader(
@@ -37,7 +45,7 @@ async def read(
         preserve_case=preserve_case,
     )
     try:
-        found = await reader.read(SCOPE, PARTITIONS)
+        found = await reader.read(scope, partition_ids)
     finally:
         await reader.aclose()
     return found.partitions, tuple(found.notes)
@@ -77,6 +85,75 @@ async def test_v5_checkpoints_and_owners_are_read_by_one_listing(azurite: Azurit
     }
     assert found["0"].written_at is not None
     assert notes == ()
+
+
+@pytest.mark.parametrize("sdk", ["python", "javascript"])
+@pytest.mark.parametrize(("state", "owner"), [("running", golden.OWNER), ("closed", None)])
+async def test_recorded_blobs_of_an_official_sdk_are_read(
+    azurite: Azurite, container_name: str, sdk: str, state: str, owner: str | None
+) -> None:
+    """While its processor runs, and once that has released what it owned; `tests/interop` has them written."""
+    await write(azurite, container_name, golden.GOLDEN[sdk][state])
+    async with ContainerClient.from_connection_string(azurite.connection_string, container_name) as client:
+        assert await golden.list_metadata(client) == golden.GOLDEN[sdk][state]
+    found, notes = await read(azurite, container_name, scope=golden.SCOPE)
+    assert notes == ()
+    assert {each: (got.sequence_number, got.offset, got.owner, got.is_owned) for each, got in found.items()} == {
+        "0": (golden.COUNT - 1, "232", owner, owner is not None),
+        "1": (None, None, owner, owner is not None),
+    }
+
+
+FORMS = {
+    "net-offset-alone": ({"offset": "100", "sequencenumber": ""}, ("100", None)),
+    "net-no-offset": ({"offset": "no offset", "sequencenumber": "7", "clientidentifier": "a"}, (None, 7)),
+    "net-no-offset-capitals": ({"offset": "No Offset", "sequencenumber": "7"}, (None, 7)),
+    "net-empty-offset": ({"sequencenumber": "7", "offset": "", "clientidentifier": ""}, (None, 7)),
+    "net-least-number": ({"offset": "", "sequencenumber": str(-(2**63))}, None),
+    "net-neither": ({"offset": "no offset", "sequencenumber": ""}, None),
+    "net-geo": ({"offset": "3:8589935296:0", "sequencenumber": "7"}, ("3:8589935296:0", 7)),
+    "java-old": ({"Offset": "100", "SequenceNumber": "7"}, ("100", 7)),
+    "java-number-alone": ({"sequencenumber": "7"}, (None, 7)),
+    "java-offset-alone": ({"offset": "100"}, ("100", None)),
+    "go": ({"Offset": "100", "Sequencenumber": "7"}, ("100", 7)),  # HTTP's canonical form of a header
+    "begin": ({"offset": "-1", "sequencenumber": "-1"}, ("-1", -1)),
+    "first-event": ({"offset": "0", "sequencenumber": "0"}, ("0", 0)),
+    "unknown-keys": ({"offset": "100", "sequencenumber": "7", "hdi_isfolder": "x"}, ("100", 7)),
+    "words": ({"offset": "", "sequencenumber": "seven"}, None),
+    "nothing": ({}, None),
+}
+"""Metadata that an SDK may have written, with offset and number where its readers begin; None if they find neither."""
+
+
+@pytest.mark.parametrize("preserved", [False, True], ids=["lower", "preserved"])
+async def test_v5_checkpoints_in_every_form_are_read(azurite: Azurite, container_name: str, *, preserved: bool) -> None:
+    """Those of .NET, Java and Go, old and new, under names of either case; one without a position has the reason."""
+    directory = PRESERVED if preserved else LOWER
+    partitions = [str(number) for number in range(len(FORMS))]
+    blobs = {f"{directory}/checkpoint/{at}": FORMS[form][0] for at, form in zip(partitions, FORMS, strict=True)}
+    await write(azurite, container_name, blobs)
+    found, notes = await read(azurite, container_name, preserve_case=preserved, partition_ids=partitions)
+    assert notes == ()
+    for at, (form, (_, position)) in zip(partitions, FORMS.items(), strict=True):
+        got = found[at]
+        if position is None:
+            assert (got.is_usable, got.problem is None) == (False, False), form
+        else:
+            assert ((got.offset, got.sequence_number), got.problem) == (position, None), form
+
+
+@pytest.mark.parametrize(
+    ("metadata", "owner"),
+    [({"ownerid": "a"}, "a"), ({"OwnerId": "a"}, "a"), ({"Ownerid": "a"}, "a"), ({"ownerid": ""}, None), ({}, None)],
+    ids=["current", "java-old", "go", "released", "without"],
+)
+async def test_v5_owners_in_every_form_are_read(
+    azurite: Azurite, container_name: str, metadata: dict[str, str], owner: str | None
+) -> None:
+    """A blob that names no owner is one that was released."""
+    await write(azurite, container_name, {f"{LOWER}/ownership/0": metadata})
+    found, _ = await read(azurite, container_name)
+    assert (found["0"].owner, found["0"].is_owned) == (owner, owner is not None)
 
 
 @pytest.mark.parametrize(("lies", "asked"), [(PRESERVED, False), (LOWER, True)])

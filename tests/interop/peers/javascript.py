@@ -14,7 +14,7 @@ from typing import Any
 from tests.interop.peers.lines import WS_VERSION, LinePeer, PeerError
 from tests.support.node import install_npm_package, node_binary
 
-_PACKAGES = (("@azure/event-hubs", "6.0.4"), ("@azure/eventhubs-checkpointstore-blob", "2.0.0"), ("ws", WS_VERSION))
+PACKAGES = (("@azure/event-hubs", "6.0.4"), ("@azure/eventhubs-checkpointstore-blob", "2.0.0"), ("ws", WS_VERSION))
 _PROGRAM = Path(__file__).with_name("azure_peer.mjs")
 
 
@@ -168,7 +168,7 @@ class JavaScriptPeer(LinePeer):
 
     async def command(self) -> tuple[str, ...]:
         """See the base."""
-        packages = [await asyncio.to_thread(install_npm_package, *package) for package in _PACKAGES]
+        packages = [await asyncio.to_thread(install_npm_package, *package) for package in PACKAGES]
         return str(node_binary()), str(_PROGRAM), *map(str, packages)
 
     @property
