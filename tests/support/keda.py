@@ -1,4 +1,4 @@
-"""The lag that KEDA's azure-eventhub scaler computes with `checkpointStrategy: blobMetadata` (its source of 2026-08)."""
+"""The lag that KEDA's azure-eventhub scaler computes with `checkpointStrategy: blobMetadata`, as of 2026-08."""
 
 from __future__ import annotations
 

@@ -73,12 +73,13 @@ async def main(settings: dict[str, Any]) -> None:
     async def on_partition_close(context: Any, reason: Any) -> None:
         say("closed", partition=context.partition_id, reason=reason.name)
 
+    store = Watched.from_connection_string(settings["storage"], settings["container"])
     client = EventHubConsumerClient.from_connection_string(
         settings["connection_string"],
         "$Default",
         eventhub_name=settings["hub"],
         custom_endpoint_address=settings["address"],
-        checkpoint_store=Watched.from_connection_string(settings["storage"], settings["container"]),
+        checkpoint_store=store,
         **settings["options"],
     )
     receiving = asyncio.create_task(
@@ -98,6 +99,7 @@ async def main(settings: dict[str, Any]) -> None:
     receiving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await receiving
+    await store.close()
     say("stopped")
 
 

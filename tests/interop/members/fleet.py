@@ -8,7 +8,7 @@ Every member prints JSON objects, a line each, whose member `is` says what they 
 * `opened`, `closed`: it has begun to read a partition, and ended;
 * `processed`: it was handed events, and has processed them; `numbers` are their sequence numbers;
 * `stored`: the checkpoint that follows is stored;
-* `error`: a callback for errors was called;
+* `error`: a callback for errors was called, `report`: one of ours reported something;
 * `stopped`: it was asked to end, and has.
 """
 
@@ -73,11 +73,15 @@ class Pace:
                     balancing["partitionOwnershipExpirationIntervalInMs"] = self.expiry * 1000
                 return {"identifier": name, "loadBalancingOptions": balancing}
             case "ours":
-                given = {"renew_interval": self.interval, "expiry": self.expiry}
-                return {key: value for key, value in given.items() if value is not None}
+                return {} if self.interval is None else {"renew_interval": self.interval}
+
+    @property
+    def store(self) -> dict[str, Any]:
+        """Return the options of our store."""
+        return {} if self.expiry is None else {"lease_duration": self.expiry, "owner_timeout": self.expiry}
 
 
-FAST = Pace(0.5, 3.0, 20.0)
+FAST = Pace(0.25, 3.0, 30.0)
 DEFAULTS = Pace(None, None, 900.0)
 
 
@@ -94,9 +98,10 @@ class Member:
     view: Mapping[str, str] = field(default_factory=dict)
     """Owners by partition, as it listed them last; those that are released are not among them."""
     reading: set[str] = field(default_factory=set)
-    processed: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    processed: int = 0
     stored: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
     is_frozen: bool = False
 
     def take(self, line: Mapping[str, Any]) -> None:
@@ -112,11 +117,13 @@ class Member:
             case "closed":
                 self.reading.discard(line["partition"])
             case "processed":
-                self.processed[line["partition"]] += line["numbers"]
+                self.processed += len(line["numbers"])
             case "stored":
                 self.stored[line["partition"]] = line["number"]
             case "error":
                 self.errors.append(f"{line['partition']}: {line['text']}")
+            case "report":
+                self.reports.append(f"{line['partition']}: {line['text']}")
 
 
 class MixedFleet:
@@ -152,8 +159,13 @@ class MixedFleet:
         """Those that have ended."""
         self.sent: dict[str, int] = dict.fromkeys(self.partitions, 0)
         """Events that the service has taken, by partition."""
-        self.gaps: dict[str, float] = {}
-        """Seconds between the last renewal of an owner that was killed, and the next claim, by partition."""
+        self.history: list[str] = []
+        """How often they have settled."""
+        self.gaps: list[float] = []
+        """Seconds between the last renewal of an owner that did not release a partition, and the next claim."""
+        self.repeats: Counter[str] = Counter()
+        """How many events were processed again, by the kind of the member that did."""
+        self._processed: dict[str, set[int]] = {each: set() for each in self.partitions}
         self._emulator = emulator
         self._store = store
         self._changes = Changes()
@@ -169,13 +181,13 @@ class MixedFleet:
         async with ContainerClient.from_connection_string(*self._store) as container:
             await container.create_container()
         if self._is_loaded:
-            self._sender = asyncio.create_task(self._send(), name="load")
+            self.start_load()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end_load()
+        await self.stop_load()
         await self._producer.aclose()
         for member in self.members.values():
             await member.child.kill()
@@ -198,6 +210,7 @@ class MixedFleet:
                 "storage": self._store[0],
                 "container": self._store[1],
                 "options": self.pace.options(kind, name),
+                "store": self.pace.store,
             }
         )
         if kind == "javascript":
@@ -265,29 +278,38 @@ class MixedFleet:
         return any(member.child.returncode is not None for member in self.members.values())
 
     async def until_shared(self) -> int:
-        """Wait until the running members own all partitions and the others none, at most one apart, for ten cycles.
+        """Wait until the running members own all partitions and the others none, at most one apart.
 
         Returns:
-            In how many cycles of the slowest member this was, counted from when no dead owner is left.
+            In how many cycles of the slowest member this was, counted from when no other owner is left.
 
         Raises:
-            AssertionError: It was not within ten cycles of the slowest, or a partition moved within the next ten.
+            AssertionError: It was not within ten.
         """
         alive = {member.owner for member in self.running}
         await self.until(lambda: any(self._owns_all(member.view, alive) for member in self.running))
         begun = {member.name: member.cycles for member in self.running}
-        await self.until(lambda: self._is_shared() or self._fewest_since(begun) > CYCLES)
+        await self.until(lambda: self.is_shared or self._fewest_since(begun) > CYCLES)
         taken = self._fewest_since(begun)
-        assert self._is_shared(), f"not shared out after {taken} cycles of the slowest member\n{self.describe()}"
-        shares = {member.name: frozenset(member.reading) for member in self.running}
-        settled = {member.name: member.cycles for member in self.running}
-
-        def moved() -> bool:
-            return any(member.reading != shares[member.name] for member in self.running)
-
-        await self.until(lambda: moved() or self._fewest_since(settled) >= CYCLES)
-        assert not moved(), f"moved after {self._fewest_since(settled)} cycles: {shares}\n{self.describe()}"
+        assert self.is_shared, f"not shared out after {taken} cycles of the slowest member\n{self.describe()}"
         return taken
+
+    async def until_settled(self) -> None:
+        """Wait until the partitions are shared out, and then for ten cycles of the slowest member.
+
+        Raises:
+            AssertionError: They were not within ten cycles, or one moved within the next ten.
+        """
+        taken = await self.until_shared()
+        settled = dict(self.running[0].view)
+        begun = {member.name: member.cycles for member in self.running}
+
+        def has_moved() -> bool:
+            return any(member.view != settled for member in self.running)
+
+        await self.until(lambda: has_moved() or self._fewest_since(begun) >= CYCLES)
+        assert not has_moved(), f"moved {self._fewest_since(begun)} cycles after {settled}\n{self.describe()}"
+        self.history.append(f"{len(begun)} members share after {taken} cycles of the slowest")
 
     async def until_read(self) -> None:
         """Wait until every partition is read again: an event that is sent from now on was processed."""
@@ -297,81 +319,78 @@ class MixedFleet:
     def _owns_all(self, view: Mapping[str, str], alive: set[str | None]) -> bool:
         return view.keys() == set(self.partitions) and set(view.values()) <= alive
 
-    def _is_shared(self) -> bool:
-        """Return whether the members agree on who owns what, read it, and are at most one apart."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether the running members own all partitions and agree on who owns which, and are at most one apart.
+
+        What ours read has to be that. azure-eventhub reads a partition that it has lost until it notices.
+        """
         running = self.running
         views = [member.view for member in running]
         if any(view != views[0] for view in views) or not self._owns_all(views[0], {each.owner for each in running}):
             return False
-        owned = defaultdict(set)
+        owned: defaultdict[str | None, set[str]] = defaultdict(set)
         for partition, owner in views[0].items():
             owned[owner].add(partition)
-        shares = [len(owned[member.owner or ""]) for member in running]
-        return max(shares) - min(shares) <= 1 and all(owned[each.owner or ""] == each.reading for each in running)
+        shares = [len(owned[member.owner]) for member in running]
+        ours = [member for member in running if member.kind == "ours"]
+        return max(shares) - min(shares) <= 1 and all(owned[each.owner] == each.reading for each in ours)
 
     def _fewest_since(self, begun: Mapping[str, int]) -> int:
         return min(member.cycles - begun[member.name] for member in self.running)
 
     # ----------------------------------------------------------------------------------------------- judgement
 
-    async def stop_sending(self) -> None:
-        """End the load, and wait until everything was processed."""
-        await self._end_load()
+    def start_load(self) -> None:
+        """Begin to send."""
+        self._is_due.clear()
+        self._sender = asyncio.create_task(self._send(), name="load")
+
+    async def stop_load(self) -> None:
+        """End the load. What is on its way is waited for."""
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    async def finish(self) -> None:
+        """End the load, wait until everything was processed, and check that nothing is lost.
+
+        Raises:
+            AssertionError: An event was not processed.
+        """
+        await self.stop_load()
         await self.until(lambda: all(self.reached(each) >= count for each, count in self.sent.items()))
+        for partition, count in self.sent.items():
+            missing = set(range(count)) - self._processed[partition]
+            assert not missing, f"partition {partition} of {count}: {sorted(missing)[:10]} lost\n{self.describe()}"
 
     def reached(self, partition: str) -> int:
         """Return how many events of a partition were processed, by any member that has been or is."""
-        return len(self._processed(partition))
-
-    def _processed(self, partition: str) -> Counter[int]:
-        return Counter(number for member in self.everyone for number in member.processed.get(partition, ()))
+        return len(self._processed[partition])
 
     @property
     def everyone(self) -> Sequence[Member]:
         """The members that have been or are."""
         return [*self.left, *self.members.values()]
 
-    def check_nothing_lost(self) -> None:
-        """Check that every event was processed by some member.
-
-        Raises:
-            AssertionError: One was not.
-        """
-        for partition, count in self.sent.items():
-            missing = set(range(count)) - self._processed(partition).keys()
-            assert not missing, f"partition {partition} of {count}: {sorted(missing)[:10]} lost\n{self.describe()}"
-
-    def repeats(self) -> int:
-        """Return how many times an event was processed again."""
-        return sum(count - 1 for each in self.partitions for count in self._processed(each).values())
-
     def describe(self) -> str:
         """Return what the fleet did, a line for each member and one for the sums."""
-        lines = []
+        lines = [*self.history]
         for member in self.everyone:
-            count = sum(map(len, member.processed.values()))
             state = "left" if member in self.left else "stands still" if member.is_frozen else "runs"
             lines.append(
-                f"{member.name} ({state}, {member.owner}): {member.cycles} cycles, {count} events,"
+                f"{member.name} ({state}, {member.owner}): {member.cycles} cycles, {member.processed} events,"
                 f" reads {sorted(member.reading, key=int)}, sees {Counter(member.view.values())}"
                 f" errors {Counter(member.errors).most_common(3)} {member.child.stderr[-300:]}"
             )
-        sent = sum(self.sent.values())
-        lines.append(f"{sent} events, {self.repeats()} of them processed again; {self.describe_gaps()}")
+        repeats = ", ".join(f"{count} by {kind}" for kind, count in self.repeats.items() if count)
+        lines.append(f"{sum(self.sent.values())} events; processed again: {repeats or 'none'}")
+        longest = max(self.gaps, default=0.0)
+        lines.append(f"{len(self.gaps)} changes of owner without a release, {longest:.0f} s after a renewal at most")
         return "\n".join(lines)
 
-    def describe_gaps(self) -> str:
-        """Return how long partitions were without an owner that renews, by the store's clock."""
-        longest = max(self.gaps.values(), default=0.0)
-        return f"{len(self.gaps)} changes of owner without a release, the longest {longest:.0f} s after a renewal"
-
     # -------------------------------------------------------------------------------------------------- inside
-
-    async def _end_load(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
 
     def _line(self, member: Member, text: str) -> None:
         try:
@@ -379,7 +398,11 @@ class MixedFleet:
         except json.JSONDecodeError:
             return  # it was killed while it spoke
         member.take(line)
-        if line["is"] == "cycle":
+        if line["is"] == "processed":
+            seen, numbers = self._processed[line["partition"]], line["numbers"]
+            self.repeats[member.kind] += sum(number in seen for number in numbers)
+            seen.update(numbers)
+        elif line["is"] == "cycle":
             self._note_owners(line["view"])
             self._is_due.set()
         self._changes.happened()
@@ -392,7 +415,7 @@ class MixedFleet:
             if changed < at:
                 continue  # an older listing, whose line came later
             if before and owner and owner != before:
-                self.gaps[f"{partition}@{changed:.0f}"] = changed - at
+                self.gaps.append(changed - at)
             self._last[partition] = (owner, changed)
 
     async def _send(self) -> None:
