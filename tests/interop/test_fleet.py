@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
 
 import pytest
 import pytest_asyncio
@@ -20,7 +21,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PARTITIONS = 16
 MEMBERS: tuple[Kind, ...] = ("ours", "azure", "javascript", "azure", "ours")
 
-Open = Callable[[Pace], AbstractAsyncContextManager[MixedFleet]]
+
+class Open(Protocol):
+    """Opens a fleet on a hub of its own."""
+
+    def __call__(self, pace: Pace, partitions: int = PARTITIONS) -> AbstractAsyncContextManager[MixedFleet]: ...
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -28,9 +33,9 @@ async def fleet_of(azurite: Azurite, request: pytest.FixtureRequest) -> AsyncIte
     """Open fleets, and report what they did: `pytest -rA` shows it."""
 
     @asynccontextmanager
-    async def open_fleet(pace: Pace) -> AsyncIterator[MixedFleet]:
+    async def open_fleet(pace: Pace, partitions: int = PARTITIONS) -> AsyncIterator[MixedFleet]:
         store = (azurite.connection_string, f"fleet-{uuid.uuid4().hex}")
-        async with Emulator({HUB: PARTITIONS}) as emulator, MixedFleet(emulator, store, PARTITIONS, pace) as fleet:
+        async with Emulator({HUB: partitions}) as emulator, MixedFleet(emulator, store, partitions, pace) as fleet:
             try:
                 yield fleet
             finally:
@@ -42,8 +47,8 @@ async def fleet_of(azurite: Azurite, request: pytest.FixtureRequest) -> AsyncIte
 async def live_through(fleet: MixedFleet, rng: random.Random) -> None:
     """Have members join, one be killed and one stand still for longer than the expiry, and come back, and two leave.
 
-    Of the one that is killed and the one that stands still one is ours. After each change the members have to share the
-    partitions out, and every partition is read.
+    Of the one that is killed and the one that stands still one is ours. The members have to share the partitions out,
+    and every partition is read again.
     """
 
     def one_of_each_side() -> list[Member]:
@@ -57,7 +62,8 @@ async def live_through(fleet: MixedFleet, rng: random.Random) -> None:
     killed, frozen = one_of_each_side()
     await fleet.kill(killed)
     fleet.freeze(frozen)
-    await fleet.until_settled()
+    if fleet.pace.is_bounded:
+        await fleet.until_settled()
     await fleet.until_read()
     fleet.wake(frozen)
     await fleet.start(killed.kind)
@@ -70,7 +76,10 @@ async def live_through(fleet: MixedFleet, rng: random.Random) -> None:
 
 @seeds(1, of=20)
 async def test_mixed_fleet_shares_the_partitions_whatever_happens(fleet_of: Open, seed: int) -> None:
-    """At most one apart within ten cycles of the slowest member, then no move for ten; nothing is lost."""
+    """At most one apart, and no partition moves for ten cycles of the slowest member; nothing is lost.
+
+    What dies or stands still is replaced once its ownership has expired, by the store's own clock.
+    """
     async with fleet_of(FAST) as fleet:
         await live_through(fleet, random.Random(seed))
         assert FAST.expiry is not None
@@ -80,14 +89,14 @@ async def test_mixed_fleet_shares_the_partitions_whatever_happens(fleet_of: Open
 @pytest.mark.long  # ten cycles of azure-eventhub are five minutes
 @pytest.mark.timeout(7200)
 async def test_mixed_fleet_shares_the_partitions_at_the_intervals_of_each_sdk(fleet_of: Open) -> None:
-    """The same without options about intervals: cycles of 10, 20 and 30 seconds, expiries of 60 and 180."""
+    """The same without options about intervals, cycles of 10 to 36 seconds: shared out within ten of the slowest."""
     async with fleet_of(DEFAULTS) as fleet:
         await live_through(fleet, random.Random(0))
 
 
 async def test_fleet_is_taken_over_and_back_without_a_duplicate(fleet_of: Open) -> None:
     """Under load the members of azure-eventhub stop one after another, in order, and ours go on; then the other way."""
-    async with fleet_of(FAST) as fleet:
+    async with fleet_of(FAST, 4) as fleet:
         sides: tuple[Kind, ...] = ("azure", "ours", "azure")
         for kind in sides:
             first = await fleet.start(kind)
@@ -106,7 +115,7 @@ async def test_fleet_is_taken_over_and_back_without_a_duplicate(fleet_of: Open) 
 
 async def test_running_fleet_is_taken_over_member_by_member_and_back(fleet_of: Open) -> None:
     """Under load a member of the other side joins for each that leaves, in order: every event is processed."""
-    async with fleet_of(FAST) as fleet:
+    async with fleet_of(FAST, 8) as fleet:
         members = [await fleet.start("azure"), await fleet.start("azure")]
         await fleet.until_read()
         sides: tuple[Kind, ...] = ("ours", "azure")

@@ -1,4 +1,4 @@
-"""The checkpoints and ownerships that the official SDKs write are those on record, and `eventpump lag` reads them."""
+"""Official SDKs write the checkpoints and ownerships on record, which `eventpump lag` reads, and they read ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from azure.storage.blob.aio import ContainerClient
 
-from eventpump import Emulator
+from eventpump import BlobOwnershipStore, Emulator
+from eventpump.eventhubs.events import Checkpoint
 from tests.integration.test_cli_send_tail import run
 from tests.interop.members.fleet import FAST, Kind, MixedFleet
+from tests.interop.peers.javascript import JavaScriptPeer
 from tests.support.azurite import Azurite
 from tests.support.golden import COUNT, GOLDEN, OWNER, PARTITIONS, SCOPE, Blobs, list_metadata
+from tests.support.leases import unheld
 from tests.support.reading import read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -63,3 +67,33 @@ async def test_sdk_writes_the_blobs_on_record(azurite: Azurite, kind: Kind, lang
         await fleet.stop(member)
         assert as_recorded(await list_metadata(container), offset) == GOLDEN[language]["closed"]
         assert await lag(emulator, store) == [("unowned", 0, COUNT - 1, False), ("no-checkpoint", 0, None, False)]
+
+
+async def test_official_stores_read_what_ours_writes(azurite: Azurite) -> None:
+    """Owners, released or not, and checkpoints, in the forms in which the SDKs list those of their own processors."""
+    storage = (azurite.connection_string, f"golden-{uuid.uuid4().hex}")
+    store = BlobOwnershipStore(storage[1], connection_string=storage[0], create=True)
+    await store.open(SCOPE)
+    await store.ensure(["0", "1", "2"])
+    for partition_id in ("0", "1"):
+        lease = await store.acquire(unheld(partition_id), f"host-{partition_id}")
+        assert lease is not None
+        checkpoint = Checkpoint(partition_id, f"{100 + int(partition_id)}", 7 + int(partition_id))
+        assert await store.write_checkpoint(lease, checkpoint)
+        if partition_id == "1":
+            assert await store.release(lease)
+    await store.aclose()
+    scope = (SCOPE.fully_qualified_namespace, SCOPE.hub, SCOPE.consumer_group)
+    async with BlobCheckpointStore.from_connection_string(*storage) as azure:
+        owners = {each["partition_id"]: each["owner_id"] or "" for each in await azure.list_ownership(*scope)}
+        places = {
+            each["partition_id"]: (each["offset"], each["sequence_number"])
+            for each in await azure.list_checkpoints(*scope)
+        }
+    assert owners == {"0": "host-0", "1": "", "2": ""}
+    assert places == {"0": ("100", 7), "1": ("101", 8)}
+    async with JavaScriptPeer() as peer:
+        listed = await peer.list_stored(storage, *scope)
+    assert {each["partitionId"]: each["ownerId"] for each in listed["ownerships"]} == owners
+    found = {each["partitionId"]: (each["offset"], each["sequenceNumber"]) for each in listed["checkpoints"]}
+    assert found == places

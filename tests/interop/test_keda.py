@@ -12,10 +12,13 @@ import pytest_asyncio
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from azure.storage.blob.aio import ContainerClient
 
-from eventpump import Emulator, EventData, EventProducer
+from eventpump import BlobOwnershipStore, Emulator, EventData, EventProducer
+from eventpump.eventhubs.events import Checkpoint
+from eventpump.interfaces import ConsumerScope
 from tests.support.azurite import Azurite
 from tests.support.golden import list_metadata
 from tests.support.keda import STALE_THRESHOLD, PollFailedError, blob_name, partition_lag
+from tests.support.leases import unheld
 from tests.support.reading import read_partition
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -81,8 +84,21 @@ async def stored_by_azure(azurite: Azurite, container: str, hub: str, number: in
         await store.update_checkpoint({**scope, "partition_id": "0", "offset": offset, "sequence_number": number})
 
 
+async def stored_by_ours(azurite: Azurite, container: str, hub: str, number: int, offset: str) -> None:
+    """Store a checkpoint as a host does."""
+    store = BlobOwnershipStore(container, connection_string=azurite.connection_string)
+    try:
+        await store.open(ConsumerScope(NAMESPACE, hub, GROUP))
+        await store.ensure(["0"])
+        lease = await store.acquire(unheld("0"), "host-a")
+        assert lease is not None
+        assert await store.write_checkpoint(lease, Checkpoint("0", offset, number))
+    finally:
+        await store.aclose()
+
+
 @pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("stored_by", [stored_by_azure], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("stored_by", [stored_by_azure, stored_by_ours], ids=lambda each: each.__name__)
 async def test_keda_computes_the_lag(
     service: Emulator, azurite: Azurite, container: ContainerClient, name: str, stored_by: Any
 ) -> None:

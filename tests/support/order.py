@@ -13,6 +13,7 @@ LONGEST = (
     "integration/test_programs.py",  # the demo, three times eight seconds of publishing and a takeover
     "contract/test_lease_stores.py",  # leases of Azurite's have to end, after 15 seconds
     "unit/consumer/record/test_subscriptions.py",  # twelve random histories
+    "interop/test_fleet.py",  # processes of three SDKs, ownerships that have to expire
     "faults/test_sink.py",
     "interop/test_javascript.py",
     "contract/test_transports.py",

@@ -172,6 +172,12 @@ const verbs = {
     clients.set(name, consumer);
   },
 
+  // Lists what a store holds of a consumer group.
+  async listStored({ store: [storage, container], scope }) {
+    const store = new BlobCheckpointStore(new ContainerClient(storage, container));
+    return { ownerships: await store.listOwnership(...scope), checkpoints: await store.listCheckpoints(...scope) };
+  },
+
   async close({ name }) {
     const client = clients.get(name);
     clients.delete(name);

@@ -259,6 +259,15 @@ class JavaScriptPeer(LinePeer):
         )
         return JavaScriptConsumer(self, name)
 
+    async def list_stored(self, store: tuple[str, str], *scope: str) -> dict[str, list[dict[str, Any]]]:
+        """Have its checkpoint store list the `ownerships` and `checkpoints` of a consumer group.
+
+        Args:
+            store: An Azure Storage connection string and a container.
+            scope: Namespace, hub and consumer group.
+        """
+        return dict(await self.call("listStored", store=store, scope=scope))
+
     async def read(
         self, connection_string: str, hub: str, partition: str, count: int, *, group: str = "$Default"
     ) -> list[JavaScriptEvent]:
