@@ -369,8 +369,10 @@ class PartitionManager:
         self._run_subscriptions()
 
     async def _list_subscriptions_once(self) -> None:
-        """Find out which subscriptions there are, unless the last listing has not ended."""
+        """Find out which subscriptions there are, if that is due and the last listing has ended."""
         if "subscriptions" in self._under_way:
+            return
+        if not self._unserved.is_listing_due([partition.partition_id for partition in self._owned]):
             return
         self._under_way.add("subscriptions")
         try:

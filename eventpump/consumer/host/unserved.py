@@ -16,6 +16,8 @@ from eventpump.interfaces import HubProperties, SubscriptionRecord
 from eventpump.reports import ServiceFailed, StoreFailed, SubscriptionWithoutProcessor
 
 _ASKED_AT_ONCE = 16
+_LISTED_EVERY = 30
+"""Cycles of a host without subscriptions of its own after which it looks for those of other hosts again."""
 
 
 class UnservedSubscriptions:
@@ -31,6 +33,21 @@ class UnservedSubscriptions:
         self._subscriptions = subscriptions
         self._reported: dict[str, frozenset[str]] = {}
         self._found: set[str] = set()
+        self._owned: frozenset[str] = frozenset()
+        self._cycles = 0
+
+    def is_listing_due(self, owned: Collection[str]) -> bool:
+        """Return whether to list the subscriptions in this cycle. Called once in each.
+
+        A host with subscriptions of its own starts and ends its pumps by them. Without, it lists them to report those
+        of other hosts: at first, while there is something to report, and else so rarely that it costs next to nothing.
+
+        Args:
+            owned: The partitions that the host owns.
+        """
+        self._cycles += 1
+        is_new = bool(self._found - self._reported.keys()) or not self._owned.issuperset(owned)
+        return self._subscriptions.has_own or is_new or self._cycles % _LISTED_EVERY == 1
 
     async def report(self, owned: Collection[str]) -> None:
         """Report what is new. Called after each listing of the subscriptions.
@@ -42,7 +59,7 @@ class UnservedSubscriptions:
         self._reported = {key: each for key, each in self._reported.items() if key in unserved}
         # A host that has just started waits for its first partitions, and one that gets none reports it without them.
         found, self._found = self._found, set(unserved)
-        now = frozenset(owned)
+        now = self._owned = frozenset(owned)
         for key, record in unserved.items():
             known = self._reported.get(key)
             if now - known if known is not None else now or key in found:

@@ -265,6 +265,11 @@ class Subscriptions:
         return own if self._default is None else [self._default, *own]
 
     @property
+    def has_own(self) -> bool:
+        """Whether this host has a processor for any, beside the one that was given to the host itself."""
+        return bool(self._own)
+
+    @property
     def unserved(self) -> list[StoredSubscription]:
         """The active subscriptions that have no processor here."""
         return [stored for name, stored in self._active.items() if name not in self._own]

@@ -68,6 +68,21 @@ async def test_host_that_owns_nothing_reports_it_without_lag() -> None:
         fleet.runs["b"].cancel()
 
 
+async def test_host_without_subscriptions_lists_them_rarely() -> None:
+    """They cost no request per cycle where there are none; one of another host's is found all the same."""
+    async with Fleet(FakeHub(partitions=1)) as fleet:
+        await fleet.start("b")
+        await asyncio.sleep(60)
+        calls = fleet.stores["b"].calls
+        calls.clear()
+        await asyncio.sleep(100)
+        assert calls.count(("list", None)) >= 10
+        assert calls.count(("subscriptions", None)) <= 1
+        await fleet.host("a").subscribe("alerts", RecordingProcessor(Record()))
+        await asyncio.sleep(300)
+        assert len(fleet.reported("b", SubscriptionWithoutProcessor)) == 1
+
+
 @pytest.mark.parametrize("fails", ["service", "store", "another hub", "time"])
 async def test_lag_that_cannot_be_found_out_is_unknown(fails: str) -> None:
     """It is None, never 0; what failed is reported, and the host goes on."""
