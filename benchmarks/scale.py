@@ -1,13 +1,14 @@
-"""The benchmark `scale`: what a host of many partitions costs, and how that grows with their number."""
+"""The benchmark `scale`: what hosts of many partitions cost, how that grows, and how often a fleet asks its store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from benchmarks.comparing import Log
-from benchmarks.processes import EmulatorProcess, run_side
+from benchmarks.comparing import PEER, Log
+from benchmarks.processes import EmulatorProcess, run_side, version
 from benchmarks.report import Row
+from tests.support.azurite import Azurite
 
 PARTITIONS = (1, 32, 256, 1024)
 QUICK_PARTITIONS = (1, 32, 256)
@@ -20,6 +21,13 @@ LEAST_EACH = 100
 """Events of each partition at least, so that it is not the first batch that is measured."""
 IDLE = 20.0
 """Seconds: two renewals of each lease."""
+FLEET, FLEET_PARTITIONS = 10, 16
+"""Hosts that own idle partitions by blobs, each in the form of azure-eventhub."""
+INTERVAL, PEER_INTERVAL = 20.0, 30.0
+"""Seconds between two renewals by default, of ours and of azure-eventhub."""
+FASTER = 20.0
+"""By how much shorter the intervals are when requests are counted."""
+CYCLES, QUICK_CYCLES = 20.0, 10.0
 TIMEOUT = 600.0
 IN_MEMORY, OVER_AMQP = "in memory", "over AMQP"
 
@@ -54,7 +62,55 @@ def scale(quick: bool, log: Log) -> list[Row]:
             run_side("ours:fill", TIMEOUT, **place, partitions=partitions, events=partitions)
             over_amqp[partitions] = run(partitions, 1, place)
     rows += rows_of(OVER_AMQP, over_amqp, "partitions", _count)
-    return rows
+    return rows + requests(QUICK_CYCLES if quick else CYCLES, log)
+
+
+def requests(cycles: float, log: Log) -> list[Row]:
+    """Count the requests to the store of an idle fleet, ours on a `BlobOwnershipStore` beside azure-eventhub's.
+
+    Args:
+        cycles: For how many intervals.
+        log: Called with what is measured.
+    """
+
+    def run(side: str, interval: float) -> Mapping[str, float]:
+        with EmulatorProcess(FLEET_PARTITIONS) as emulator, Azurite() as azurite:
+            found = run_side(
+                f"requests:{side}",
+                TIMEOUT,
+                connection_string=emulator.connection_string,
+                hub=emulator.HUB,
+                blob=azurite.connection_string,
+                hosts=FLEET,
+                partitions=FLEET_PARTITIONS,
+                interval=interval / FASTER,
+                cycles=cycles,
+            )
+        log(f"{side}: {found['per_interval']:.1f} requests per interval, {found['per_cycle']:.2f} per host's cycle")
+        return found
+
+    ours = run("ours", INTERVAL)
+    has_peer = version("azure-eventhub-checkpointstoreblob-aio") is not None
+    theirs = run("theirs", PEER_INTERVAL) if has_peer else None
+    where = f"scale: {FLEET} idle hosts, {FLEET_PARTITIONS} partitions"
+    return [
+        Row(
+            name=f"{where}, requests to a blob store in a cycle",
+            peer=PEER,
+            subject_value=ours["per_cycle"],
+            peer_value=None if theirs is None else theirs["per_cycle"],
+            unit="requests per host",
+            note="one listing, and a renewal per partition",
+        ),
+        Row(
+            name=f"{where}, requests to a blob store",
+            peer=PEER,
+            subject_value=ours["per_interval"] * 60 / INTERVAL,
+            peer_value=None if theirs is None else theirs["per_interval"] * 60 / PEER_INTERVAL,
+            unit="requests/min",
+            note=f"at the defaults: we renew within {INTERVAL:.0f} s, and the peer after {PEER_INTERVAL:.0f} s to 36 s",
+        ),
+    ]
 
 
 def law(values: Mapping[int, float]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.processes import EmulatorProcess, run_side
-from benchmarks.scale import law, rows_of
+from benchmarks.scale import FLEET, FLEET_PARTITIONS, law, requests, rows_of
 from benchmarks.suite import BENCHMARKS
 from benchmarks.telemetry import telemetry
 
@@ -38,6 +38,19 @@ def test_host_of_a_service_has_every_figure() -> None:
         found = run_side("scale:scale", TIMEOUT, partitions=3, hosts=1, each=20, idle=0.0, **place)
     assert found.keys() == {"start", "start_cpu", "memory", "cost"}
     assert found["cost"] > 0
+
+
+@pytest.mark.long  # fleets settle for a minute
+@pytest.mark.timeout(300)
+def test_idle_fleet_asks_its_store_no_more_than_that_of_azure_eventhub() -> None:
+    """In a cycle each host lists once and renews what it owns, as the peer's does."""
+    logged: list[str] = []
+    cycle, minute = requests(10.0, logged.append)
+    fair = 1 + FLEET_PARTITIONS / FLEET
+    # The first and the last of the intervals are cut; and every thirtieth cycle of a host looks for subscriptions.
+    assert cycle.subject_value == pytest.approx(fair, rel=0.08), logged
+    assert cycle.peer_value == pytest.approx(fair, rel=0.08), logged
+    assert minute.peer_value is not None
 
 
 def test_rows_are_points_of_curves_beside_their_law() -> None:
