@@ -8,7 +8,7 @@ Every member prints JSON objects, a line each, whose member `is` says what they 
 * `opened`, `closed`: it has begun to read a partition, and ended;
 * `processed`: it was handed events, and has processed them; `numbers` are their sequence numbers;
 * `stored`: the checkpoint that follows is stored;
-* `error`: a callback for errors was called, `report`: one of ours reported something;
+* `error`: a callback for errors was called;
 * `stopped`: it was asked to end, and has.
 """
 
@@ -105,7 +105,6 @@ class Member:
     processed: int = 0
     stored: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
-    reports: list[str] = field(default_factory=list)
     is_frozen: bool = False
 
     def take(self, line: Mapping[str, Any]) -> None:
@@ -126,8 +125,6 @@ class Member:
                 self.stored[line["partition"]] = line["number"]
             case "error":
                 self.errors.append(f"{line['partition']}: {line['text']}")
-            case "report":
-                self.reports.append(f"{line['partition']}: {line['text']}")
 
 
 class MixedFleet:
@@ -164,7 +161,7 @@ class MixedFleet:
         self.sent: dict[str, int] = dict.fromkeys(self.partitions, 0)
         """Events that the service has taken, by partition."""
         self.history: list[str] = []
-        """How often they have settled."""
+        """A line for each time that they have settled."""
         self.gaps: list[float] = []
         """Seconds between the last renewal of an owner that did not release a partition, and the next claim."""
         self.repeats: Counter[str] = Counter()

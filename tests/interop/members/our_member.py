@@ -22,7 +22,6 @@ from eventpump import (
     ReceivedEvent,
 )
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.reports import HostReport
 
 
 def say(kind: str, **facts: Any) -> None:
@@ -65,10 +64,6 @@ class Processor(EventProcessor):
         say("closed", partition=context.partition_id, reason=reason.value)
 
 
-def reported(report: HostReport) -> None:
-    say("report", partition=report.partition_id, text=f"{type(report).__name__}: {report.describe()}"[:300])
-
-
 async def main(settings: dict[str, Any]) -> None:
     host = EventProcessorHost(
         settings["connection_string"],
@@ -77,7 +72,6 @@ async def main(settings: dict[str, Any]) -> None:
         lease_store=Watched(settings["container"], connection_string=settings["storage"], **settings["store"]),
         owner_id=settings["name"],
         checkpoint_policy=CheckpointPolicy.manual(),
-        hooks=[reported],
         **settings["options"],
     )
     async with host:
