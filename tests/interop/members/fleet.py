@@ -86,6 +86,8 @@ class Pace:
 
 
 FAST = Pace(0.5, 4.0, 60.0, is_bounded=False)
+STEADY = Pace(0.5, 60.0, 60.0, is_bounded=False)
+"""For members that are stopped in order alone: no pause of a busy machine makes an ownership expire."""
 DEFAULTS = Pace(None, None, 900.0, is_bounded=True)
 
 
