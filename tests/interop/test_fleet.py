@@ -56,14 +56,17 @@ async def live_through(fleet: MixedFleet, rng: random.Random) -> None:
         others = [member for member in fleet.running if member.kind != "ours"]
         return rng.sample([rng.choice(ours), rng.choice(others)], 2)
 
+    async def settled() -> None:
+        # The short form waits for ten cycles once, at the end.
+        await (fleet.until_settled() if fleet.pace.is_bounded else fleet.until(lambda: fleet.is_shared))
+
     for kind in rng.sample(MEMBERS, len(MEMBERS)):
         await fleet.start(kind)
-    await fleet.until_settled()
+    await settled()
     killed, frozen = one_of_each_side()
     await fleet.kill(killed)
     fleet.freeze(frozen)
-    if fleet.pace.is_bounded:
-        await fleet.until_settled()
+    await settled()
     await fleet.until_read()
     fleet.wake(frozen)
     await fleet.start(killed.kind)
