@@ -15,6 +15,7 @@ class LeaseSnapshot:
         token: Identifies this lease to the store, in addition to the owner, so that only it is stolen; opaque. None for
             a store that needs none.
         epoch: The epoch of the last acquisition, 0 before the first; None if the store's listing does not contain it.
+        is_foreign: Whether its owner is a processor of another SDK, which balances by rules of its own. Default: False.
     """
 
     partition_id: str
@@ -22,6 +23,7 @@ class LeaseSnapshot:
     is_held: bool
     token: str | None = field(default=None, repr=False)
     epoch: int | None = None
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,10 @@ class BlobOwnershipStore:
 
     def _snapshot(self, partition_id: str, blob: BlobProperties) -> LeaseSnapshot:
         found = v5.parse_ownership(blob.metadata)
-        return LeaseSnapshot(partition_id, found.owner, self._is_held(found, blob), found.claim or None, found.epoch)
+        is_held, token = self._is_held(found, blob), found.claim or None
+        # The other SDKs drop what is not theirs from the metadata.
+        is_foreign = found.owner is not None and token is None
+        return LeaseSnapshot(partition_id, found.owner, is_held, token, found.epoch, is_foreign)
 
     def _is_held(self, ownership: v5.StoredOwnership, blob: BlobProperties) -> bool:
         """Return whether an ownership has an owner and has not expired, by the account's clock."""
