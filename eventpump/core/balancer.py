@@ -6,6 +6,9 @@ names contain, and selects the same new owner for every free lease and every lea
 without a live lease is invisible to the others and may
 compete with other invisible hosts: it still takes the leases that it lacks, and if it loses every race, one spare
 lease, so that it becomes visible.
+
+Processors of other SDKs in a group are owners like hosts, and balance by rules of their own. They all aim at even
+shares, but some never steal more than an even share rounded down, and leave it to the other members to spread the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eventpump.core.lease import LeaseSnapshot
@@ -21,6 +24,8 @@ from eventpump.core.weights import weight_of
 
 SPARES = 16
 """How many spare leases of each kind a plan names."""
+PATIENCE = 60.0
+"""Seconds for which a surplus of another SDK's processor is left to those that lack it: two of their cycles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,47 @@ def first_step(
     return replace(plan, steal=steal, spare=spare, again=True)
 
 
+def plan_for_others(
+    snapshots: Sequence[LeaseSnapshot],
+    *,
+    host: str,
+    held: Collection[str],
+    ages: Mapping[str, float],
+    taking: Collection[str] = (),
+    avoid: Collection[str] = (),
+) -> LeasePlan:
+    """Plan what a host that lacks nothing does so that processors of other SDKs have their share too.
+
+    Those that own an even share rounded down may steal no more, and still take what is free. So a host above its share
+    releases the surplus. Where another SDK's processor is above its share, and none of those that lack one has taken it
+    for a while, the first host by name takes it, to release it next.
+
+    Args:
+        snapshots: As of `plan_leases`, as are the others.
+        ages: For each partition, the seconds since its lease was first listed with its owner.
+    """
+    picture = _Picture(snapshots, host, frozenset(held).union(taking), ())
+    lacking = {name: lack for name in picture.owned if (lack := picture.lacks(name))}
+    is_for_others = lacking.keys() <= picture.foreign
+    may_steal = any(len(picture.owned[name]) < picture.least[name] for name in lacking)
+    if not lacking or not is_for_others or may_steal or picture.free or taking:
+        return LeasePlan()
+    count = sum(lacking.values())
+    if surplus := picture.exceeds(host):
+        # The one that was taken last has the least to lose.
+        own = sorted((each for each in held if each in ages), key=lambda each: (ages[each], each))
+        return LeasePlan(release=tuple(own[: min(count, surplus)]))
+    if host != min(picture.owned.keys() - picture.foreign):
+        return LeasePlan()
+    spared = [
+        lease
+        for name in sorted(picture.foreign)
+        for lease in sorted(picture.owned[name], key=_order)[: picture.exceeds(name)]
+        if ages.get(lease.partition_id, 0.0) >= PATIENCE and lease.partition_id not in avoid
+    ]
+    return LeasePlan(steal=tuple(spared[:count]))
+
+
 class _Picture:
     """The owners of leases by a listing, and the target of each host."""
 
@@ -136,6 +182,8 @@ class _Picture:
             # else a host has taken the lease and not yet written its name
         for name in absent:
             self.owned.setdefault(name, [])
+        self.foreign = {lease.owner for lease in snapshots if lease.is_held and lease.is_foreign and lease.owner}
+        self.foreign.discard(host)
         count, weights = len(snapshots), {name: weight_of(name) for name in self.owned}
         total = sum(weights.values())
         self.least = {name: count * weight // total for name, weight in weights.items()}
@@ -143,11 +191,17 @@ class _Picture:
         lost = {name: count * weight % total for name, weight in weights.items()}
         extra = count - sum(self.least.values())
         # Of the hosts that the rounding took something from, those above their share are the first to have one more,
-        # which needs the fewest moves; then those that lost most. The others are ordered by name, not by count, because
-        # counts change while leases move.
+        # which needs the fewest moves; then those that lost most, and of these hosts before other SDKs' processors,
+        # which may not take it. The others are ordered by name, not by count, because counts change while leases move.
         names = sorted(
             self.owned,
-            key=lambda name: (not lost[name], len(self.owned[name]) <= self.least[name], -lost[name], name),
+            key=lambda name: (
+                not lost[name],
+                len(self.owned[name]) <= self.least[name],
+                -lost[name],
+                name in self.foreign,
+                name,
+            ),
         )
         self._targets = {name: self.least[name] + (rank < extra) for rank, name in enumerate(names)}
 

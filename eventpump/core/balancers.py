@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from eventpump.core.balancer import LeasePlan, first_step, plan_leases
+from eventpump.core.balancer import LeasePlan, first_step, plan_for_others, plan_leases
 from eventpump.core.fleet import MEMORY, FleetView
 from eventpump.core.lease import LeaseSnapshot
 from eventpump.core.ring import HashRing, check_virtual_nodes
@@ -66,6 +66,15 @@ class FairBalancer:
         )
         if is_young:
             return replace(plan, steal=(), spare=())
+        if plan == LeasePlan() and any(lease.is_foreign and lease.is_held for lease in view.leases):
+            return plan_for_others(
+                view.leases,
+                host=view.host,
+                held=view.held,
+                ages=view.ages,
+                taking=view.taking,
+                avoid=view.avoid,
+            )
         return first_step(plan, view.leases, host=view.host, taking=view.taking) or plan
 
     def _absent(self, view: FleetView) -> list[str]:
