@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.histories.kinds import KINDS, run_history
-from tests.support.seeds import sample
+from tests.support.seeds import sample, seeds
 
 SMALL = {"consumer:compute": 8}
 """Steps of trouble where the usual number takes too long."""
 SHORT, LONG = 1, 60
 """Seeds per kind, of those from 1 on and as many by date: in the gate, and with `--long`."""
+MIXED = sorted(kind for kind in KINDS if kind.startswith("mixed:"))
+"""The kinds of mixed fleets, which have a test of their own."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,22 +30,31 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@seeds(20, of=1000)
+def test_histories_of_mixed_fleets_keep_every_promise(seed: int) -> None:
+    """Beside members of other SDKs no event is lost, shares become even, and no link is stolen without end."""
+    run_history(MIXED[seed % len(MIXED)], seed).require()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - MIXED))
 def test_histories_at_random_keep_every_promise(kind: str, request: pytest.FixtureRequest) -> None:
     """No history made from a seed breaks a promise."""
     today = datetime.date.today().toordinal() * 1000
     is_long = request.config.getoption("--long")
     count = LONG if is_long else SHORT
-    seeds = [*sample(range(1, 1 + LONG), count, kind), *range(today, today + count)]
-    print(f"{kind}: seeds {seeds}")  # noqa: T201 - shown where it fails, with the date's
-    verdicts = [run_history(kind, seed, *([SMALL[kind]] if kind in SMALL else [])) for seed in seeds]
+    chosen = [*sample(range(1, 1 + LONG), count, kind), *range(today, today + count)]
+    print(f"{kind}: seeds {chosen}")  # noqa: T201 - shown where it fails, with the date's
+    verdicts = [run_history(kind, seed, *([SMALL[kind]] if kind in SMALL else [])) for seed in chosen]
     broken = {verdict.seed: verdict.violation for verdict in verdicts if verdict.violation is not None}
     print(f"{kind}: {broken}")  # noqa: T201 - as above
     for verdict in verdicts:
         verdict.require()
 
 
-@pytest.mark.parametrize("kind", ["consumer:store", "keyed:rewinds-fleet", "producer:exclusive", "subscribers:all"])
+@pytest.mark.parametrize(
+    "kind",
+    ["consumer:store", "keyed:rewinds-fleet", "mixed:store", "producer:exclusive", "subscribers:all"],
+)
 def test_history_of_a_seed_is_the_same_in_every_process(kind: str) -> None:
     """A seed that failed somewhere can be lived through again: nothing depends on hashes or addresses."""
     command = [sys.executable, "-m", "tests.faults.histories", kind, "3"]

@@ -14,6 +14,8 @@ from tests.faults.histories.keyed import STREAMS, keyed_history, keyed_streams_h
 from tests.faults.histories.keyed_reader import keyed_reader_history
 from tests.faults.histories.keyed_rewinds import PROFILES as KEYED_REWINDS_PROFILES
 from tests.faults.histories.keyed_rewinds import keyed_rewind_history
+from tests.faults.histories.mixed import PROFILES as MIXED_PROFILES
+from tests.faults.histories.mixed import mixed_history
 from tests.faults.histories.producer import PROFILES as PRODUCER_PROFILES
 from tests.faults.histories.producer import producer_history
 from tests.faults.histories.publishers import PROFILES as PUBLISHERS_PROFILES
@@ -37,6 +39,7 @@ KINDS: dict[str, Callable[[World, int], Coroutine[Any, Any, None]]] = {
     **{f"keyed:{name}": keyed_history for name in KEYED_PROFILES},
     **{f"keyed:{name}": keyed_streams_history for name in STREAMS},
     **{f"keyed:{name}": keyed_rewind_history for name in KEYED_REWINDS_PROFILES},
+    **{f"mixed:{name}": mixed_history for name in MIXED_PROFILES},
     **{f"producer:{name}": producer_history for name in PRODUCER_PROFILES},
     **{f"shared:{name}": shared_history for name in SHARED},
     **{f"subscribers:{name}": subscribers_history for name in SUBSCRIBERS_PROFILES},
