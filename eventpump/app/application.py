@@ -196,9 +196,9 @@ class EventHubsApp:
             [*(each.metrics() for each in self._hosts.values()), *(each.metrics() for each in self._producers.values())]
         )
 
-    def lag(self) -> Mapping[str, Any] | None:
+    def behind(self) -> Mapping[str, Any] | None:
         """Return how far the partitions of all hosts are behind, as JSON values; None before it runs."""
-        found = [lag for each in self._hosts.values() if (lag := each.lag()) is not None]
+        found = [lag for each in self._hosts.values() if (lag := each.behind()) is not None]
         return {"lag": sum(each["lag"] for each in found), "parts": found} if found else None
 
     def describe(self) -> str:

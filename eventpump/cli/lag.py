@@ -267,7 +267,7 @@ class Monitor:
     def metrics(self) -> Iterable[Metric]:
         return () if self.newest is None else metrics(self.newest, datetime.now(UTC))
 
-    def lag(self) -> Mapping[str, Any] | None:
+    def behind(self) -> Mapping[str, Any] | None:
         return None if self.newest is None else document(self.newest)
 
 

@@ -46,7 +46,7 @@ class Monitored(Protocol):
     def metrics(self) -> Iterable[Metric]:
         """Return its metrics."""
 
-    def lag(self) -> Mapping[str, Any] | None:
+    def behind(self) -> Mapping[str, Any] | None:
         """Return the lag as JSON values, with the sum as `lag`; None if there is none yet."""
 
 
@@ -171,7 +171,7 @@ class HealthServer:
         return web.Response(body=found, content_type="application/json")
 
     def _lag_text(self) -> bytes:
-        found = [lag for each in self._watched if (lag := each.lag()) is not None]
+        found = [lag for each in self._watched if (lag := each.behind()) is not None]
         if not found:
             return b""
         whole = found[0] if len(found) == 1 else {"lag": sum(each["lag"] for each in found), "parts": found}

@@ -416,7 +416,7 @@ class HubBufferedProducer:
         """Return what was counted as metrics, for a `HealthServer`; `docs/reference/metrics.md` has all of them."""
         return metrics_of(self.fully_qualified_namespace, self.hub, self.stats, buffered_bytes=self.buffered_bytes)
 
-    def lag(self) -> None:
+    def behind(self) -> None:
         """Return None: a producer has no lag."""
 
     async def get_properties(self) -> HubProperties:

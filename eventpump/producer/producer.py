@@ -172,7 +172,7 @@ class HubProducer:
         """Return what was counted as metrics, for a `HealthServer`; `docs/reference/metrics.md` has all of them."""
         return metrics_of(self.fully_qualified_namespace, self.hub, self.stats)
 
-    def lag(self) -> None:
+    def behind(self) -> None:
         """Return None: a producer has no lag."""
 
     @property

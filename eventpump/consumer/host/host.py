@@ -192,7 +192,7 @@ class HubHost:
             return ()
         return metrics_of(self._manager.scope, self.partitions, self._tally, is_ready=self.health().ready)
 
-    def lag(self) -> Mapping[str, Any] | None:
+    def behind(self) -> Mapping[str, Any] | None:
         """Return how far the partitions that this host runs are behind, as JSON values; None before it runs.
 
         `lag` is the sum over the partitions of which it is known; see `PartitionContext.lag`.

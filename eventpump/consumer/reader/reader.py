@@ -225,14 +225,14 @@ class HubReader:
             [] if behind is None else [Sample(of_events, behind)],
         )
 
-    def lag(self) -> Mapping[str, object] | None:
+    def behind(self) -> Mapping[str, object] | None:
         """Return how far the reader is behind as JSON values, for a `HealthServer`; None while it is not known.
 
         It is known with `track_last_enqueued`, from the first event on.
         """
-        behind = self._numbers[1]
+        missing = self._numbers[1]
         partition = {"hub": self._settings.hub, "partition_id": self._settings.partition_id}
-        return None if behind is None else {**partition, "lag": behind}
+        return None if missing is None else {**partition, "lag": missing}
 
     @property
     def _numbers(self) -> tuple[int | None, int | None]:

@@ -19,7 +19,7 @@ def reading(age: float = 0.0, *partitions: PartitionProgress) -> GroupLag:
 def test_server_is_not_ready_before_the_first_reading_and_long_after_the_last() -> None:
     """A scaler that asks it then gets no number of the past; the notes say why."""
     monitor = Monitor(120.0)
-    assert (monitor.health().ready, monitor.lag()) == (False, None)
+    assert (monitor.health().ready, monitor.behind()) == (False, None)
     monitor.newest = reading(10)
     assert (monitor.health().live, monitor.health().ready) == (True, True)
     monitor.newest = reading(130)

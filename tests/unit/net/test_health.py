@@ -23,7 +23,7 @@ class Watched:
 
     def __init__(self, health: Health | None = None, lag: Mapping[str, Any] | None = None) -> None:
         self.found = Health(live=True, ready=True) if health is None else health
-        self.behind = lag
+        self.found_lag = lag
         self.asked = 0
         self.takes = 0.0
 
@@ -37,8 +37,8 @@ class Watched:
             pass
         return (Metric("asked", "counter", "How often.", [Sample({"of": "a"}, self.asked)]),)
 
-    def lag(self) -> Mapping[str, Any] | None:
-        return self.behind
+    def behind(self) -> Mapping[str, Any] | None:
+        return self.found_lag
 
     def describe(self) -> str:
         return "waits for Endpoint=sb://a.example/;SharedAccessKeyName=k;SharedAccessKey=c2VjcmV0c2VjcmV0c2VjcmV0"
@@ -75,10 +75,10 @@ async def test_lag_is_that_of_all_parts_that_have_one() -> None:
     parts = [Watched(), Watched(), Watched()]
     async with HealthServer(*parts, port=0) as server:
         assert (await answer(server, "/lag.json"))[0] == 503
-    parts[0].behind = {"lag": 3, "hub": "a"}
+    parts[0].found_lag = {"lag": 3, "hub": "a"}
     async with HealthServer(*parts, port=0) as server:
         assert await answer(server, "/lag.json") == (200, '{"lag": 3, "hub": "a"}')
-    parts[2].behind = {"lag": 4, "hub": "b"}
+    parts[2].found_lag = {"lag": 4, "hub": "b"}
     async with HealthServer(*parts, port=0) as server:
         _, text = await answer(server, "/lag.json")
         assert text == '{"lag": 7, "parts": [{"lag": 3, "hub": "a"}, {"lag": 4, "hub": "b"}]}'

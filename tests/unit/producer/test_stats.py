@@ -153,7 +153,7 @@ async def test_producer_is_watched_by_its_counters() -> None:
         hub.answer("transfer")
         for producer in (plain, buffered):
             assert producer.health().ready
-            assert producer.lag() is None
+            assert producer.behind() is None
     for closed in (plain, buffered):
         assert closed.health().reasons == (f"the producer of hub {hub.name} is closed",)
         assert closed.health().live

@@ -43,7 +43,7 @@ async def test_host_is_ready_after_its_first_round_of_leases_and_until_it_closes
         host = fleet.host("a")
         assert host.health() == Health(live=True, ready=False, reasons=("host a waits for the call of run",))
         assert list(host.metrics()) == []
-        assert host.lag() is None
+        assert host.behind() is None
         fleet.stores["a"].hang("open")
         fleet.runs["a"] = asyncio.create_task(host.run())
         await asyncio.sleep(5)
@@ -138,7 +138,7 @@ async def test_metrics_have_lag_state_and_numbers_of_each_partition() -> None:
         assert samples(host, "eventpump_partition_owned") == [Sample({**partition, "state": "running"}, 1)]
         assert (value(host, "eventpump_handler_running_seconds", **partition) or 0) > 10
         assert (value(host, "eventpump_cache_size_bytes", **partition) or 0) > 0
-        lag = host.lag()
+        lag = host.behind()
         assert lag is not None
         assert (lag["lag"], lag["unknown"]) == (85, [])
         assert lag["partitions"][0]["checkpointed_lag"] == 90

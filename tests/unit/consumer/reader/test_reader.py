@@ -354,9 +354,9 @@ async def test_reader_is_watched_as_a_host_is() -> None:
             "eventpump_partition_sequence_number": [3],
             "eventpump_partition_lag": [6],
         }
-        assert reader.lag() == {"hub": hub.name, "partition_id": "0", "lag": 6}
+        assert reader.behind() == {"hub": hub.name, "partition_id": "0", "lag": 6}
     assert not reader.health().ready
     async with _reader(FakeHub()) as idle:
         await idle.read(max_wait_time=1)
         assert idle.health().ready
-        assert idle.lag() is None
+        assert idle.behind() is None
