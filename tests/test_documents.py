@@ -104,6 +104,7 @@ _NEEDS = [
     ("ingest_fastapi", "fastapi", "fastapi uvicorn"),
     ("schema_registry", "azure.identity", "azure-schemaregistry-avroencoder azure-identity"),
     ("spark_pipeline", "pyspark", "'eventpump[spark,java]'"),
+    ("telemetry", "opentelemetry.sdk", "'eventpump[otel]' opentelemetry-sdk"),
     ("test_with_the_emulator", "pytest", "'eventpump[testing]'"),
     ("with_identity", "azure.identity", "azure-identity"),
 ]

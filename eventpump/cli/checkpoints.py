@@ -25,6 +25,7 @@ from eventpump.checkpoints import (
 )
 from eventpump.checkpoints.editor import write_new_file
 from eventpump.checkpoints.plan import Start
+from eventpump.cli.logs import add_log_option
 from eventpump.cli.stores import (
     TARGET,
     add_store_options,
@@ -99,6 +100,7 @@ def _add_readers(actions: Subparsers) -> None:
     for each in (listing, export):
         add_connection_options(each)
         add_group_option(each, "the consumer group")
+        add_log_option(each, default=argparse.SUPPRESS)
         add_store_options(each, is_strict=True)
         _add_partition(each)
     listing.add_argument("--json", action="store_true", help="print one JSON object")
@@ -128,6 +130,7 @@ def _add_writers(actions: Subparsers) -> None:
     for each in (restore, copy, reset):
         add_connection_options(each)
         add_group_option(each, "the consumer group")
+        add_log_option(each, default=argparse.SUPPRESS)
     add_store_options(restore, is_written=True, is_strict=True)
     add_store_options(copy, is_strict=True)
     add_store_options(copy, TARGET, is_written=True, is_strict=True)

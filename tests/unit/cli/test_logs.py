@@ -36,7 +36,7 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def test_every_command_takes_the_format() -> None:
     """Also `parked list`, before and after its action."""
-    positional = {"emulator": [], "bench-processor": ["m:p"], "parked": ["list"]}
+    positional = {"emulator": [], "bench-processor": ["m:p"], "parked": ["list"], "checkpoints": ["list"]}
     for name in COMMANDS:
         arguments = [name, *positional.get(name, []), "--log-format", "json"]
         assert parser(arguments).parse_args(arguments).log_format == "json"
