@@ -14,6 +14,8 @@ RECORDED: Final = 80.0
 """The same where spans and metrics are recorded, of events without contexts."""
 LINKED: Final = 6.0
 """Microseconds of CPU that each linked event may cost beyond that."""
+LINKS: Final = 100
+"""Events with a context each, in one batch."""
 
 _CASES: Final = (
     ("absent_1", "no SDK, a delivery of one event", "µs CPU/batch", ABSENT),
@@ -21,8 +23,8 @@ _CASES: Final = (
     ("recorded_1", "recorded, a delivery of one event", "µs CPU/batch", RECORDED),
     ("recorded_300", "recorded, 300 events", "µs CPU/batch", RECORDED),
     ("sdk", "the SDK alone, a span with 11 attributes and three measurements", "µs CPU/batch", None),
-    ("linked_1", "recorded, a delivery of one event, its link", "µs CPU/event", LINKED),
-    ("linked_100", "recorded, 100 events with a context each, a link", "µs CPU/event", LINKED),
+    ("linked_1", "recorded, a delivery of one linked event", "µs CPU/batch", RECORDED + LINKED),
+    ("linked_100", f"recorded, {LINKS} linked events", "µs CPU/batch", RECORDED + LINKS * LINKED),
     ("shared_300", "recorded, 300 events with one context", "µs CPU/batch", None),
     ("absent_send", "no SDK, a send of one event", "µs CPU/batch", ABSENT),
     ("recorded_send", "recorded, a send of one event that carries the context", "µs CPU/batch", RECORDED),

@@ -28,8 +28,8 @@ class Telemetry:
         producer = EventProducer(..., telemetry=telemetry)
 
     One object may serve any number of clients. Without a provider that records (the program has set up no SDK), nothing
-    is recorded, at a cost of about a microsecond per batch. What tracers, meters and exporters raise is logged once and
-    changes nothing else. Pickled, as for another process, it records with the providers of that process.
+    is recorded, at a cost of one or two microseconds per batch. What tracers, meters and exporters raise is logged once
+    and changes nothing else. Pickled, as for another process, it records with the providers of that process.
 
     Names and attributes are those of the semantic conventions for messaging, version 1.44.0; docs/reference/metrics.md
     and docs/reference/traces.md list them.
