@@ -44,6 +44,8 @@ CYCLES = 10
 """Cycles of the slowest member within which a fleet is balanced, and for which it then does not move."""
 IN_FLIGHT = 20.0
 """Seconds from the answer to who owns a partition until a checkpoint is sent: two requests, each at its longest."""
+SLOWEST = 3.0
+"""The most seconds that user code takes for a batch."""
 START_UP = 60.0
 """Seconds in which a host that starts while the container is in trouble may end."""
 
@@ -107,6 +109,7 @@ class MixedLedger(Journal):
         self.processed: dict[tuple[int, str], set[int]] = {}
         self.repeated = 0
         self.begun = 0
+        self._begun_at: dict[str, float] = {}
 
     def published(self, partition_id: str, count: int) -> None:
         """Store events in the hub."""
@@ -118,6 +121,7 @@ class MixedLedger(Journal):
         making = int(events[0].body.decode().partition("/")[0])
         batch = Batch(member, (making, partition_id), tuple(event.sequence_number for event in events))
         self.begun += 1
+        self._begun_at[partition_id] = self._world.loop.time()
         self._world.note("begin", member, f"{partition_id}[{batch.numbers[0]}..{batch.numbers[-1]}]")
         return batch
 
@@ -132,6 +136,10 @@ class MixedLedger(Journal):
         """Return the numbers of a partition of the present hub that no member has processed."""
         end = self._hub.partition(partition_id).next if end is None else end
         return set(range(end)) - self.processed.get((self.making, partition_id), set())
+
+    def unread_since(self, moment: float) -> list[str]:
+        """Return the partitions of which something is missing, and no batch was begun since."""
+        return [each for each in self.all_missing() if self._begun_at.get(each, -math.inf) < moment]
 
     def all_missing(self) -> dict[str, set[int]]:
         """Return what no member has processed, by partition."""
@@ -162,7 +170,8 @@ class OurTransport(LifeTransport):
 
     def __init__(self, hub: FakeHub, life: Life, world: World) -> None:
         super().__init__(hub, life)
-        self.stolen: set[str] = set()
+        self.stolen: dict[str, float] = {}
+        """When it read that, by partition."""
         self._world = world
 
     async def open_receive_link(self, spec: ReceiveLinkSpec, sink: ReceiveSink) -> FakeReceiveLink:
@@ -174,7 +183,7 @@ class OurTransport(LifeTransport):
 
     def owns(self, partition_id: str) -> None:
         """Record that the host has read that a partition is its own, or has made it so."""
-        self.stolen.discard(partition_id)
+        self.stolen.pop(partition_id, None)
 
 
 class _Watched:
@@ -190,7 +199,7 @@ class _Watched:
 
     def detached(self, error: EventPumpError) -> None:
         if isinstance(error, ConsumerDisconnectedError):
-            self._transport.stolen.add(self._partition_id)
+            self._transport.stolen[self._partition_id] = asyncio.get_running_loop().time()
         self._sink.detached(error)
 
 
@@ -205,7 +214,8 @@ class OurProcessor(EventProcessor):
     async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
         """Process a batch."""
         ledger, partition_id = self._history.ledger, context.partition_id
-        if partition_id in self._transport.stolen:
+        # Not at the same moment: the pump is notified in the loop's next turns.
+        if self._transport.stolen.get(partition_id, math.inf) < self._history.world.loop.time():
             text = f"{context.owner_id} begins a batch after it has read that its link was stolen"
             self._history.world.violate(f"partition {partition_id}: {text}")
         batch = ledger.begin(context.owner_id, partition_id, events)
@@ -299,8 +309,13 @@ class MixedHistory:
         expiry = max(member.expiry for member in self.living)
         for partition_id in self.hub.partition_ids:
             ledger.published(partition_id, 3)
-        if not await world.until(lambda: not ledger.all_missing(), expiry + slowest + 30.0):
-            world.violate(f"not read again within the longest expiry and a cycle: {_named(ledger.all_missing())}")
+        ended = world.loop.time()
+        if not await world.until(lambda: not ledger.unread_since(ended), expiry + slowest + 30.0):
+            unread = ", ".join(ledger.unread_since(ended))
+            world.violate(f"not read again within the longest expiry and a cycle: {unread}")
+        backlog = sum(map(len, ledger.all_missing().values()))
+        if not await world.until(lambda: not ledger.all_missing(), 60.0 + SLOWEST * backlog):
+            world.violate(f"not processed: {_named(ledger.all_missing())}")
         for _ in range(world.rng.randint(1, 2)):
             self._start(world.chosen(self.profile.kinds))
         slowest = max(slowest, *(member.interval for member in self.living))
