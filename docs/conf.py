@@ -96,7 +96,8 @@ nitpick_ignore_regex = [
     # Reached through public objects, not to be named by programs.
     (
         r"py:.*",
-        r"eventpump\.(amqp|app|consumer\.pump\.batches|core\.backoff|eventhubs|options|producer|sources|spark\.sink)\..*",
+        r"eventpump\.(amqp|app|consumer\.pump\.batches|core\.backoff|eventhubs|options|producer|sources|spark\.sink"
+        r"|telemetry\.interface)\..*",
     ),
 ]
 

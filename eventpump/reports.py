@@ -25,8 +25,7 @@ from eventpump.core.starts import OnDataLoss
 from eventpump.core.status import BatchState as BatchState
 from eventpump.core.status import ProducerStats as ProducerStats
 from eventpump.core.status import SendCount as SendCount
-from eventpump.errors import EventError
-from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
+from eventpump.eventhubs.events import Checkpoint, ReceivedEvent, number_of
 from eventpump.logs import present
 
 
@@ -48,7 +47,7 @@ class EventRange:
     @classmethod
     def of(cls, events: Sequence[ReceivedEvent]) -> Self:
         """Return the range of some events, which are in order."""
-        numbers = [number for event in events if (number := _number_of(event)) is not None]
+        numbers = [number for event in events if (number := number_of(event)) is not None]
         return cls(numbers[0] if numbers else None, numbers[-1] if numbers else None, len(events))
 
     def __str__(self) -> str:
@@ -70,13 +69,6 @@ def _numbers_of(events: EventRange | None) -> dict[str, object]:
         last_sequence_number=events.last_sequence_number,
         event_count=events.count,
     )
-
-
-def _number_of(event: ReceivedEvent) -> int | None:
-    try:
-        return event.sequence_number
-    except EventError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -524,6 +524,14 @@ def sent_context(event: object) -> Any:
     return getattr(event, "_sent_context", None)
 
 
+def number_of(event: ReceivedEvent) -> int | None:
+    """Return an event's sequence number; None if it cannot be read."""
+    try:
+        return event.sequence_number
+    except EventError:
+        return None
+
+
 def copy_of(event: ReceivedEvent) -> EventData:
     """Return an event to send with the body, the application properties and the standard properties of a received one.
 

@@ -11,9 +11,8 @@ from itertools import repeat
 from eventpump.consumer.link.feed import PartitionFeed
 from eventpump.consumer.record.continuity import check_hub
 from eventpump.core.budget import Account, BufferBudget
-from eventpump.errors import EventError
 from eventpump.eventhubs.codecs import event_maker
-from eventpump.eventhubs.events import EventPosition, ReceivedEvent
+from eventpump.eventhubs.events import EventPosition, ReceivedEvent, number_of
 from eventpump.interfaces import ConsumerScope, HubProperties, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
 
@@ -104,7 +103,7 @@ class FeedMaker:
             spec,
             self.settings,
             wrap=lambda messages: list(map(made, messages, repeat(origin))),
-            number=_sequence_number,
+            number=number_of,
             rng=self._rng,
             budget=self._budget,
             limit=limit,
@@ -116,10 +115,3 @@ class FeedMaker:
             self._accounts = [each for each in self._accounts if each.held or not each.is_closed]
             self._accounts.append(feed.account)
         return feed
-
-
-def _sequence_number(event: ReceivedEvent) -> int | None:
-    try:
-        return event.sequence_number
-    except EventError:
-        return None

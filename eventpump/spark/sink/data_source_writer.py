@@ -120,8 +120,8 @@ class _Writing:
         return Written(dict(self.task.send(batch.select(positions) for batch in batches)))
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """Appends a DataFrame to a hub, at least once.
+class _Writer:
+    """Appends rows to a hub, at least once.
 
     Args:
         options: The options as Spark passes them.
@@ -139,12 +139,9 @@ class BatchWriter(DataSourceArrowWriter):
         return self._writing.write(iterator)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """Appends each micro-batch of a stream to a hub, at least once. See :class:`BatchWriter`."""
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Appends a DataFrame to a hub."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._writing = _Writing.plan(options, schema, overwrite=overwrite)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of one task. Raises like :meth:`eventpump.spark.sink.at_least_once.SendTask.send`."""
-        return self._writing.write(iterator)
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Appends each micro-batch of a stream to a hub."""

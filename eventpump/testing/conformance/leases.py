@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from eventpump.core.lease import LeaseSnapshot, PartitionLease
-from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
+from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import ConsumerScope
+from eventpump.testing.conformance import error_of
 
 if TYPE_CHECKING:
     from eventpump.interfaces import Clock, LeaseStore
@@ -230,22 +231,22 @@ class LeaseStoreContract(CheckpointContract):
     async def test_call_before_open_raises_store_error(self, harness: LeaseHarness) -> None:
         """A store that is not open fails with a StoreError."""
         store = harness.new_store()
-        assert isinstance(await _error_of(store.list()), StoreError)
+        assert isinstance(await error_of(store.list()), StoreError)
 
     async def test_open_twice_raises(self, harness: LeaseHarness) -> None:
         """A store serves one consumer group: opening it again is the caller's error."""
         store = await _open(harness)
-        assert isinstance(await _error_of(store.open(OTHER_SCOPE)), ConfigurationError)
+        assert isinstance(await error_of(store.open(OTHER_SCOPE)), ConfigurationError)
 
     async def test_close_twice_is_fine(self, harness: LeaseHarness) -> None:
         """A store may be closed twice, and before it was opened; used after that it raises ClosedError."""
         store = await _open(harness)
         await store.aclose()
         await store.aclose()
-        assert isinstance(await _error_of(store.list()), ClosedError)
+        assert isinstance(await error_of(store.list()), ClosedError)
         never_opened = harness.new_store()
         await never_opened.aclose()
-        assert isinstance(await _error_of(never_opened.open(SCOPE)), ClosedError)
+        assert isinstance(await error_of(never_opened.open(SCOPE)), ClosedError)
 
     async def test_close_leaves_leases_as_they_are(self, harness: LeaseHarness) -> None:
         """Closing releases nothing: the lease stays held until it is released or expires."""
@@ -392,7 +393,7 @@ class LeaseStoreContract(CheckpointContract):
     async def test_acquire_lease_that_was_never_created_raises(self, harness: LeaseHarness) -> None:
         """Acquiring a partition without a lease is not a lost race: it raises StoreError with the partition's id."""
         store = await _open(harness, "0")
-        error = await _error_of(store.acquire(_free("7"), "a"))
+        error = await error_of(store.acquire(_free("7"), "a"))
         assert isinstance(error, StoreError)
         assert error.partition_id == "7"
 
@@ -631,12 +632,3 @@ async def _snapshot(store: LeaseStore, partition_id: str) -> LeaseSnapshot:
     snapshots: Sequence[LeaseSnapshot] = await store.list()
     (found,) = [snapshot for snapshot in snapshots if snapshot.partition_id == partition_id]
     return found
-
-
-async def _error_of(call: object) -> EventPumpError | None:
-    assert asyncio.iscoroutine(call)
-    try:
-        await call
-    except EventPumpError as error:
-        return error
-    return None

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from eventpump.core.claim import PublisherIntent, PublisherState, StoredPublisherState
-from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
+from eventpump.errors import ClosedError, ConfigurationError, StoreError
+from eventpump.testing.conformance import error_of
 
 if TYPE_CHECKING:
     from eventpump.interfaces import PublisherStateStore
@@ -48,9 +49,9 @@ class PublisherStateStoreContract:
     async def test_call_before_open_raises_store_error(self, new_store: NewStore) -> None:
         """A store that is not open fails with a StoreError."""
         store = new_store()
-        assert isinstance(await _error_of(store.read_state(NAME, "0")), StoreError)
-        assert isinstance(await _error_of(store.write_state(NAME, "0", FIRST, None)), StoreError)
-        assert isinstance(await _error_of(store.reset_state(NAME, "0")), StoreError)
+        assert isinstance(await error_of(store.read_state(NAME, "0")), StoreError)
+        assert isinstance(await error_of(store.write_state(NAME, "0", FIRST, None)), StoreError)
+        assert isinstance(await error_of(store.reset_state(NAME, "0")), StoreError)
 
     async def test_open_and_close_twice_are_fine(self, new_store: NewStore) -> None:
         """A store may be opened twice and closed twice, and closed before it was opened; then it raises ClosedError."""
@@ -58,12 +59,12 @@ class PublisherStateStoreContract:
         await store.open()
         await store.aclose()
         await store.aclose()
-        assert isinstance(await _error_of(store.read_state(NAME, "0")), ClosedError)
-        assert isinstance(await _error_of(store.write_state(NAME, "0", FIRST, None)), ClosedError)
-        assert isinstance(await _error_of(store.reset_state(NAME, "0")), ClosedError)
+        assert isinstance(await error_of(store.read_state(NAME, "0")), ClosedError)
+        assert isinstance(await error_of(store.write_state(NAME, "0", FIRST, None)), ClosedError)
+        assert isinstance(await error_of(store.reset_state(NAME, "0")), ClosedError)
         never_opened = new_store()
         await never_opened.aclose()
-        assert isinstance(await _error_of(never_opened.open()), ClosedError)
+        assert isinstance(await error_of(never_opened.open()), ClosedError)
 
     async def test_open_by_several_stores_at_once_succeeds(self, new_store: NewStore) -> None:
         """Several publishers that make the same container or file at the same time all succeed."""
@@ -118,9 +119,9 @@ class PublisherStateStoreContract:
         """A name that cannot be one, and a state outside the service's ranges, are the caller's errors."""
         store = await _open(new_store)
         for name in ("", "n" * 257, "a\0b", "a\n", "\ud800"):
-            assert isinstance(await _error_of(store.read_state(name, "0")), ConfigurationError)
-            assert isinstance(await _error_of(store.write_state(name, "0", FIRST, None)), ConfigurationError)
-            assert isinstance(await _error_of(store.reset_state(name, "0")), ConfigurationError)
+            assert isinstance(await error_of(store.read_state(name, "0")), ConfigurationError)
+            assert isinstance(await error_of(store.write_state(name, "0", FIRST, None)), ConfigurationError)
+            assert isinstance(await error_of(store.reset_state(name, "0")), ConfigurationError)
         for state in (
             replace(FIRST, producer_id=2**63),
             replace(FIRST, producer_id=-1),
@@ -133,7 +134,7 @@ class PublisherStateStoreContract:
             replace(FIRST, intent=PublisherIntent(2**15)),
             replace(FIRST, intent=PublisherIntent(1, number=-2)),
         ):
-            assert isinstance(await _error_of(store.write_state(NAME, "0", state, None)), ConfigurationError)
+            assert isinstance(await error_of(store.write_state(NAME, "0", state, None)), ConfigurationError)
         assert await store.read_state(NAME, "0") is None
 
     # ---- two publishers of one name
@@ -248,11 +249,3 @@ async def _stored(
 async def _state_of(store: PublisherStateStore) -> PublisherState | None:
     found = await store.read_state(NAME, "0")
     return None if found is None else found.state
-
-
-async def _error_of(call: Awaitable[object]) -> EventPumpError | None:
-    try:
-        await call
-    except EventPumpError as error:
-        return error
-    return None

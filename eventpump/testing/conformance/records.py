@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
 from eventpump.errors import ClosedError, EventPumpError, StoreError
+from eventpump.testing.conformance import error_of
 
 if TYPE_CHECKING:
     from eventpump.interfaces import RecordStore
@@ -62,12 +63,12 @@ class RecordStoreContract:
             assert isinstance(error, ClosedError)
         never_opened = new_store()
         await never_opened.aclose()
-        assert isinstance(await _error_of(never_opened.open()), ClosedError)
+        assert isinstance(await error_of(never_opened.open()), ClosedError)
 
     async def _errors(self, store: RecordStore) -> list[EventPumpError | None]:
         name = self.named(NAME)
         calls = (store.read(name), store.swap(name, FIRST, None), store.list(self.directory), store.delete(name))
-        return [await _error_of(call) for call in calls]
+        return [await error_of(call) for call in calls]
 
     async def test_open_by_several_stores_at_once_succeeds(self, new_store: NewStore) -> None:
         """Several stores that create the same container, file or directory at the same time all succeed."""
@@ -309,11 +310,3 @@ async def _stored(store: RecordStore, name: str, new: bytes, replaces: str | Non
     version = await store.swap(name, new, replaces)
     assert version is not None
     return version
-
-
-async def _error_of(call: Awaitable[object]) -> EventPumpError | None:
-    try:
-        await call
-    except EventPumpError as error:
-        return error
-    return None
