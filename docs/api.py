@@ -236,14 +236,14 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "Connection": _CONNECTION,
     },
     "EventProducer": {
-        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, *_OF_PRODUCER, "telemetry"),
+        "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, *_OF_PRODUCER),
         "Publishing exactly once": _EXACTLY_ONCE,
         "Connection": _CONNECTION,
     },
     "BufferedProducer": {
         "Where to send, and how": ("connection_string", "hub", "router", *_PUBLISHING, "max_in_flight"),
         "When a batch is sent, and what is reported of it": (
-            *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error", "telemetry"),
+            *("max_batch_events", "max_batch_bytes", "max_wait_time", "on_success", "on_error"),
         ),
         "Room of the buffer": ("max_events", "max_bytes", "max_partition_events", "max_partition_bytes"),
         "Publishing exactly once": _EXACTLY_ONCE,
