@@ -13,7 +13,6 @@ from eventpump.checkpoints import ChangeAction, CheckpointChange, CheckpointOutc
 from eventpump.cli.checkpoints import carry_out, failures, lines, outcome_lines, plan_lines
 from eventpump.errors import StoreError
 from eventpump.eventhubs.events import Checkpoint
-from eventpump.eventhubs.partitions import named_partitions
 from eventpump.interfaces import ConsumerScope
 from eventpump.lag import GroupCheckpoints, StoredCheckpoint
 from eventpump.testing.clock import VirtualClock
@@ -115,12 +114,6 @@ def test_list_has_a_line_for_each_partition() -> None:
     assert shown[0] == "hub telemetry, consumer group $Default: 1 checkpoint for 3 partitions"
     assert [line.split() for line in shown[3:6]] == [["0", "7", "88", "host-a"], ["1", "none"], ["2", "none"]]
     assert shown[-2:] == ["a note", "partition 2: a/checkpoint/2: its sequence number is 'x'"]
-
-
-def test_partitions_in_a_row_are_named_by_the_first_and_the_last() -> None:
-    """From three on."""
-    assert named_partitions(["3"]) == "partition 3"
-    assert named_partitions(["0", "1", "4", "5", "6", "9"]) == "partitions 0, 1, 4 to 6, 9"
 
 
 async def test_interrupted_in_the_middle_it_says_how_to_go_on(

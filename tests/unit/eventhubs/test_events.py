@@ -28,6 +28,10 @@ from eventpump.eventhubs.events import (
     LastEnqueued,
     ReceivedEvent,
     no_event,
+    number_of,
+    sent_context,
+    set_sent_context,
+    with_properties,
     without_body,
 )
 from eventpump.eventhubs.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
@@ -683,3 +687,32 @@ def test_sender_s_delivery_annotations_and_footer_are_read() -> None:
     assert (event.delivery_annotations, event.footer) == ({"a": 1}, {"b": "2"})
     plain = ReceivedEvent(Message(Data((b"x",))).encode())
     assert (plain.delivery_annotations, plain.footer) == ({}, {})
+
+
+class Marked(EventData):
+    """An event of a program's own kind."""
+
+    mark = "kept"
+
+
+@pytest.mark.parametrize("kind", [EventData, Marked])
+def test_further_properties_do_not_replace_those_of_the_event(kind: type[EventData]) -> None:
+    """The event itself stays as it is, and so do the kind, the body and the other properties of the new one."""
+    event = kind(b"body", properties={"a": 1}, content_type="text/plain")
+    made = with_properties(event, {"a": 2, "b": 3})
+    assert (made.properties, event.properties) == ({"a": 1, "b": 3}, {"a": 1})
+    assert (type(made), made.body, made.standard) == (kind, b"body", {"content_type": "text/plain"})
+
+
+def test_event_keeps_the_context_that_it_was_sent_with() -> None:
+    """None before, and for what is no event."""
+    event = EventData(b"")
+    assert (sent_context(event), sent_context(object())) == (None, None)
+    set_sent_context(event, "00-1")
+    assert sent_context(event) == "00-1"
+
+
+def test_number_of_an_event_without_one_is_none() -> None:
+    """And not an error, as the attribute is."""
+    assert number_of(ReceivedEvent(Message(Data((b"x",))).encode())) is None
+    assert number_of(ReceivedEvent.build(b"x", sequence_number=7, offset="9", enqueued_time=NOW)) == 7

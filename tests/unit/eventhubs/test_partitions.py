@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventpump.eventhubs.partitions import partition_order
+from eventpump.eventhubs.partitions import named_partitions, partition_order
 
 
 def test_partitions_are_ordered_by_number() -> None:
@@ -17,3 +17,10 @@ def test_partitions_are_ordered_by_number() -> None:
 def test_order_is_that_of_the_numbers(numbers: list[int]) -> None:
     """Ids as the service gives them are in the order of their numbers."""
     assert sorted(map(str, numbers), key=partition_order) == [str(number) for number in sorted(numbers)]
+
+
+def test_partitions_in_a_row_are_named_by_the_first_and_the_last() -> None:
+    """From three on."""
+    assert named_partitions(["3"]) == "partition 3"
+    assert named_partitions(["0", "1", "4", "5", "6", "9"]) == "partitions 0, 1, 4 to 6, 9"
+    assert named_partitions(["a", "1", "2"]) == "partitions a, 1, 2"
