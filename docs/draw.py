@@ -381,14 +381,16 @@ KEYED: Final = Times(
 )
 
 FLEETS: Final = Times(
-    "From azure-eventhub to eventpump: beside it in a consumer group of its own, and then in its place",
+    "A mixed fleet: eventpump joins one of azure-eventhub, takes its share, and in the end all partitions",
     [
-        ("azure-eventhub", [Span(0, 55, "two", "group $Default, its own checkpoints")]),
-        ("eventpump, on trial", [Span(12, 50, "three", "a group and leases of its own")]),
-        ("eventpump", [Span(62, 100, "one", "group $Default, from there on")]),
+        ("partition 0", [Span(0, 72, "two", "azure-eventhub, member A"), Span(74, 100, "one", "eventpump")]),
+        ("partition 1", [Span(0, 26, "two", "member A"), Span(28, 100, "one", "eventpump, from A's checkpoint")]),
+        ("partition 2", [Span(0, 46, "two", "azure-eventhub, member B"), Span(48, 100, "one", "eventpump")]),
+        ("partition 3", [Span(0, 46, "two", "member B"), Span(48, 72, "two", "A"), Span(74, 100, "one", "eventpump")]),
+        ("one container", [Span(0, 100, "kept", "ownership and checkpoints of all members, in the form of the SDKs")]),
     ],
-    [(55, "stopped, checkpoints read")],
-    ["Consumer groups do not affect each other. Within one group the two libraries do not share partitions."],
+    [(22, "eventpump joins"), (46, "B is stopped"), (72, "A is stopped")],
+    ["Each member begins at the checkpoint of the one before it. The way back is the same, the other way round."],
 )
 
 RESTART: Final = Times(
