@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
@@ -23,9 +23,14 @@ from azure.storage.blob.aio import BlobClient, ContainerClient
 from eventpump.aio.home import HomeLoop
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 
+if TYPE_CHECKING:
+    from eventpump.interfaces import Clock
+
 T = TypeVar("T")
 
 _BLOBS: Final = 4096
+_CLOCK_OFF: Final = 30.0
+"""Seconds by which the machine's clock may differ from the account's before that is reported."""
 
 Blob: TypeAlias = BlobClient
 """A client of one blob."""
@@ -33,6 +38,33 @@ Blob: TypeAlias = BlobClient
 # The SDK logs every request and response at INFO; ours go to a logger that is silent below WARNING unless configured.
 _HTTP_LOGGER: Final = logging.getLogger("eventpump.storage.http")
 _HTTP_LOGGER.setLevel(logging.WARNING)
+
+
+class AccountClock:
+    """The clock of a storage account, by its last answer. It is the one that dates blobs.
+
+    Args:
+        clock: That of the machine.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._behind = 0.0
+
+    def set(self, date: float) -> None:
+        """Take the time of an answer that has just come, in seconds since the Unix epoch."""
+        self._behind = date - self._clock.time()
+
+    def time(self) -> float:
+        """Return the account's time in seconds since the Unix epoch; the machine's before the first answer."""
+        return self._clock.time() + self._behind
+
+    def describe_error(self) -> str | None:
+        """Return by how much the machine's clock is wrong, None where that is too little to matter."""
+        if abs(self._behind) <= _CLOCK_OFF:
+            return None
+        how = "behind" if self._behind > 0 else "ahead of"
+        return f"this machine's clock is {abs(self._behind):.0f} s {how} that of the storage account"
 
 
 class Answer(enum.Enum):

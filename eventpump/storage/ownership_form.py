@@ -153,6 +153,15 @@ class StoredOwnership:
     claim: str = ""
     duration: float | None = None
 
+    def is_held(self, age: float, owner_timeout: float) -> bool:
+        """Return whether it has an owner, and has not expired.
+
+        Args:
+            age: Seconds since it was written, by the clock of the storage account.
+            owner_timeout: Seconds after which one of another SDK expires.
+        """
+        return self.owner is not None and age < (self.duration or owner_timeout)
+
     def encode(self) -> dict[str, str]:
         """Return the metadata. One that was released has an empty owner, as every SDK writes it."""
         texts = {_OWNER: self.owner or "", _EPOCH: str(self.epoch)}

@@ -62,11 +62,18 @@ class Container:
     Args:
         now: The service's clock.
         name: The container's name.
+        page: The most blobs in one page of a listing.
+        keeps_history: Whether the account has versions of blobs and soft delete.
     """
 
-    def __init__(self, now: Callable[[], float], name: str = "positions") -> None:
+    def __init__(
+        self, now: Callable[[], float], name: str = "positions", *, page: int = PAGE, keeps_history: bool = False
+    ) -> None:
         self.name = name
         self.now = now
+        self.page = page
+        self.history: list[Blob] | None = [] if keeps_history else None
+        """What was replaced or deleted, which only listings that ask for it have."""
         self.blobs: dict[str, Blob] = {}
         self.on_write: Callable[[Blob], None] | None = None
         """Called with every blob that was written."""
@@ -132,7 +139,7 @@ class Container:
         """
         if if_match is not None and not _matches(if_match, self.get(name)):
             raise BlobRefusedError(412, "ConditionNotMet")
-        self.get(name)
+        self._keep(self.get(name))
         del self.blobs[name]
 
     def list(self, prefix: str = "") -> list[Blob]:
@@ -140,12 +147,18 @@ class Container:
         return [self.blobs[name] for name in sorted(self.blobs) if name.startswith(prefix)]
 
     def _write(self, name: str, content: bytes, metadata: Mapping[str, str], content_type: str) -> Blob:
+        if name in self.blobs:
+            self._keep(self.blobs[name])
         etag = f'"0x{next(self._versions):X}"'
         # HTTP dates have whole seconds.
         blob = self.blobs[name] = Blob(name, etag, float(int(self.now())), dict(metadata), content, content_type)
         if self.on_write is not None:
             self.on_write(blob)
         return blob
+
+    def _keep(self, blob: Blob) -> None:
+        if self.history is not None:
+            self.history.append(blob)
 
 
 def _matches(etag: str, blob: Blob) -> bool:
@@ -235,7 +248,7 @@ class ContainerTransport(AsyncHttpTransport[Any, Any]):
 
     def _listing(self, query: dict[str, str]) -> _Answer:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        marker, most = query.get("marker", ""), int(query.get("maxresults", PAGE))
+        marker, most = query.get("marker", ""), int(query.get("maxresults", self._container.page))
         items: dict[str, Blob | None] = {}
         for blob in self._container.list(prefix):
             rest = blob.name[len(prefix) :]
@@ -245,8 +258,12 @@ class ContainerTransport(AsyncHttpTransport[Any, Any]):
                 items[blob.name] = blob
         names = [name for name in sorted(items) if name >= marker]
         page, following = names[:most], names[most : most + 1]
-        has_metadata = "metadata" in query.get("include", "")
+        include = query.get("include", "")
+        has_metadata = "metadata" in include
         shown = "".join(_listed(name, items[name], has_metadata=has_metadata) for name in page)
+        if "versions" in include or "deleted" in include:
+            kept = [blob for blob in self._container.history or () if blob.name in page or blob.name not in items]
+            shown += "".join(_listed(blob.name, blob, has_metadata=has_metadata) for blob in kept)
         body = (
             f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults ServiceEndpoint="https://fake/" '
             f'ContainerName="{self._container.name}"><Prefix>{escape(prefix)}</Prefix><Blobs>{shown}</Blobs>'

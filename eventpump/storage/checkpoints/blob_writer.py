@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -12,7 +11,7 @@ from eventpump.errors import ConfigurationError, StoreError
 from eventpump.eventhubs.events import Checkpoint
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.storage import ownership_form as v5
-from eventpump.storage.blob_access import Answer, BlobContainer, ForbiddenError, RefusedError
+from eventpump.storage.blob_access import Answer, ForbiddenError, RefusedError
 from eventpump.storage.checkpoints.blobs import BlobCheckpointReader, listed_blob
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
 from eventpump.storage.checkpoints.writing import CHANGED, OWNER, LeasedCheckpoints, of_earlier_hub, owned_by
@@ -44,8 +43,7 @@ class BlobCheckpointWriter(BlobCheckpointReader):
             where the group has no blobs in the other spelling; where it has, nothing is written. Default: None.
         namespace: The namespace in the names of "v5", where it is not the host name of the hub. None for the host
             name. Default: None.
-        owner_timeout: Seconds after which an owner of "v5" that has not renewed its ownership is taken for gone.
-            Default: 180.0.
+        owner_timeout: Seconds after which an ownership of "v5" expires if it was not renewed. Default: 180.0.
         call_timeout: How long a request may take, in seconds. Default: 10.0.
         clock: None for the machine's time.
 
@@ -96,22 +94,16 @@ class BlobCheckpointWriter(BlobCheckpointReader):
         return "v5" if self._leased is None else "EventProcessorHost"
 
     async def _read_v5(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        own, other = self._directories(scope)
+        directory, _ = self._directories(scope)
+        found = await self._v5_of(directory, partition_ids)
         if self._spelling is not None:
-            found = await self._v5_of(own, partition_ids)
-            return GroupCheckpoints(found, () if found else (await self._describe_empty(own),))
-        read = await super()._read_v5(scope, partition_ids)
-        if read.partitions and not read.notes and own != other and await self._v5_of(other, partition_ids):
-            problem = (
-                f"container {self._blobs.name} has checkpoints or owners of the group in two spellings, {own} and "
-                f"{other}: set it to the one that the consumers use, False for the first and True for the second"
-            )
-            raise ConfigurationError("preserve_case", problem)
-        return read
-
-    def _directories(self, scope: ConsumerScope) -> tuple[str, str]:
-        own = bool(self._spelling)
-        return v5.group_directory(scope, preserve_case=own), v5.group_directory(scope, preserve_case=not own)
+            return GroupCheckpoints(found, () if found else (await self._describe_empty(directory),))
+        if not found:
+            return await self._read_other_spelling(scope, partition_ids)
+        if (problem := await self._find_two_spellings(scope, partition_ids)) is not None:
+            which = "set it to the one that the consumers use, False for the first and True for the second"
+            raise ConfigurationError("preserve_case", f"{problem}: {which}")
+        return GroupCheckpoints(found)
 
     async def check(
         self, scope: ConsumerScope, partition_ids: Sequence[str], hub_created_at: datetime
@@ -119,7 +111,7 @@ class BlobCheckpointWriter(BlobCheckpointReader):
         """See `CheckpointTarget.check`."""
         if self._leased is not None:
             return await self._leased.check(scope, partition_ids, hub_created_at)
-        found = await self.read(scope, partition_ids)
+        found = await self._read(scope, partition_ids)
         if self._spelling is None and found.partitions and found.notes:
             problem = f"{found.notes[0]}: set it to True to write there, or to False for names in lower case"
             raise ConfigurationError("preserve_case", problem)
@@ -129,10 +121,6 @@ class BlobCheckpointWriter(BlobCheckpointReader):
         await records.open()
         group = await ScopeRecords(lambda: records, scope).read(_OPERATION)
         return of_earlier_hub(group, partition_ids, hub_created_at)
-
-    def _named(self, scope: ConsumerScope) -> ConsumerScope:
-        """Return a consumer group as the names of blobs have it."""
-        return scope if self._namespace is None else replace(scope, fully_qualified_namespace=self._namespace)
 
     async def begin(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> None:
         """See `CheckpointTarget.begin`."""
@@ -150,15 +138,16 @@ class BlobCheckpointWriter(BlobCheckpointReader):
         if self._leased is not None:
             with self._naming_rights(f"the lease of partition {partition_id}"):
                 return await self._leased.write(partition_id, before, after, from_owner=from_owner)
-        version = None if before is None else before.version
+        blob, version = self._blobs.blob(name), None if before is None else before.version
         with self._naming_rights(name):
             if not from_owner and (owner := await self._find_owner(partition_id)) is not None:
                 return owned_by(owner)
             try:
                 if after is not None:
-                    await write_checkpoint_blob(self._blobs, name, after, version)
+                    metadata = v5.encode_checkpoint(after, OWNER)
+                    await self._blobs.swap_metadata(_OPERATION, partition_id, blob, metadata, version)
                 elif version is not None:
-                    await self._blobs.delete(_OPERATION, partition_id, self._blobs.blob(name), version)
+                    await self._blobs.delete(_OPERATION, partition_id, blob, version)
             except RefusedError as refused:
                 return CHANGED if refused.answer is not Answer.LOST else refused.answer.value
         return None
@@ -169,7 +158,7 @@ class BlobCheckpointWriter(BlobCheckpointReader):
         found = await self._blobs.properties(_OPERATION, partition_id, blob)
         if found is None:
             return None
-        owner, is_owned = self._owner_of(listed_blob(found), self._clock.time())
+        owner, is_owned = self._owner_of(listed_blob(found))
         return owner if is_owned else None
 
     @contextlib.contextmanager
@@ -192,26 +181,3 @@ class BlobCheckpointWriter(BlobCheckpointReader):
                 await self._leased.aclose()
         finally:
             await super().aclose()
-
-
-async def write_checkpoint_blob(
-    blobs: BlobContainer, name: str, checkpoint: Checkpoint, replaces: str | None, client: str = OWNER
-) -> str:
-    """Write a checkpoint as every SDK reads it, in place of the one with an ETag, or where there is none. One request.
-
-    Args:
-        blobs: The container.
-        name: The name of the blob.
-        checkpoint: The checkpoint.
-        replaces: The ETag of the stored one; None if there is none.
-        client: The name of the client that writes it.
-
-    Returns:
-        The new ETag.
-
-    Raises:
-        RefusedError: Another one is there, or none.
-        StoreError: It failed, and whether it was written is not known.
-    """
-    metadata = v5.encode_checkpoint(checkpoint, client)
-    return await blobs.swap_metadata(_OPERATION, checkpoint.partition_id, blobs.blob(name), metadata, replaces)

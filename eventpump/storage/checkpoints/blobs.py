@@ -15,7 +15,7 @@ from eventpump.clock import LoopClock
 from eventpump.errors import ConfigurationError
 from eventpump.interfaces import Clock, ConsumerScope
 from eventpump.storage import ownership_form as v5
-from eventpump.storage.blob_access import BlobContainer
+from eventpump.storage.blob_access import AccountClock, BlobContainer
 from eventpump.storage.checkpoints.stored import GroupCheckpoints, StoredCheckpoint
 from eventpump.storage.leases.layout import LeaseBody, lease_directory, owner_of, partition_of
 
@@ -57,7 +57,8 @@ class BlobCheckpointReader:
 
     "v5" is read by one listing; the others by one, and a request per partition. Names are in lower case by default, as
     Python, .NET and JavaScript write them. If nothing lies under those, the names as the user wrote them are looked at,
-    which are Java's and Go's, and a note says so.
+    which are Java's and Go's, and a note says so. The first reading also looks there otherwise, and a note says so if
+    the group has blobs in both.
 
     Args:
         container: The container's name, with `connection_string` or with `account_url` and `credential`; or a ready
@@ -71,9 +72,8 @@ class BlobCheckpointReader:
         preserve_case: Whether the names of "v5" are as the user wrote them. Default: False.
         namespace: The namespace in the names of "v5", where it is not the host name of the hub: clients of
             azure-eventhub that were given a port have it there. None for the host name. Default: None.
-        owner_timeout: Seconds after which an owner of "v5" that has not renewed its ownership is taken for gone. Each
-            SDK has its own: 60 (JavaScript, Go), 120 (.NET, Java), 180 (Python). A host of ours has stored how long its
-            own lives. Default: 180.0.
+        owner_timeout: Seconds after which an ownership of "v5" expires if it was not renewed. Each SDK has its own: 60
+            (JavaScript, Go), 120 (.NET, Java), 180 (Python). A host of eventpump has stored its own. Default: 180.0.
         call_timeout: How long a request may take, in seconds. Default: 30.0.
         clock: None for the machine's time.
 
@@ -101,16 +101,23 @@ class BlobCheckpointReader:
             raise ConfigurationError("format", f"must be one of {', '.join(known)}, not {format!r}")
         if owner_timeout <= 0:
             raise ConfigurationError("owner_timeout", "must be above 0")
+        self._clock = AccountClock(LoopClock() if clock is None else clock)
         self._blobs = BlobContainer(
-            container, connection_string, account_url, credential, call_timeout, owner=type(self).__name__
+            container,
+            connection_string,
+            account_url,
+            credential,
+            call_timeout,
+            owner=type(self).__name__,
+            on_date=self._clock.set,
         )
         self._format = format
         self._prefix = prefix.strip()
         self._preserve_case = preserve_case
         self._namespace = namespace
         self._owner_timeout = owner_timeout
-        self._clock = LoopClock() if clock is None else clock
         self._is_checked = False
+        self._spelling_notes: tuple[str, ...] | None = None
 
     async def read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
         """Read the checkpoints of a consumer group, and who owns its partitions.
@@ -123,16 +130,21 @@ class BlobCheckpointReader:
             StoreError: A request failed.
             ConfigurationError: There is no such container, or the account refuses the credential.
         """
+        found = await self._read(scope, partition_ids)
+        if (error := self._clock.describe_error()) is None:
+            return found
+        note = f"{error}: owners are judged by the account's, and ages are wrong by that; set the clock"
+        return replace(found, notes=(*found.notes, note))
+
+    async def _read(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
         if not self._is_checked:
             await self._blobs.open("", create=False)
             self._is_checked = True
-        if self._namespace is not None:
-            scope = replace(scope, fully_qualified_namespace=self._namespace)
         match self._format:
             case "v5":
-                return await self._read_v5(scope, partition_ids)
+                return await self._read_v5(self._named(scope), partition_ids)
             case "functions":
-                return await self._read_functions(scope, partition_ids)
+                return await self._read_functions(self._named(scope), partition_ids)
             case "event-processor-host":
                 directory = lease_directory(self._prefix, scope.consumer_group)
                 return GroupCheckpoints(await self._read_leases(directory, partition_ids))
@@ -140,17 +152,42 @@ class BlobCheckpointReader:
                 return GroupCheckpoints(await self._read_leases("", partition_ids))
 
     async def _read_v5(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
-        directory = v5.group_directory(scope, preserve_case=self._preserve_case)
-        found = await self._v5_of(directory, partition_ids)
-        other = v5.group_directory(scope, preserve_case=not self._preserve_case)
-        if found:
-            return GroupCheckpoints(found)
-        found = {} if other == directory else await self._v5_of(other, partition_ids)
+        found = await self._v5_of(self._directories(scope)[0], partition_ids)
         if not found:
-            return GroupCheckpoints(notes=(await self._describe_empty(directory),))
+            return await self._read_other_spelling(scope, partition_ids)
+        if self._spelling_notes is None:
+            # Once: it takes another listing.
+            problem = await self._find_two_spellings(scope, partition_ids)
+            self._spelling_notes = () if problem is None else (f"{problem}: this was read from the first",)
+        return GroupCheckpoints(found, self._spelling_notes)
+
+    async def _read_other_spelling(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
+        """Read a group that has nothing in the spelling that was asked for; a note says where it was read."""
+        own, other = self._directories(scope)
+        found = {} if other == own else await self._v5_of(other, partition_ids)
+        if not found:
+            return GroupCheckpoints(notes=(await self._describe_empty(own),))
         who = "Python, .NET and JavaScript" if self._preserve_case else "Java and Go"
-        note = f"nothing lies under {directory}; this was read from {other}, which is how {who} spell it"
+        note = f"nothing lies under {own}; this was read from {other}, which is how {who} spell it"
         return GroupCheckpoints(found, (note,))
+
+    async def _find_two_spellings(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> str | None:
+        """Return a text if a group that has blobs in the spelling that was asked for has some in the other one too."""
+        own, other = self._directories(scope)
+        if own == other or not await self._v5_of(other, partition_ids):
+            return None
+        return (
+            f"container {self._blobs.name} has checkpoints or owners of the group in two spellings, {own} and {other}"
+        )
+
+    def _directories(self, scope: ConsumerScope) -> tuple[str, str]:
+        """Return the group's directory in the spelling that was asked for, and in the other one."""
+        own = self._preserve_case
+        return v5.group_directory(scope, preserve_case=own), v5.group_directory(scope, preserve_case=not own)
+
+    def _named(self, scope: ConsumerScope) -> ConsumerScope:
+        """Return a consumer group as the names of blobs have it."""
+        return scope if self._namespace is None else replace(scope, fully_qualified_namespace=self._namespace)
 
     async def _describe_empty(self, directory: str) -> str:
         """Return a note that a directory is empty, with the groups of the container's first page that have any."""
@@ -163,7 +200,6 @@ class BlobCheckpointReader:
 
     async def _v5_of(self, directory: str, partition_ids: Sequence[str]) -> dict[str, StoredCheckpoint]:
         listed = await self._list(directory)
-        now = self._clock.time()
         found: dict[str, StoredCheckpoint] = {}
         for partition_id in partition_ids:
             checkpoint = listed.get(f"{directory}{v5.CHECKPOINT}{partition_id}")
@@ -173,7 +209,7 @@ class BlobCheckpointReader:
             place = f"{directory}{v5.CHECKPOINT}{partition_id}"
             stored = StoredCheckpoint(partition_id, _V5, place, is_owned=False)
             if ownership is not None:
-                owner, is_owned = self._owner_of(ownership, now)
+                owner, is_owned = self._owner_of(ownership)
                 stored = replace(stored, owner=owner, is_owned=is_owned)
             if checkpoint is not None:
                 place_of = v5.parse_checkpoint(checkpoint.metadata)
@@ -188,11 +224,11 @@ class BlobCheckpointReader:
             found[partition_id] = stored
         return found
 
-    def _owner_of(self, ownership: Listed, now: float) -> tuple[str | None, bool]:
+    def _owner_of(self, ownership: Listed) -> tuple[str | None, bool]:
         """Return the owner in an ownership of "v5", None for none, and whether it is one now."""
         stored = v5.parse_ownership(ownership.metadata)
-        lives = stored.duration or self._owner_timeout
-        return stored.owner, stored.owner is not None and now - ownership.modified.timestamp() < lives
+        age = self._clock.time() - ownership.modified.timestamp()
+        return stored.owner, stored.is_held(age, self._owner_timeout)
 
     async def _read_functions(self, scope: ConsumerScope, partition_ids: Sequence[str]) -> GroupCheckpoints:
         found = await self._v5_of(v5.group_directory(scope), partition_ids)

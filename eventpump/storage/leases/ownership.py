@@ -25,7 +25,7 @@ from eventpump.errors import ClosedError, ConfigurationError, StoreError
 from eventpump.eventhubs.events import START_OFFSET
 from eventpump.eventhubs.partitions import partition_order
 from eventpump.storage import ownership_form as v5
-from eventpump.storage.blob_access import Answer, Blob, BlobContainer, ForbiddenError, RefusedError
+from eventpump.storage.blob_access import AccountClock, Answer, Blob, BlobContainer, ForbiddenError, RefusedError
 from eventpump.storage.groups import CHECKPOINTS
 from eventpump.storage.leases.layout import check_owner
 from eventpump.storage.leases.terms import find_conflicts
@@ -39,8 +39,6 @@ _WRITE_TRIES: Final = 4
 _CREATE_AT_ONCE: Final = 32
 _OWNER_LEVEL: Final = 0
 """That of every processor of the other SDKs: a higher one would refuse them."""
-_CLOCK_OFF: Final = 30.0
-"""Seconds by which the machine's clock may differ from the account's before that is reported."""
 
 Notify = Callable[[str | None, str], None]
 
@@ -97,7 +95,7 @@ class BlobOwnershipStore:
             azure-eventhub that were given a port have it there. None for the host name. Default: None.
         lease_duration: How long an ownership of this host is valid without a renewal, in seconds. JavaScript and Go
             take a partition after 60. Default: 60.0.
-        owner_timeout: Seconds after which an ownership of another SDK's member that was not renewed is taken for gone.
+        owner_timeout: Seconds after which an ownership of another SDK's member expires if it was not renewed.
             That of a host of ours expires after its own duration. Default: 120.0.
         call_timeout: How long one request may take, in seconds; keep it below the lease duration minus the renew
             interval. None for the smaller of 10 s and a third of the lease duration.
@@ -137,7 +135,7 @@ class BlobOwnershipStore:
         self._namespace = namespace
         self._create = create
         self._clock = LoopClock() if clock is None else clock
-        self._clock_behind = 0.0
+        self._account_clock = AccountClock(self._clock)
         self._blobs = BlobContainer(
             container,
             connection_string,
@@ -145,7 +143,7 @@ class BlobOwnershipStore:
             credential,
             timeout,
             owner=type(self).__name__,
-            on_date=self._date,
+            on_date=self._account_clock.set,
         )
         self._open_group: _GroupBlobs | None = None
         self._is_closed = False
@@ -170,7 +168,7 @@ class BlobOwnershipStore:
         return self._group("records").records
 
     def attend(self, renew_interval: float, notify: Notify) -> None:
-        """Pass what members of the group should be told of to a host; see `SharedLeaseStore`."""
+        """Pass to a host what it reports of the group; see `SharedLeaseStore`."""
         self._notices.pass_to(notify)
         for problem in find_conflicts(self._lease_duration, self._owner_timeout, renew_interval):
             self._notices.add(None, problem)
@@ -236,12 +234,10 @@ class BlobOwnershipStore:
         found = {partition_id: self._snapshot(partition_id, blob) for partition_id, blob in listed.items()}
         for partition_id in self._ensured - found.keys():  # another program has deleted its blob
             found[partition_id] = LeaseSnapshot(partition_id, None, False)
-        if abs(self._clock_behind) > _CLOCK_OFF:
-            how = "behind" if self._clock_behind > 0 else "ahead of"
+        if (error := self._account_clock.describe_error()) is not None:
             problem = (
-                f"this machine's clock is {abs(self._clock_behind):.0f} s {how} that of the storage account. Hosts of "
-                "eventpump go by the account's, but processors of other SDKs on a machine like this take partitions "
-                "too early or too late: set the clock"
+                f"{error}. Hosts of eventpump go by the account's, but processors of other SDKs on a machine like this "
+                "take partitions too early or too late: set the clock"
             )
             self._notices.add(None, problem, key="clock")
         return sorted(found.values(), key=lambda snapshot: partition_order(snapshot.partition_id))
@@ -386,11 +382,7 @@ class BlobOwnershipStore:
 
     def _is_held(self, ownership: v5.StoredOwnership, blob: BlobProperties) -> bool:
         """Return whether an ownership has an owner and has not expired, by the account's clock."""
-        age = self._clock.time() + self._clock_behind - blob.last_modified.timestamp()
-        return ownership.owner is not None and age < (ownership.duration or self._owner_timeout)
-
-    def _date(self, date: float) -> None:
-        self._clock_behind = date - self._clock.time()
+        return ownership.is_held(self._account_clock.time() - blob.last_modified.timestamp(), self._owner_timeout)
 
     async def _replace(
         self, operation: str, lease: PartitionLease, change: Callable[[v5.StoredOwnership], v5.StoredOwnership]
@@ -504,7 +496,7 @@ class BlobOwnershipStore:
         for name, blob in found.items():
             if v5.is_checkpoint(name) and (problem := v5.parse_checkpoint(blob.metadata).problem) is not None:
                 self._notices.add(name.rpartition("/")[2], _unusable(name, problem))
-        if other == directory or not any(map(v5.is_of_group, await self._blobs.list("open", other, pages=1))):
+        if other == directory or not any(map(v5.is_of_group, await self._blobs.list("open", other))):
             return
         wanted = not self._preserve_case
         if not any(map(v5.is_of_group, found)):
