@@ -16,9 +16,9 @@ from eventpump.storage.records.texts import encode_texts
 class BlobRecordStore:
     """A `RecordStore` in a blob container: a record is the blob `{prefix}{name}`.
 
-    Records of one directory may be kept in the metadata of empty blobs. To replace metadata copies nothing on an
-    account with soft delete or versions of blobs, and one listing returns the bodies. Those are JSON objects of ASCII
-    texts, as `encode_texts` returns them.
+    Records of one directory may be kept in the metadata of empty blobs. An account with soft delete keeps no copy of
+    metadata that is replaced, and one listing returns the bodies. Those are JSON objects of ASCII texts, as
+    `encode_texts` returns them.
 
     Args:
         blobs: The container, which the store closes.
