@@ -9,7 +9,7 @@ import json
 import logging
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,11 +21,15 @@ from azure.core.exceptions import HttpResponseError, ServiceResponseError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient, ContainerClient
 
+from eventpump.consumer.host.host import HubHost
+from eventpump.consumer.processor import EventProcessor, PartitionContext
 from eventpump.core.lease import PartitionLease
 from eventpump.errors import ConfigurationError, StoreError
-from eventpump.eventhubs.events import Checkpoint
+from eventpump.eventhubs.events import Checkpoint, ReceivedEvent
 from eventpump.interfaces import Clock, ConsumerScope, ScopeRecord
+from eventpump.options.consumer import HostSettings
 from eventpump.storage.leases.blob import BlobLeaseStore
+from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.azurite import Azurite
 from tests.support.blob_faults import FaultTransport, Send, on, service
 from tests.support.leases import group, unheld
@@ -213,6 +217,64 @@ async def test_held_lease_without_a_token_is_left_alone(hosts: Hosts) -> None:
     assert await store.acquire(seen, OWNER, held=True) is None
     assert transport.requests == ["Get Blob"]
     await theirs.renew()
+
+
+class _Numbers(EventProcessor):
+    """Records the numbers that it is given, stores a checkpoint after each batch, and is done at the last one."""
+
+    def __init__(self, last: int) -> None:
+        self.numbers: list[int] = []
+        self.done = asyncio.Event()
+        self._last = last
+
+    async def process_events(self, context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        self.numbers += [event.sequence_number for event in events]
+        await context.checkpoint()
+        if events[-1].sequence_number == self._last:
+            self.done.set()
+
+
+@pytest.mark.parametrize(
+    "wiped",
+    [
+        b'{"partitionId":"0","owner":"","epoch":-1,"sequenceNumber":0}',
+        b'{"partition_id":"0","owner":null,"token":null,"epoch":0,"offset":null,"sequence_number":null}',
+    ],
+    ids=["javascript", "python"],
+)
+async def test_released_lease_that_a_legacy_host_overwrote_begins_again(hosts: Hosts, wiped: bytes) -> None:
+    """An EventProcessorHost of JavaScript or Python 1 creates leases over those that are there, if they are not held.
+
+    Without its checkpoint the partition is read from where the group began: again, and nothing is left out.
+    """
+    await hosts.raw.create_container()
+    hub = FakeHub("telemetry", partitions=1)
+    hub.publish("0", count=10)
+
+    async def run(processor: _Numbers, *, overwrites: bool = False) -> None:
+        store = BlobLeaseStore(hosts.name, connection_string=hosts.azurite.connection_string)
+        settings = HostSettings(hub=hub.name, owner_id=OWNER)
+        host = HubHost(lambda: FakeTransport(hub), store, settings, processor)
+
+        async def until() -> None:
+            await processor.done.wait()
+            if overwrites:
+                with pytest.raises(HttpResponseError):
+                    await hosts.blob("0").upload_blob(wiped, overwrite=True)
+
+        async with asyncio.timeout(30):
+            await host.run(until=until())
+
+    first = _Numbers(9)
+    await run(first, overwrites=True)
+    assert first.numbers == list(range(10))
+    assert (await hosts.look("0"))[0]["SequenceNumber"] == 9
+    await hosts.blob("0").upload_blob(wiped, overwrite=True)
+    hub.publish("0", count=5)
+    second = _Numbers(14)
+    await run(second)
+    assert second.numbers == list(range(15))
+    assert (await hosts.look("0"))[0]["SequenceNumber"] == 14
 
 
 async def test_container_is_created_by_the_first_host(hosts: Hosts) -> None:
