@@ -470,6 +470,29 @@ async def test_checkpoint_that_arrives_late_is_refused(members: Members, late_on
     assert await store.read_checkpoint("0") == newer
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+async def test_checkpoint_of_an_owner_that_takes_the_partition_meanwhile_stays(
+    members: Members, backwards: bool
+) -> None:
+    """A write that has found the ownership its own, and is overtaken by a new owner's claim and checkpoint, is lost."""
+    transport = FaultTransport()
+    store, other = await members.opened("0", transport=transport), await members.opened()
+    await members.write(members.checkpoint(), offset="100", sequencenumber="10")
+    lease = await acquire(store)
+
+    async def overtake(request: Any, go_on: Send) -> Any:
+        response = await go_on()
+        if "/ownership/" in str(request.url):
+            transport.hook = None
+            taken = await steal(other, owner="other")
+            assert await other.write_checkpoint(taken, Checkpoint("0", "200", 20))
+        return response
+
+    transport.hook = overtake
+    assert not await store.write_checkpoint(lease, Checkpoint("0", "150", 15), backwards=backwards)
+    assert await other.read_checkpoint("0") == Checkpoint("0", "200", 20)
+
+
 async def test_offsets_of_two_kinds_are_not_compared(members: Members) -> None:
     """After a failover a geo-replicated namespace counts anew: numbers beside offsets of another kind say nothing."""
     await members.write(members.checkpoint(), offset="100", sequencenumber="1000")

@@ -1,8 +1,8 @@
 """Ownership and checkpoints as azure-eventhub 5 and the current SDKs of all languages keep them in blobs.
 
 An ownership is changed only under the ETag that was read: of two members one succeeds. A checkpoint has no such fence
-in this form, as the other SDKs write it without a condition. So a write reads first who owns the partition, and is
-made under the checkpoint's own ETag: whatever another has written since is read and compared.
+in this form, as the other SDKs write it without a condition. So a write is made under the checkpoint's own ETag, and
+only after the owner was read: whatever another member has written since is read and compared.
 """
 
 from __future__ import annotations
@@ -336,13 +336,14 @@ class BlobOwnershipStore:
         self._group(operation)
         async with self._checkpoint_locks[partition_id]:
             for _ in range(_WRITE_TRIES):
-                if not await self._owns(operation, lease):
-                    return False
                 # Kept only after a success: the outcome of a failed write is not known, and the next one reads it.
                 stored = self._checkpoints.pop(partition_id, None)
                 is_own = stored is not None and stored.token == lease.token
                 if stored is None or not is_own:
                     stored = await self._read_to_replace(operation, lease)
+                # After the reading: what a later owner stores has another ETag than the one that was read.
+                if not await self._owns(operation, lease):
+                    return False
                 if not backwards and self._stays(stored, checkpoint, lease, is_own=is_own):
                     self._checkpoints[partition_id] = stored
                     return True
