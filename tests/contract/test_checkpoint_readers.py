@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -209,6 +210,27 @@ async def test_leases_of_azure_eventhub_1_lie_at_the_top_of_the_container(
     await write(azurite, container_name, {"10": json.dumps(body).encode(), "notes.txt": b"no lease"})
     found, _ = await read(azurite, container_name, "event-processor-host-python")
     assert {each: got.sequence_number for each, got in found.items()} == {"10": 4}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("format_", "limit"), [("v5", 3.0), ("event-processor-host", 10.0)])
+async def test_1024_partitions_are_read_within_seconds(
+    azurite: Azurite, container_name: str, format_: CheckpointFormat, limit: float
+) -> None:
+    """One listing of v5, and a request per lease elsewhere."""
+    partition_ids = [str(number) for number in range(1024)]
+    blobs: dict[str, Mapping[str, str] | bytes] = {}
+    for each in partition_ids:
+        if format_ == "v5":
+            blobs[f"{LOWER}/checkpoint/{each}"] = {"offset": "100", "sequencenumber": each}
+            blobs[f"{LOWER}/ownership/{each}"] = {"ownerid": "consumer-a"}
+        else:
+            blobs[f"$Default/{each}"] = f'{{"Offset":"100","SequenceNumber":{each},"PartitionId":"{each}"}}'.encode()
+    await write(azurite, container_name, blobs)
+    began = time.monotonic()
+    found, _ = await read(azurite, container_name, format_, partition_ids=partition_ids)
+    assert time.monotonic() - began < limit
+    assert [found[each].sequence_number for each in partition_ids] == list(range(1024))
 
 
 async def test_functions_fall_back_to_the_leases_of_an_earlier_extension(azurite: Azurite, container_name: str) -> None:

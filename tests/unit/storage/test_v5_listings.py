@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,31 @@ async def test_two_spellings_at_once_are_noted_by_a_reader(stack: AsyncExitStack
     before = container.requests
     await made.read(SCOPE, ["0"])
     assert container.requests == before + 1
+
+
+async def test_reading_takes_one_listing_or_one_read_per_lease(stack: AsyncExitStack) -> None:
+    """Of 1,024 partitions: after the first reading one request for v5; for leases one more each, at most 32 at once."""
+    container = Container(LoopClock().time)
+    partition_ids = [str(number) for number in range(1024)]
+    for each in partition_ids:
+        container.put(f"{LOWER}/checkpoint/{each}", metadata={"offset": "1", "sequencenumber": "0"})
+        container.put(f"{LOWER}/ownership/{each}", metadata={"ownerid": "host"})
+        container.put(f"$Default/{each}", f'{{"Offset":"1","SequenceNumber":0,"PartitionId":"{each}"}}'.encode())
+    at_once = [0, 0]
+
+    async def door(operation: str, work: Callable[[], Any]) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        await asyncio.sleep(0)
+        at_once[0] -= 1
+        return work()
+
+    made = reader(stack, container)
+    leases = BlobCheckpointReader(container_client(container, door), format="event-processor-host")
+    stack.push_async_callback(leases.aclose)
+    for some, requests in ((made, 1), (leases, 1 + 1024)):
+        await some.read(SCOPE, partition_ids)
+        before = container.requests
+        assert len((await some.read(SCOPE, partition_ids)).partitions) == 1024
+        assert container.requests - before == requests
+    assert at_once[1] == 32
