@@ -8,6 +8,7 @@ wrote them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,7 @@ _PARTS: Final = 5
 _OWNER: Final = "ownerid"
 _OFFSET: Final = "offset"
 _NUMBER: Final = "sequencenumber"
+_NUMBER_TEXT: Final = re.compile(r"-?[0-9]{1,19}")
 _CLIENT: Final = "clientidentifier"
 # Ours: the other SDKs ignore them, and drop them with their next write.
 _EPOCH: Final = "epoch"
@@ -116,15 +118,11 @@ def parse_checkpoint(metadata: Mapping[str, str] | None) -> CheckpointMetadata:
     number: int | None = None
     problem = None
     if number_text:
-        try:
-            number = int(number_text)
-        except ValueError:
-            problem = f"its sequence number is {number_text[:40]!r}"
-        else:
-            if not NO_NUMBER <= number < 2**63:
-                number, problem = None, f"its sequence number is {number_text[:40]!r}"
-            elif number == NO_NUMBER:
-                number = None
+        number = int(number_text) if _NUMBER_TEXT.fullmatch(number_text) else None
+        if number is None or not NO_NUMBER <= number < 2**63:
+            number, problem = None, f"its sequence number is {number_text[:40]!r}"
+        elif number == NO_NUMBER:
+            number = None
     if offset is not None and "'" in offset:
         problem = f"its offset is {offset[:40]!r}"
         return CheckpointMetadata(None, None, problem)

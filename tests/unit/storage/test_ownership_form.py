@@ -48,6 +48,9 @@ def test_checkpoint_of_each_writer_is_read(metadata: dict[str, str], offset: str
         {"sequencenumber": "-9223372036854775808"},
         {"sequencenumber": "many"},
         {"sequencenumber": str(2**63)},
+        {"sequencenumber": "1_000"},
+        {"sequencenumber": "+5"},
+        {"sequencenumber": "٣"},
     ],
 )
 def test_checkpoint_without_a_position_has_a_problem(metadata: dict[str, str] | None) -> None:
