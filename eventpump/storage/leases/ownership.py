@@ -148,6 +148,8 @@ class BlobOwnershipStore:
         self._open_group: _GroupBlobs | None = None
         self._is_closed = False
         self._ensured: set[str] = set()
+        # The partitions of checkpoints that were there first, until it is known which partitions the hub has.
+        self._found: set[str] = set()
         self._claims: dict[str, _Claim] = {}
         self._checkpoints: dict[str, _KnownCheckpoint] = {}
         # The tokens of the leases under which a checkpoint was reset.
@@ -213,6 +215,7 @@ class BlobOwnershipStore:
         operation = "ensure leases"
         listed = await self._listed(operation)
         self._ensured.update(partition_ids)
+        self._found.clear()
 
         failures: list[StoreError] = []
 
@@ -232,7 +235,8 @@ class BlobOwnershipStore:
         """List every ownership as it is now, in the order of partition ids; one request for up to 5,000 of them."""
         listed = await self._listed("list")
         found = {partition_id: self._snapshot(partition_id, blob) for partition_id, blob in listed.items()}
-        for partition_id in self._ensured - found.keys():  # another program has deleted its blob
+        # One of which there is a checkpoint alone, or whose blob another program has deleted.
+        for partition_id in (self._ensured | self._found) - found.keys():
             found[partition_id] = LeaseSnapshot(partition_id, None, False)
         if (error := self._account_clock.describe_error()) is not None:
             problem = (
@@ -493,7 +497,7 @@ class BlobOwnershipStore:
         """
         found = await self._blobs.list("open", directory)
         # Checkpoints that were copied here have no ownership yet.
-        self._ensured.update(name.rpartition("/")[2] for name in found if v5.is_of_group(name))
+        self._found.update(name.rpartition("/")[2] for name in found if v5.is_of_group(name))
         for name, blob in found.items():
             if v5.is_checkpoint(name) and (problem := v5.parse_checkpoint(blob.metadata).problem) is not None:
                 self._notices.add(name.rpartition("/")[2], _unusable(name, problem))

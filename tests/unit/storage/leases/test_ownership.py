@@ -41,3 +41,20 @@ async def test_list_judges_age_by_the_clock_of_the_account(error: float) -> None
     container.set_metadata(f"{OWNERSHIP}/0", {"ownerid": "theirs"})
     assert [each.is_held for each in await store.list()] == [True]
     await store.aclose()
+
+
+async def test_partition_that_the_hub_does_not_have_is_listed_until_that_is_known() -> None:
+    """Its checkpoint shows that the group has some; no ownership is created for it, and no host's share counts it."""
+    container = Container(LoopClock().time)
+    for partition_id in ("0", "7"):
+        container.put(
+            f"{OWNERSHIP.removesuffix('ownership')}checkpoint/{partition_id}",
+            metadata={"offset": "100", "sequencenumber": "5"},
+        )
+    store = BlobOwnershipStore(container_client(container))
+    await store.open(SCOPE)
+    assert [each.partition_id for each in await store.list()] == ["0", "7"]
+    await store.ensure(["0", "1"])
+    assert [each.partition_id for each in await store.list()] == ["0", "1"]
+    assert [name for name in sorted(container.blobs) if "/ownership/" in name] == [f"{OWNERSHIP}/0", f"{OWNERSHIP}/1"]
+    await store.aclose()
