@@ -287,7 +287,7 @@ async def _serve(reader: LagReader, endpoint: tuple[str, int], interval: float) 
 
 
 def _report_changes(states: dict[str, LagState], partitions: Sequence[PartitionProgress]) -> None:
-    """Print a line for each partition that has got into a state in which somebody should look."""
+    """Print a line for each partition that is in a new state which needs attention."""
     watched = {LagState.BEYOND_END, LagState.EXPIRED, LagState.STALLED}
     for each in partitions:
         if each.state in watched and states.get(each.partition_id) is not each.state:

@@ -12,7 +12,7 @@ from eventpump.storage.checkpoints.stored import StoredCheckpoint
 
 
 class LagState(enum.StrEnum):
-    """How a consumer group stands in a partition. Of several that are true it is the first in this order."""
+    """The state of a consumer group in a partition. Of several that are true, it is the first in this order."""
 
     UNKNOWN = "unknown"
     """The partition was not read yet, or reading it has failed."""

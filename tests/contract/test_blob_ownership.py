@@ -418,7 +418,7 @@ async def test_checkpoint_that_a_former_owner_moved_back_is_moved_on_again(membe
 
 
 async def test_checkpoint_written_late_after_a_reset_is_replaced_and_reported(members: Members) -> None:
-    """There is no generation: a higher number of a former owner does not undo what this owner was told to do."""
+    """There is no generation: a higher number of a former owner does not undo the reset of this owner."""
     store = await members.opened("0")
     lease = await acquire(store)
     assert await store.write_checkpoint(lease, Checkpoint("0", "200", 20))
@@ -549,8 +549,8 @@ async def test_checkpoint_that_is_no_position_is_not_taken_for_none(members: Mem
     store = await members.opened("0", "1")
     ((partition_id, text),) = members.notices
     assert partition_id == "0"
-    assert f"{LOWER}/checkpoint/0 is no checkpoint" in text
-    with pytest.raises(StoreError, match=r"checkpoint/0 is no checkpoint.*delete the blob"):
+    assert f"{LOWER}/checkpoint/0 is not a checkpoint" in text
+    with pytest.raises(StoreError, match=r"checkpoint/0 is not a checkpoint.*delete the blob"):
         await store.read_checkpoint("0")
     assert await store.read_checkpoint("1") is None
     lease = await acquire(store)

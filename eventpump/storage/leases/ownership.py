@@ -447,7 +447,8 @@ class BlobOwnershipStore:
         parsed = v5.parse_checkpoint(found.metadata)
         if parsed.problem is not None:
             problem = (
-                f"{blob.blob_name} was no checkpoint ({parsed.problem}), and this host, which owns it, replaces it"
+                f"{blob.blob_name} is not a checkpoint ({parsed.problem}): the next one of the partition's owner "
+                "replaces it"
             )
             self._notices.add(lease.partition_id, problem)
         return _KnownCheckpoint(parsed.checkpoint(lease.partition_id), str(found.etag), lease.token)
@@ -622,6 +623,6 @@ def _is_before(checkpoint: Checkpoint, other: Checkpoint) -> bool:
 
 def _unusable(name: str, problem: str) -> str:
     return (
-        f"{name} is no checkpoint: {problem}. The partition is not read until that is settled: write an offset and a "
-        "sequencenumber into its metadata, or delete the blob to begin at the initial position"
+        f"{name} is not a checkpoint: {problem}. The partition is not read until that is settled: write an offset and "
+        "a sequencenumber into its metadata, or delete the blob to begin at the initial position"
     )
