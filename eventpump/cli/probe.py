@@ -74,27 +74,57 @@ def run(args: argparse.Namespace) -> int:
         for each in chosen:
             say(f"  {each.name}: {each.question} (protocol.md {each.section})")
         return 0
-    if args.report is not None and not Path(args.report).absolute().parent.is_dir():
-        raise ConfigurationError("--report", f"the directory of {args.report} does not exist")
+    if args.report is not None:
+        _check_report(Path(args.report))
     keep_quiet()
+    rows: list[dict[str, Any]] = []
+    is_written = True
     try:
-        rows = asyncio.run(_probe(settings, args.consumer_group, chosen, timeout))
+        asyncio.run(_probe(settings, args.consumer_group, chosen, timeout, rows))
     except ServiceError as error:
         if error.recovery is Recovery.GIVE_UP:
             raise
         complain(str(error))
         return FAILURE
-    if args.report is not None:
-        text = json.dumps(_report(rows), indent=2, ensure_ascii=False)
-        Path(args.report).write_text(text + "\n", encoding="utf-8")
-        say(f"the report is in {without_secrets(args.report)}")
-    return FAILURE if any(row["observed"] != row["emulator"] for row in rows) else 0
+    finally:
+        # After Ctrl-C too: the hub serves for no second run.
+        if args.report is not None and rows:
+            is_written = _write(args.report, rows)
+    return FAILURE if not is_written or any(row["observed"] != row["emulator"] for row in rows) else 0
+
+
+def _check_report(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigurationError("--report", f"{path} is a directory")
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError("--report", f"the directory of {path} does not exist")
+
+
+def _write(path: str, rows: list[dict[str, Any]]) -> bool:
+    """Write the report; on the standard output if the file cannot be written. Return whether it is in the file."""
+    text = json.dumps(_report(rows), indent=2, ensure_ascii=False)
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        complain(f"{path}: {error.strerror}: the report is on the standard output")
+        say(text)
+        return False
+    say(f"the report is in {without_secrets(path)}")
+    return True
 
 
 async def _probe(
-    settings: ConnectionSettings, group: str, chosen: list[Observation], timeout: float
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    settings: ConnectionSettings, group: str, chosen: list[Observation], timeout: float, rows: list[dict[str, Any]]
+) -> None:
+    """Observe.
+
+    Args:
+        settings: The connection to the hub.
+        group: The consumer group.
+        chosen: What to observe.
+        timeout: See `Bench`.
+        rows: What was observed is added to it.
+    """
     async with Emulator({settings.hub: 1}) as emulator:
         local = connection_settings(emulator.connection_string, settings.hub)
         transports = [make_transport(settings), make_transport(local)]
@@ -122,7 +152,6 @@ async def _probe(
         finally:
             for transport in transports:
                 await transport.aclose()
-    return rows
 
 
 def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -65,6 +65,17 @@ async def test_service_that_does_something_else_is_shown(eventpump_emulators: Em
     assert [row["name"] for row in rows if row["observed"] != row["emulator"]] == ["partition-key-129"]
 
 
+async def test_report_is_not_lost_where_its_file_cannot_be_written(emulator: Emulator, tmp_path: Path) -> None:
+    """A directory is refused before anything is done; what cannot be written afterwards is printed."""
+    code, out, err = await run(*ARGUMENTS, "--yes", "--report", str(tmp_path), emulator=emulator)
+    assert (code, out, err.count("\n")) == (2, b"", 1)
+    assert await newest(emulator) == [-1, -1]
+    code, out, err = await run(*ARGUMENTS, "--yes", "--report", "/dev/full", emulator=emulator)
+    assert (code, err.count("\n"), "the report is on the standard output" in err) == (1, 1, True)
+    text = out.decode()
+    assert len(json.loads(text[text.index("{") :])["observations"]) == text.count("same  ")
+
+
 async def test_without_yes_nothing_is_done(emulator: Emulator) -> None:
     """What would be done is printed, with its cost."""
     code, out, err = await run(*ARGUMENTS, emulator=emulator)
