@@ -34,7 +34,9 @@ from eventpump.options.base import RetryOptions
 from eventpump.options.credentials import SharedKey, SharedSignature
 
 READ: Final = 100
-"""Events that are read of those that a partition holds."""
+"""Events that are read of those that a partition holds, at most."""
+READ_IN_ALL: Final = 1000
+"""Events that are read of those that the hub holds: so many partitions do not take the throughput of consumers."""
 _SOON: Final = 3600
 _CREDIT: Final = 100
 _AT_ONCE: Final = 8
@@ -172,7 +174,8 @@ class ServiceSteps:
             seconds: How long.
             owners: The hosts that hold leases in the store, by partition.
         """
-        readings = [_Reading(each) for each in self.partitions.values()]
+        most = max(1, min(READ, READ_IN_ALL // max(1, len(self.partitions))))
+        readings = [_Reading(each, most) for each in self.partitions.values()]
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def attach(reading: _Reading) -> None:
@@ -280,8 +283,8 @@ class ServiceSteps:
             )
         arrived = sum(each.arrived for each in whole)
         read = sum(each.count for each in whole)
-        rate = f"{arrived / seconds:,.1f} a second arrive" if seconds else ""
-        return Finding(step, StepOutcome.OK, f"{read:,} read from {len(whole)} partitions; {rate}")
+        rate = f"; {arrived / seconds:,.1f} a second arrive" if seconds else ""
+        return Finding(step, StepOutcome.OK, f"{read:,} read from {len(whole)} partitions{rate}")
 
     async def send(self) -> str:
         """Send one event.
@@ -321,9 +324,15 @@ _NOT_AMQP: Final = "check that the host and the port are those of an Event Hubs 
 
 @dataclass(slots=True)
 class _Reading:
-    """A link to one partition; implements `ReceiveSink`."""
+    """A link to one partition; implements `ReceiveSink`.
+
+    Args:
+        partition: The partition.
+        most: How many of the events that it holds are read.
+    """
 
     partition: PartitionProperties
+    most: int
     error: EventPumpError | None = None
     count: int = 0
     arrived: int = 0
@@ -343,7 +352,7 @@ class _Reading:
         held = self.partition
         position = EventPosition.latest()
         if not held.is_empty:
-            first = max(held.beginning_sequence_number, held.last_enqueued_sequence_number - READ + 1)
+            first = max(held.beginning_sequence_number, held.last_enqueued_sequence_number - self.most + 1)
             position = EventPosition.at_sequence_number(first, inclusive=True)
         spec = ReceiveLinkSpec(hub, group, self.partition_id, position, receiver_name=_READER)
         try:

@@ -13,6 +13,7 @@ from eventpump.errors import ConfigurationError, StoreError
 from eventpump.interfaces import ConsumerScope, LeaseStore
 from eventpump.storage.blob_access import BlobContainer, ForbiddenError
 from eventpump.storage.blob_rights import BlobRights, MissingRightError
+from eventpump.storage.leases.sqlite import NoGroupError
 
 _SKEW: Final = 300.0
 """Seconds from which on services refuse tokens of this machine."""
@@ -21,6 +22,14 @@ _CLOCK: Final = "set this machine's clock (NTP, `timedatectl set-ntp true`): tok
 _ROLE: Final = (
     "give the identity the role Storage Blob Data Contributor at the container, or use the key of the account"
 )
+
+_OTHER_PLACE: Final = "use another container, prefix or file for this hub"
+_ADVICE: Final = {
+    "preserve_case": "all members of a group use one spelling: give --preserve-case here if the program's store has "
+    "preserve_case=True, and only then",
+    "consumer_group": "spell the consumer group (--consumer-group) as its other hosts do",
+}
+"""What to do where a store is refused, by the parameter that is named."""
 
 
 class ContainerSteps:
@@ -126,16 +135,20 @@ async def find_leases(store: LeaseStore, scope: ConsumerScope) -> Sequence[Lease
     Raises:
         StepFailedError: The store belongs to another hub, or cannot be read.
     """
+    is_refused = False
     try:
         await store.open(scope, read_only=True)
-        try:
-            return await store.list()
-        finally:
-            await store.aclose()
+        return await store.list()
+    except NoGroupError:
+        return ()
     except ConfigurationError as error:
-        raise StepFailedError(clean(error.problem), "use another container, prefix or file for this hub") from error
+        is_refused = True
+        raise StepFailedError(clean(error.problem), _ADVICE.get(error.field, _OTHER_PLACE)) from error
     except StoreError as error:
         raise StepFailedError(clean(str(error)), "the leases cannot be read: look at the file or blob named") from error
+    finally:
+        if not is_refused:  # then it is closed already
+            await store.aclose()
 
 
 def leases_found(leases: Sequence[LeaseSnapshot]) -> tuple[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 from azure.storage.blob.aio import BlobLeaseClient
 
+from eventpump.errors import StoreError
 from eventpump.storage.blob_access import Answer, BlobContainer, ForbiddenError, RefusedError
 
 PROBE: Final = "eventpump-doctor"
@@ -16,6 +18,8 @@ PROBE: Final = "eventpump-doctor"
 _OPERATION: Final = "try the rights"
 _LEASE: Final = 15
 """Seconds: the shortest lease. A probe that was killed leaves it for that long."""
+_LAST_REQUESTS: Final = 2.0
+"""Seconds for deleting the blob when the probe is cancelled."""
 
 
 class BlobRight(enum.Enum):
@@ -61,12 +65,21 @@ class BlobRights:
         return await self._container.is_there(PROBE)
 
     async def try_all(self) -> None:
-        """Write a blob, lease it, release it and delete it.
+        """Write a blob, lease it, release it and delete it. It is deleted if this is cancelled, too.
 
         Raises:
             MissingRightError: The credential gives no right to one of these.
             StoreError: A request failed.
         """
+        try:
+            await self._try_all()
+        except asyncio.CancelledError:
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(_LAST_REQUESTS):
+                    await self._remove()
+            raise
+
+    async def _try_all(self) -> None:
         blob, options = self._container.blob(PROBE), self._container.options
         with _needing(BlobRight.WRITE):
             try:
@@ -76,13 +89,22 @@ class BlobRights:
                     raise
                 # A run that was killed, or one that goes on now: it ends without its lease.
                 with _needing(BlobRight.LEASE):
-                    await self._call(BlobLeaseClient(blob).break_lease(0, **options))
+                    await self._break_lease()
                 await self._call(blob.upload_blob(b"", overwrite=True, **options))
         with _needing(BlobRight.LEASE), _unless_changed():
             lease = await self._call(blob.acquire_lease(_LEASE, **options))
             await self._call(lease.release(**options))
         with _needing(BlobRight.DELETE), _unless_changed():
             await self._container.delete(_OPERATION, None, blob)
+
+    async def _remove(self) -> None:
+        with suppress(RefusedError):  # there is no lease, or no blob
+            await self._break_lease()
+        await self._container.delete(_OPERATION, None, self._container.blob(PROBE))
+
+    async def _break_lease(self) -> None:
+        blob = self._container.blob(PROBE)
+        await self._call(BlobLeaseClient(blob).break_lease(0, **self._container.options))
 
     async def _call(self, request: Awaitable[Any]) -> Any:
         return await self._container.call(_OPERATION, None, request)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
+import signal
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -24,6 +27,7 @@ from yarl import URL
 
 from eventpump import (
     BlobLeaseStore,
+    BlobOwnershipStore,
     Emulator,
     EventData,
     EventProcessorHost,
@@ -32,15 +36,17 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.doctor.examination import Examination, StorePlace
-from eventpump.doctor.findings import Diagnosis, StepOutcome
+from eventpump.doctor.findings import Diagnosis, StepFailedError, StepOutcome
+from eventpump.doctor.store import find_leases
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, Right
 from eventpump.emulator.faults import LinkRole, Performative, Reject
+from eventpump.errors import ClosedError
 from eventpump.eventhubs import sas
 from eventpump.interfaces import ConsumerScope
 from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.storage.blob_rights import PROBE
 from tests.authority import Authority
-from tests.integration.test_cli_send_tail import run
+from tests.integration.test_cli_send_tail import run, started
 from tests.support.azurite import Azurite
 from tests.support.reading import read_bodies
 
@@ -324,6 +330,16 @@ async def test_websockets_where_there_are_none(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- hub, group, other readers
 
 
+async def test_of_many_partitions_a_thousand_events_are_read() -> None:
+    """So that the throughput of the hub stays its consumers'."""
+    async with Emulator({HUB: 40}) as emulator:
+        async with EventProducer(emulator.connection_string, HUB) as producer:
+            for partition_id in await producer.get_partition_ids():
+                await producer.send([EventData(b"x") for _ in range(30)], partition_id=partition_id)
+        diagnosis = await examine(emulator.connection_string)
+    assert diagnosis.findings[-1].found == "1,000 read from 40 partitions"
+
+
 async def test_a_hub_that_does_not_exist(emulator: Emulator) -> None:
     """The token is accepted all the same."""
     assert cause(await examine(emulator.connection_string, "telemetri")) == (
@@ -450,8 +466,16 @@ async def test_a_blob_that_a_killed_run_left_is_deleted(emulator: Emulator, azur
 
 
 @contextlib.asynccontextmanager
-async def storage_with_another_clock(azurite: Azurite, ahead: timedelta) -> AsyncIterator[str]:
-    """The account behind a server whose answers have another date; its connection string."""
+async def storage_server(
+    azurite: Azurite, *, ahead: timedelta = timedelta(0), answered: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[str]:
+    """The account behind a server; its connection string.
+
+    Args:
+        azurite: The account.
+        ahead: By how much the date of its answers differs.
+        answered: Awaited when the account has answered a request, before the answer is passed on.
+    """
     async with aiohttp.ClientSession() as session:
 
         async def forward(request: web.Request) -> web.Response:
@@ -465,6 +489,8 @@ async def storage_with_another_clock(azurite: Azurite, ahead: timedelta) -> Asyn
                 skip_auto_headers=("Content-Type",),
             ) as answer:
                 body = await answer.read()
+                if answered is not None:
+                    await answered()
                 kept = {name: value for name, value in answer.headers.items() if name.startswith("x-ms")}
                 kept["Date"] = format_datetime(datetime.now(UTC) + ahead, usegmt=True)
                 return web.Response(status=answer.status, body=body, headers=kept, content_type=answer.content_type)
@@ -488,7 +514,7 @@ async def test_a_clock_that_differs_from_the_storage_account(
     emulator: Emulator, azurite: Azurite, container: str, ahead: int, found: str | None
 ) -> None:
     """It is the first cause, whatever else it breaks."""
-    async with storage_with_another_clock(azurite, timedelta(seconds=ahead)) as text:
+    async with storage_server(azurite, ahead=timedelta(seconds=ahead)) as text:
         if found is not None:  # as an account that refuses the request because of its date
             text = text.replace(azurite.account_key, "QUJD")
         diagnosis = await examine(emulator.connection_string, place=StorePlace(container, text))
@@ -496,6 +522,105 @@ async def test_a_clock_that_differs_from_the_storage_account(
         assert diagnosis.cause is None
     else:
         assert cause(diagnosis) == ("clock", f"this machine's clock is {found} the storage account's")
+
+
+async def ended_at(
+    request: int, number: signal.Signals, emulator: Emulator, azurite: Azurite, container: str
+) -> tuple[int | None, bytes, bytes]:
+    """Run the command, and end it by a signal when the account has answered a request, before the answer is there.
+
+    Args:
+        request: Which one; 1 for the first.
+        number: The signal.
+        emulator: The service.
+        azurite: The account.
+        container: The container.
+
+    Returns:
+        The exit code, the output and the error output.
+    """
+    running: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
+    requests = itertools.count(1)
+
+    async def answered() -> None:
+        if next(requests) == request:
+            process = await running
+            process.send_signal(number)
+            await process.wait()
+
+    arguments = ("doctor", "--hub", HUB, "--container", container, "--storage-connection-string")
+    async with (
+        storage_server(azurite, answered=answered) as text,
+        started(*arguments, text, emulator=emulator) as process,
+    ):
+        running.set_result(process)
+        out, err = await process.communicate()
+    return process.returncode, out, err
+
+
+REQUESTS = range(1, 7)
+"""The container is there; the blob is written, leased, released and deleted; the first request of the leases."""
+
+
+async def test_a_run_that_is_killed_leaves_at_most_its_blob(
+    emulator: Emulator, azurite: Azurite, container: str
+) -> None:
+    """After each of its requests. The next run deletes it."""
+    left = []
+    place = StorePlace(container, azurite.connection_string)
+    async with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        for request in REQUESTS:
+            ended = await ended_at(request, signal.SIGKILL, emulator, azurite, container)
+            assert ended == (-signal.SIGKILL, b"", b"")
+            left += [each.name async for each in client.list_blobs()]
+            assert (await examine(emulator.connection_string, place=place)).cause is None
+            assert [each.name async for each in client.list_blobs()] == []
+    assert left == [PROBE] * 3  # from the write to the delete
+
+
+async def test_after_ctrl_c_nothing_is_left(emulator: Emulator, azurite: Azurite, container: str) -> None:
+    """After each of its requests; nothing is printed, and the exit code is that of an interrupt."""
+    async with ContainerClient.from_connection_string(azurite.connection_string, container) as client:
+        for request in REQUESTS:
+            assert await ended_at(request, signal.SIGINT, emulator, azurite, container) == (130, b"", b"")
+            assert [each.name async for each in client.list_blobs()] == []
+
+
+async def test_a_group_in_another_spelling(emulator: Emulator, azurite: Azurite, container: str) -> None:
+    """The option that settles it is named."""
+    made = BlobOwnershipStore(container, connection_string=azurite.connection_string, preserve_case=True)
+    await made.open(ConsumerScope("127.0.0.1", HUB, "$Default"))
+    await made.ensure(["0"])
+    await made.aclose()
+    place = StorePlace(container, azurite.connection_string)
+    diagnosis = await examine(emulator.connection_string, place=place)
+    step, found = cause(diagnosis)
+    assert (step, "has nothing under" in found) == ("leases", True)
+    assert diagnosis.cause is not None
+    assert "--preserve-case" in diagnosis.cause.advice
+    assert (await examine(emulator.connection_string, place=replace(place, preserve_case=True))).cause is None
+
+
+async def test_a_store_that_cannot_be_opened_is_closed(azurite: Azurite, unused_tcp_port: int) -> None:
+    """Its client too."""
+    text = re.sub(r":\d+/", f":{unused_tcp_port}/", azurite.connection_string)
+    leases, scope = BlobOwnershipStore("leases", connection_string=text), ConsumerScope("127.0.0.1", HUB, "$Default")
+    with pytest.raises(StepFailedError):
+        await find_leases(leases, scope)
+    with pytest.raises(ClosedError):
+        await leases.open(scope)
+
+
+async def test_a_file_of_leases_of_another_group(emulator: Emulator, tmp_path: Path) -> None:
+    """The first host of the group adds its leases, as it does where there is no file."""
+    file = tmp_path / "leases.db"
+    made = SqliteLeaseStore(file)
+    await made.open(ConsumerScope("127.0.0.1", HUB, "dashboard"))
+    await made.ensure(["0"])
+    await made.aclose()
+    diagnosis = await examine(emulator.connection_string, place=StorePlace(file=str(file)))
+    assert diagnosis.cause is None
+    assert "the consumer group has none yet: its first host creates them" in "\n".join(diagnosis.lines(200))
 
 
 async def test_a_file_of_leases_in_no_directory(emulator: Emulator, tmp_path: Path) -> None:
