@@ -810,6 +810,24 @@ class PartitionStatus:
     busy_since: datetime | None
     events_in_hand: EventRange | None
 
+    @property
+    def state_name(self) -> str:
+        """The state as metrics show it: `detached` where the pump runs, and its link is not attached."""
+        if self.state is PumpState.RUNNING and not self.is_attached:
+            return "detached"
+        return self.state.value
+
+    @property
+    def checkpointed_lag(self) -> int | None:
+        """How many events the newest one is ahead of the checkpoint; None if that is not known."""
+        if self.lag is None:
+            return None
+        if self.last_sequence_number is None:
+            return self.lag  # before the first delivery it is known only where there is nothing to deliver
+        if self.checkpoint is None:
+            return None
+        return max(0, self.last_sequence_number + self.lag - self.checkpoint.sequence_number)
+
 
 class WaitsFor(enum.Enum):
     """What a subscription waits for on a partition."""

@@ -333,12 +333,9 @@ def gauges_of(place: ClientPlace, statuses: Sequence[PartitionStatus]) -> Observ
         which = {} if status.subscription == DEFAULT_SUBSCRIPTION else {names.SUBSCRIPTION: status.subscription}
         if status.partition_id not in seen:  # what all subscriptions of a partition have together
             seen.add(status.partition_id)
-            add(names.PARTITION_OWNED, status.partition_id, 1, **{names.STATE: status.state.value})
+            add(names.PARTITION_OWNED, status.partition_id, 1, **{names.STATE: status.state_name})
             add(names.CACHE_SIZE, status.partition_id, status.buffered_bytes)
-        if status.lag is None:
-            continue
-        add(names.PARTITION_LAG, status.partition_id, status.lag, **{names.POSITION: "delivered", **which})
-        if status.checkpoint is not None and status.last_sequence_number is not None:
-            waits = status.lag + status.last_sequence_number - status.checkpoint.sequence_number
-            add(names.PARTITION_LAG, status.partition_id, waits, **{names.POSITION: "checkpointed", **which})
+        for position, lag in (("delivered", status.lag), ("checkpointed", status.checkpointed_lag)):
+            if lag is not None:
+                add(names.PARTITION_LAG, status.partition_id, lag, **{names.POSITION: position, **which})
     return [(instrument, value, dict(attributes)) for (instrument, attributes), value in sums.items()]

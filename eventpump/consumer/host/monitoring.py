@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from eventpump.core.checkpoint import DEFAULT_SUBSCRIPTION
 from eventpump.core.monitoring import PARTITION, Durations, Metric, Sample, labels_of
-from eventpump.core.pump_state import PumpState
 from eventpump.errors import ProcessorFailedError
 from eventpump.interfaces import ConsumerScope
 from eventpump.reports import (
@@ -119,23 +118,6 @@ def _subscription(name: str | None) -> dict[str, str]:
     return {} if name in {None, DEFAULT_SUBSCRIPTION} else {"subscription": str(name)}
 
 
-def checkpointed_lag(status: PartitionStatus) -> int | None:
-    """Return how many events the newest one is ahead of the checkpoint; None if that is not known."""
-    if status.lag is None:
-        return None
-    if status.last_sequence_number is None:
-        return status.lag  # before the first delivery it is known only where there is nothing to deliver
-    if status.checkpoint is None:
-        return None
-    return max(0, status.last_sequence_number + status.lag - status.checkpoint.sequence_number)
-
-
-def _state(status: PartitionStatus) -> str:
-    if status.state is PumpState.RUNNING and not status.is_attached:
-        return "detached"
-    return status.state.value
-
-
 def _busy(status: PartitionStatus) -> float | None:
     return None if status.busy_since is None else max(0.0, (datetime.now(UTC) - status.busy_since).total_seconds())
 
@@ -179,13 +161,13 @@ def metrics_of(
         "eventpump_partition_owned",
         "gauge",
         "1 for each partition that the host runs, with its state.",
-        [Sample({**row, "state": _state(each)}, 1) for row, each in rows],
+        [Sample({**row, "state": each.state_name}, 1) for row, each in rows],
     )
     yield _gauge(
         "eventpump_partition_lag",
         "Events of the partition that were not delivered, and that are not processed, by the checkpoint.",
         rows,
-        [("delivered", lambda each: each.lag), ("checkpointed", checkpointed_lag)],
+        [("delivered", lambda each: each.lag), ("checkpointed", lambda each: each.checkpointed_lag)],
     )
     yield _gauge(
         "eventpump_partition_sequence_number",
@@ -230,9 +212,9 @@ def lag_of(scope: ConsumerScope, statuses: Sequence[PartitionStatus]) -> dict[st
             {
                 "partition_id": each.partition_id,
                 "subscription": each.subscription,
-                "state": _state(each),
+                "state": each.state_name,
                 "lag": each.lag,
-                "checkpointed_lag": checkpointed_lag(each),
+                "checkpointed_lag": each.checkpointed_lag,
                 "last": each.last_sequence_number,
                 "checkpoint": None if each.checkpoint is None else each.checkpoint.sequence_number,
             }

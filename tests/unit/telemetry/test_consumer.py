@@ -20,7 +20,7 @@ from eventpump.consumer.keyed import KeyedProcessor
 from eventpump.consumer.processor import PartitionContext
 from eventpump.consumer.reader.reader import HubReader
 from eventpump.core.checkpoint import CheckpointPolicy
-from eventpump.errors import ConfigurationError, DataLossError, ServiceBusyError, StoreError
+from eventpump.errors import ConfigurationError, DataLossError, ServiceBusyError, ServiceTimeoutError, StoreError
 from eventpump.eventhubs.events import EventData, ReceivedEvent
 from eventpump.options.base import RetryOptions
 from eventpump.options.consumer import Park, ReaderSettings
@@ -431,6 +431,62 @@ async def test_gauges_show_what_a_host_holds_also_to_another_thread() -> None:
     assert held == [(PLACE, 0)]
     assert recording.value("eventpump.partition.moves", reason="acquired") == 1
     assert recording.value("eventpump.partition.moves", reason="released") == 1
+
+
+SERIES = {
+    "eventpump.partition.owned": "eventpump_partition_owned",
+    "eventpump.partition.lag": "eventpump_partition_lag",
+    "eventpump.partition.moves": "eventpump_partition_moves_total",
+    "eventpump.handler.failures": "eventpump_handler_failures_total",
+    "eventpump.link.reopens": "eventpump_link_reopens_total",
+    "eventpump.cache.size": "eventpump_cache_size_bytes",
+}
+"""What a `HealthServer` serves, by the instrument."""
+
+
+async def test_both_ways_show_the_same_values_with_the_same_labels() -> None:
+    """A host with telemetry and a page of metrics: partitions that wait, that fail, that are detached and attached."""
+    recording = Recording()
+
+    async def process(context: PartitionContext, events: Sequence[ReceivedEvent]) -> None:
+        if events[0].sequence_number == 3:
+            raise ValueError
+        if events[0].sequence_number == 4:
+            await asyncio.sleep(3600)
+
+    def differing(host: HubHost) -> dict[str, Any]:
+        pages: dict[str, list[Any]] = {name: [] for name in SERIES.values()}
+        for metric in host.metrics():
+            if metric.name in pages:
+                pages[metric.name] += [(sorted(each.labels.items()), each.value) for each in metric.samples]
+        recorded = {
+            page: [
+                (sorted((key.replace(".", "_"), text) for key, text in attributes.items()), value)
+                for attributes, value in recording.points(name)
+            ]
+            for name, page in SERIES.items()
+        }
+        return {
+            page: (values, recorded[page]) for page, values in pages.items() if sorted(values) != sorted(recorded[page])
+        }
+
+    async with stocked(20, partitions=2) as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=process)
+        options = {"max_batch_size": 1, "track_last_enqueued": True, "failure_policy": "skip"}
+        host = await fleet.start("a", processor, telemetry=recording.telemetry, **options)
+        await asyncio.sleep(20)
+        assert differing(host) == {}
+        skipped = recording.value(
+            "eventpump.handler.failures", outcome="skipped", messaging_destination_partition_id="0"
+        )
+        assert skipped == 1
+        fleet.hub.refuse(ServiceTimeoutError("no answer"), times=float("inf"))
+        fleet.hub.detach("0")
+        await asyncio.sleep(1)
+        states = {attributes["state"] for attributes, _ in recording.points("eventpump.partition.owned")}
+        assert states == {"running", "detached"}
+        assert differing(host) == {}
+        fleet.hub.accept()
 
 
 async def test_two_telemetry_objects_over_one_provider_show_both_hosts() -> None:
