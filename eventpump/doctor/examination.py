@@ -14,7 +14,7 @@ from typing import Final
 from eventpump.clients.connection import make_transport
 from eventpump.compiled import build_info
 from eventpump.doctor import network, store
-from eventpump.doctor.findings import Diagnosis, Finding, StepFailedError, StepOutcome, clean
+from eventpump.doctor.findings import Diagnosis, Finding, ProblemFoundError, StepOutcome, clean
 from eventpump.doctor.service import ServiceSteps, credential_found
 from eventpump.errors import ConfigurationError, ServiceError
 from eventpump.interfaces import CLOSE_TIMEOUT, ConsumerScope, LeaseStore
@@ -117,7 +117,7 @@ class Examination:
             return None
         try:
             credential = credential_found(settings.credential, time.time())
-        except StepFailedError as error:
+        except ProblemFoundError as error:
             self._add(step, error.outcome, error.found, error.advice)
             return settings if error.outcome is StepOutcome.WARNING else None
         tls = "" if settings.use_tls else ", without TLS"
@@ -141,7 +141,7 @@ class Examination:
     async def _examine_file(self, path: str, settings: ConnectionSettings | None) -> None:
         try:
             absent = store.check_file(path)
-        except StepFailedError as error:
+        except ProblemFoundError as error:
             self._add("leases", StepOutcome.FAILED, error.found, error.advice)
             return
         if absent is not None:
@@ -205,7 +205,7 @@ class Examination:
     async def _examine_service(self, settings: ConnectionSettings) -> None:
         route = client_route(settings)
         steps: list[tuple[str, Callable[[], Awaitable[str]]]] = [
-            ("name", lambda: network.resolve_name(network.first_hop(route)[0])),
+            ("name", lambda: network.resolve_name(network.first_hop(route)[0], self._timeout)),
             ("TCP", lambda: network.reach(route, self._timeout)),
         ]
         if route.proxy is not None:
@@ -241,7 +241,7 @@ class Examination:
         self._progress(name)
         try:
             self._add(name, StepOutcome.OK, await step())
-        except StepFailedError as error:
+        except ProblemFoundError as error:
             self._add(name, error.outcome, error.found, error.advice)
             return error.outcome is not StepOutcome.FAILED
         return True

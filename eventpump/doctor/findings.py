@@ -44,8 +44,8 @@ class Finding:
         object.__setattr__(self, "found", without_secrets(self.found))
 
 
-class StepFailedError(Exception):
-    """A step found what prevents the work, or will.
+class ProblemFoundError(Exception):
+    """A step found what prevents the work, or, as a warning, what will.
 
     Args:
         found: What was found.

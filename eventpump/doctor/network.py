@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from eventpump.doctor.findings import StepFailedError, StepOutcome, clean, span
+from eventpump.doctor.findings import ProblemFoundError, StepOutcome, clean, span
 from eventpump.errors import AuthenticationError, ConnectionLostError
 from eventpump.net.addresses import connect
 from eventpump.net.route import Route, open_stream
@@ -40,11 +40,11 @@ def first_hop(route: Route) -> tuple[str, int]:
     return (route.host, route.port) if route.proxy is None else (route.proxy.host, route.proxy.port)
 
 
-async def resolve_name(host: str) -> str:
+async def resolve_name(host: str, timeout: float) -> str:
     """Look the name up.
 
     Raises:
-        StepFailedError: It has no address.
+        ProblemFoundError: It has no address, or none is known in time.
     """
     try:
         ipaddress.ip_address(host)
@@ -53,9 +53,15 @@ async def resolve_name(host: str) -> str:
     else:
         return f"{host} is an address, nothing to look up"
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        async with asyncio.timeout(timeout):
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        raise ProblemFoundError(
+            f"the name {host} cannot be looked up: DNS does not answer within {timeout:g} s",
+            "check this machine's DNS servers, and that a firewall lets it reach them",
+        ) from None
     except OSError as error:
-        raise StepFailedError(
+        raise ProblemFoundError(
             f"the name {host} cannot be looked up: {reason_of(error)}",
             "check the spelling of the namespace in the connection string, and this machine's DNS; a namespace with a "
             "private endpoint has its name in a private DNS zone",
@@ -70,7 +76,7 @@ async def reach(route: Route, timeout: float) -> str:
     """Connect by TCP, to the proxy if there is one.
 
     Raises:
-        StepFailedError: No connection.
+        ProblemFoundError: No connection.
     """
     host, port = first_hop(route)
     began = time.monotonic()
@@ -78,12 +84,12 @@ async def reach(route: Route, timeout: float) -> str:
         async with asyncio.timeout(timeout):
             connected = await connect(host, port)
     except TimeoutError:
-        raise StepFailedError(
+        raise ProblemFoundError(
             f"{host} does not answer on port {port} within {timeout:g} s",
             f"a firewall on the way drops the packets: open port {port}{await _other_way(route, timeout)}",
         ) from None
     except OSError as error:
-        raise StepFailedError(
+        raise ProblemFoundError(
             f"cannot connect to {host} on port {port}: {reason_of(error)}",
             f"check the host and the port{await _other_way(route, timeout)}",
         ) from error
@@ -108,7 +114,7 @@ async def open_tunnel(route: Route, timeout: float) -> str:
     """Have the proxy open a tunnel.
 
     Raises:
-        StepFailedError: It does not.
+        ProblemFoundError: It does not.
     """
     assert route.proxy is not None
     who = f"the proxy {route.proxy.host}:{route.proxy.port}"
@@ -116,14 +122,14 @@ async def open_tunnel(route: Route, timeout: float) -> str:
         async with asyncio.timeout(timeout):
             stream = await open_stream(_Silent, replace(route, tls=None))
     except TimeoutError:
-        raise StepFailedError(f"{who} does not answer within {timeout:g} s", "ask who runs the proxy") from None
+        raise ProblemFoundError(f"{who} does not answer within {timeout:g} s", "ask who runs the proxy") from None
     except AuthenticationError as error:
-        raise StepFailedError(
+        raise ProblemFoundError(
             clean(str(error)),
             "give the proxy's user name and password in its URL, percent-encoded: http://user:password@host:port",
         ) from error
     except ConnectionLostError as error:
-        raise StepFailedError(
+        raise ProblemFoundError(
             clean(str(error)), f"the proxy must allow CONNECT to {route.host}:{route.port}; ask who runs it"
         ) from error
     stream.close()
@@ -134,18 +140,18 @@ async def secure(route: Route, timeout: float) -> str:
     """Establish TLS.
 
     Raises:
-        StepFailedError: It fails, or the certificate is not for this service, or ends soon.
+        ProblemFoundError: It fails, or the certificate is not for this service, or ends soon.
     """
     try:
         async with asyncio.timeout(timeout):
             stream = await open_stream(_Silent, route)
     except TimeoutError:
-        raise StepFailedError(
+        raise ProblemFoundError(
             f"{route} does not answer in the TLS handshake within {timeout:g} s",
             "something on the way takes the connection, and is not the service: check the port",
         ) from None
     except ConnectionLostError as error:
-        raise StepFailedError(clean(str(error)), _tls_advice(route, error.__cause__)) from error
+        raise ProblemFoundError(clean(str(error)), _tls_advice(route, error.__cause__)) from error
     try:
         return _described(stream)
     finally:
@@ -162,7 +168,7 @@ def _described(stream: _Silent) -> str:
     left = ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if "notAfter" in certificate else _SOON
     if left < _SOON:
         text += f", and ends in {span(left)}"
-        raise StepFailedError(text, "whoever runs the server must renew the certificate", outcome=StepOutcome.WARNING)
+        raise ProblemFoundError(text, "whoever runs the server must renew the certificate", outcome=StepOutcome.WARNING)
     return text
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from eventpump.clients.producers import EventProducer
-from eventpump.doctor.findings import Finding, StepFailedError, StepOutcome, clean, span
+from eventpump.doctor.findings import Finding, ProblemFoundError, StepOutcome, clean, span
 from eventpump.errors import (
     AuthenticationError,
     ConsumerDisconnectedError,
@@ -53,7 +53,7 @@ def credential_found(credential: object, now: float) -> str:
         now: Seconds since the Unix epoch.
 
     Raises:
-        StepFailedError: It is a signature that has expired.
+        ProblemFoundError: It is a signature that has expired.
     """
     if isinstance(credential, SharedKey):
         return f"key {clean(credential.name)}"
@@ -61,13 +61,13 @@ def credential_found(credential: object, now: float) -> str:
         end = credential.expires_at
         when = datetime.fromtimestamp(end, UTC).isoformat(sep=" ", timespec="minutes").removesuffix("+00:00")
         if end <= now:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"the SharedAccessSignature expired at {when} UTC, {span(now - end)} ago",
                 "make a new signature, or use the connection string of a key; and check this machine's clock",
             )
         text = f"a signature that expires at {when} UTC, in {span(end - now)}"
         if end - now < _SOON:
-            raise StepFailedError(text, "links end then: make a new signature", outcome=StepOutcome.WARNING)
+            raise ProblemFoundError(text, "links end then: make a new signature", outcome=StepOutcome.WARNING)
         return text
     return f"a credential of {type(credential).__name__}"
 
@@ -94,7 +94,7 @@ class ServiceSteps:
         """Connect by AMQP, and have the token accepted; the hub's properties are read.
 
         Raises:
-            StepFailedError: It fails, for whichever reason but that there is no such hub.
+            ProblemFoundError: It fails, for whichever reason but that there is no such hub.
         """
         try:
             async with asyncio.timeout(self._timeout):
@@ -102,35 +102,35 @@ class ServiceSteps:
         except EntityNotFoundError:
             return "the token is accepted"
         except TimeoutError:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"the service does not answer in AMQP within {self._timeout:g} s", _NOT_AMQP
             ) from None
         except AuthenticationError as error:
-            raise StepFailedError(clean(str(error)), _token_advice(str(error), credential)) from error
+            raise ProblemFoundError(clean(str(error)), _token_advice(str(error), credential)) from error
         except ServiceBusyError as error:
-            raise StepFailedError(f"the service is throttling: {clean(str(error))}", _WAIT) from error
+            raise ProblemFoundError(f"the service is throttling: {clean(str(error))}", _WAIT) from error
         except ServiceError as error:
-            raise StepFailedError(clean(str(error)), _NOT_AMQP) from error
+            raise ProblemFoundError(clean(str(error)), _NOT_AMQP) from error
         return "the token is accepted"
 
     async def find_hub(self) -> str:
         """Describe the hub.
 
         Raises:
-            StepFailedError: There is no such hub.
+            ProblemFoundError: There is no such hub.
         """
         if self.properties is None:
             try:
                 async with asyncio.timeout(self._timeout):
                     self.properties = await self._transport.get_hub_properties(self._hub)
             except EntityNotFoundError as error:
-                raise StepFailedError(
+                raise ProblemFoundError(
                     f"the namespace has no hub {clean(self._hub)}",
                     "check the spelling; the portal, or `az eventhubs eventhub list`, shows which hubs there are",
                 ) from error
             except (ServiceError, TimeoutError) as error:
                 text = clean(str(error)) or f"no answer within {self._timeout:g} s"
-                raise StepFailedError(f"hub {clean(self._hub)}: {text}", _AGAIN) from error
+                raise ProblemFoundError(f"hub {clean(self._hub)}: {text}", _AGAIN) from error
         created = self.properties.created_at.astimezone(UTC).isoformat(sep=" ", timespec="seconds")
         count = len(self.properties.partition_ids)
         return f"{clean(self.properties.name)}: {count} partitions, created {created.removesuffix('+00:00')} UTC"
@@ -139,7 +139,7 @@ class ServiceSteps:
         """Read the properties of the partitions.
 
         Raises:
-            StepFailedError: Those of some cannot be read.
+            ProblemFoundError: Those of some cannot be read.
         """
         assert self.properties is not None
         room = asyncio.Semaphore(_AT_ONCE)
@@ -159,7 +159,7 @@ class ServiceSteps:
             error = next(iter(failed.values()))
             text = clean(str(error)) or f"no answer within {self._timeout:g} s"
             busy = isinstance(error, ServiceBusyError)
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"{which}: {'throttled: ' if busy else ''}{text}",
                 _WAIT if busy else _AGAIN,
             ) from error
@@ -290,7 +290,7 @@ class ServiceSteps:
         """Send one event.
 
         Raises:
-            StepFailedError: It is refused.
+            ProblemFoundError: It is refused.
         """
         event = EventData(b"sent by eventpump doctor", properties={"sender": _READER})
         try:
@@ -303,13 +303,13 @@ class ServiceSteps:
                 ) as producer:
                     await producer.send([event])
         except AuthenticationError as error:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"the credential gives no right to send: {clean(str(error))}",
                 "sending needs the right Send of the policy, or the role Azure Event Hubs Data Sender",
             ) from error
         except (EventPumpError, TimeoutError) as error:
             text = clean(str(error)) or f"no answer within {self._timeout:g} s"
-            raise StepFailedError(text, _WAIT if isinstance(error, ServiceBusyError) else "try again") from error
+            raise ProblemFoundError(text, _WAIT if isinstance(error, ServiceBusyError) else "try again") from error
         return "one event is stored"
 
 

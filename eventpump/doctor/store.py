@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from eventpump.core.lease import LeaseSnapshot
-from eventpump.doctor.findings import StepFailedError, StepOutcome, clean, span
+from eventpump.doctor.findings import ProblemFoundError, StepOutcome, clean, span
 from eventpump.errors import ConfigurationError, StoreError
 from eventpump.interfaces import ConsumerScope, LeaseStore
 from eventpump.storage.blob_access import BlobContainer, ForbiddenError
@@ -64,23 +64,23 @@ class ContainerSteps:
         """Ask the account for the container.
 
         Raises:
-            StepFailedError: No answer, no right, or no container.
+            ProblemFoundError: No answer, no right, or no container.
         """
         began = time.monotonic()
         try:
             is_there = await self._rights.exists()
         except ForbiddenError as error:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"the storage account refuses to list container {self._blobs.name}: {clean(error.reason)}",
                 f"check the account's key or signature, and its firewall; {_ROLE}",
             ) from error
         except StoreError as error:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"the storage account does not answer: {clean(error.reason)}",
                 "check the account's name in the connection string, and that its firewall admits this machine",
             ) from error
         if not is_there:
-            raise StepFailedError(
+            raise ProblemFoundError(
                 f"there is no container {self._blobs.name}",
                 "check the spelling, or create it: `az storage container create`, or create=True of the store",
             )
@@ -93,7 +93,7 @@ class ContainerSteps:
         """Compare the account's time, of its last answer, with this machine's.
 
         Raises:
-            StepFailedError: They are too far apart for tokens.
+            ProblemFoundError: They are too far apart for tokens.
         """
         skew = self._skew
         if skew is None:
@@ -101,23 +101,25 @@ class ContainerSteps:
         way = "ahead of" if skew > 0 else "behind"
         text = f"this machine's clock is {span(abs(skew))} {way} the storage account's"
         if abs(skew) >= _SKEW:
-            raise StepFailedError(text, _CLOCK)
+            raise ProblemFoundError(text, _CLOCK)
         if abs(skew) >= _REMARKABLE:
-            raise StepFailedError(text, _CLOCK, outcome=StepOutcome.WARNING)
+            raise ProblemFoundError(text, _CLOCK, outcome=StepOutcome.WARNING)
         return "as the storage account's, within 20 s"
 
     async def try_rights(self) -> str:
         """Write, lease and delete a blob of its own.
 
         Raises:
-            StepFailedError: The credential does not allow it, or the account failed.
+            ProblemFoundError: The credential does not allow it, or the account failed.
         """
         try:
             await self._rights.try_all()
         except MissingRightError as error:
-            raise StepFailedError(clean(str(error)), _ROLE) from error
+            raise ProblemFoundError(clean(str(error)), _ROLE) from error
         except StoreError as error:
-            raise StepFailedError(clean(str(error)), "try again; look at the health of the storage account") from error
+            raise ProblemFoundError(
+                clean(str(error)), "try again; look at the health of the storage account"
+            ) from error
         return "blobs can be written, leased and deleted"
 
     async def aclose(self) -> None:
@@ -133,7 +135,7 @@ async def find_leases(store: LeaseStore, scope: ConsumerScope) -> Sequence[Lease
         scope: The consumer group.
 
     Raises:
-        StepFailedError: The store belongs to another hub, or cannot be read.
+        ProblemFoundError: The store belongs to another hub, or cannot be read.
     """
     is_refused = False
     try:
@@ -143,9 +145,11 @@ async def find_leases(store: LeaseStore, scope: ConsumerScope) -> Sequence[Lease
         return ()
     except ConfigurationError as error:
         is_refused = True
-        raise StepFailedError(clean(error.problem), _ADVICE.get(error.field, _OTHER_PLACE)) from error
+        raise ProblemFoundError(clean(error.problem), _ADVICE.get(error.field, _OTHER_PLACE)) from error
     except StoreError as error:
-        raise StepFailedError(clean(str(error)), "the leases cannot be read: look at the file or blob named") from error
+        raise ProblemFoundError(
+            clean(str(error)), "the leases cannot be read: look at the file or blob named"
+        ) from error
     finally:
         if not is_refused:  # then it is closed already
             await store.aclose()
@@ -174,15 +178,15 @@ def check_file(path: str) -> str | None:
         What was found if there is no such file yet; None if there is one.
 
     Raises:
-        StepFailedError: It can be neither written nor created.
+        ProblemFoundError: It can be neither written nor created.
     """
     if os.path.exists(path):
         if not os.access(path, os.R_OK | os.W_OK):
-            raise StepFailedError(f"{path} cannot be written by this user", "give this user the right to the file")
+            raise ProblemFoundError(f"{path} cannot be written by this user", "give this user the right to the file")
         return None
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory):
-        raise StepFailedError(f"the directory of {path} does not exist", "create it, or check the path")
+        raise ProblemFoundError(f"the directory of {path} does not exist", "create it, or check the path")
     if not os.access(directory, os.W_OK):
-        raise StepFailedError(f"{directory} cannot be written by this user", "give this user the right to it")
+        raise ProblemFoundError(f"{directory} cannot be written by this user", "give this user the right to it")
     return f"{path} does not exist yet: the first host creates it"

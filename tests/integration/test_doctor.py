@@ -8,7 +8,9 @@ import itertools
 import json
 import re
 import signal
+import socket
 import ssl
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -36,7 +38,7 @@ from eventpump import (
     SqliteLeaseStore,
 )
 from eventpump.doctor.examination import Examination, StorePlace
-from eventpump.doctor.findings import Diagnosis, StepFailedError, StepOutcome
+from eventpump.doctor.findings import Diagnosis, ProblemFoundError, StepOutcome
 from eventpump.doctor.store import find_leases
 from eventpump.emulator.auth import DEFAULT_KEY, DEFAULT_KEY_NAME, AccessRule, Right
 from eventpump.emulator.faults import LinkRole, Performative, Reject
@@ -87,6 +89,7 @@ async def examine(
     group: str = "$Default",
     sends: bool = False,
     place: StorePlace | None = None,
+    timeout: float = 3.0,
     **options: Any,
 ) -> Diagnosis:
     """Examine with short limits."""
@@ -94,7 +97,7 @@ async def examine(
     def settings() -> ConnectionSettings:
         return connection_settings(connection, hub, operation_timeout=3.0, auth_timeout=3.0, **options)
 
-    return await Examination(settings, group, place, timeout=3.0, seconds=0.0, sends=sends).run()
+    return await Examination(settings, group, place, timeout=timeout, seconds=0.0, sends=sends).run()
 
 
 def policy(emulator: Emulator, name: str, key: str) -> str:
@@ -219,6 +222,18 @@ async def test_a_name_that_does_not_exist() -> None:
     text = "Endpoint=sb://nothing.invalid;SharedAccessKeyName=n;SharedAccessKey=k"
     step, found = cause(await examine(text))
     assert (step, found.startswith("the name nothing.invalid cannot be looked up")) == ("name", True)
+
+
+async def test_a_name_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for longer than for other steps."""
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(30) and [])
+    text = "Endpoint=sb://example.servicebus.windows.net;SharedAccessKeyName=n;SharedAccessKey=k"
+    try:
+        step, found = cause(await examine(text, timeout=0.1))
+    finally:
+        ended.set()
+    assert (step, found.endswith("DNS does not answer within 0.1 s")) == ("name", True)
 
 
 async def test_a_closed_port(emulator: Emulator, unused_tcp_port: int) -> None:
@@ -605,7 +620,7 @@ async def test_a_store_that_cannot_be_opened_is_closed(azurite: Azurite, unused_
     """Its client too."""
     text = re.sub(r":\d+/", f":{unused_tcp_port}/", azurite.connection_string)
     leases, scope = BlobOwnershipStore("leases", connection_string=text), ConsumerScope("127.0.0.1", HUB, "$Default")
-    with pytest.raises(StepFailedError):
+    with pytest.raises(ProblemFoundError):
         await find_leases(leases, scope)
     with pytest.raises(ClosedError):
         await leases.open(scope)
