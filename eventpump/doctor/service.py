@@ -165,7 +165,8 @@ class ServiceSteps:
             ) from error
         held = sum(map(_count, self.partitions.values()))
         empty = sum(each.is_empty for each in self.partitions.values())
-        return f"{held:,} events" + (f", {empty} of {len(self.partitions)} partitions are empty" if empty else "")
+        text = f"{held:,} event{'' if held == 1 else 's'}"
+        return f"{text}, {empty} of {len(self.partitions)} partitions are empty" if empty else text
 
     async def read(self, seconds: float, owners: Mapping[str, str]) -> list[Finding]:
         """Read from each partition without an owner level, which disturbs nobody: its last events, and what comes.

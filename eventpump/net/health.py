@@ -15,6 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from eventpump.core.monitoring import Health, Metric, all_healthy, exposition, merged
 from eventpump.errors import ConfigurationError
+from eventpump.net.stream import reason_of
 from eventpump.texts import without_secrets
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -117,11 +118,13 @@ class HealthServer:
         return f"http://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Begin to listen. Nothing happens if it does already.
 
         Raises:
             ConfigurationError: The address or the port cannot be used.
         """
+        if self._server is not None:
+            return
         await self._runner.setup()
         loop, connections = asyncio.get_running_loop(), dict[_Connection, None]()
         try:
@@ -130,7 +133,7 @@ class HealthServer:
             )
         except OSError as error:
             await self._runner.cleanup()
-            raise ConfigurationError("port", f"{self._address}:{self._port}: {error.strerror or error}") from None
+            raise ConfigurationError("port", f"{self._address}:{self._port}: {reason_of(error)}") from None
 
     async def aclose(self) -> None:
         """Stop listening, and end the requests. May be called more than once."""

@@ -50,10 +50,21 @@ async def answer(server: HealthServer, path: str, **headers: str) -> tuple[int, 
 
 
 async def test_port_in_use_is_a_configuration_error() -> None:
-    """It names address and port."""
+    """It names address and port once, and the reason."""
     async with HealthServer(Watched(), port=0) as server:
-        with pytest.raises(ConfigurationError, match=str(server.port)):
+        with pytest.raises(ConfigurationError) as raised:
             await HealthServer(Watched(), port=server.port).start()
+    assert str(raised.value) == f"port: 127.0.0.1:{server.port}: Address already in use"
+
+
+async def test_server_that_is_started_twice_listens_once() -> None:
+    """Closed, it listens no more."""
+    async with HealthServer(Watched(), port=0) as server:
+        port = server.port
+        await server.start()
+        assert server.port == port
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_probes_answer_for_all_that_is_watched() -> None:
