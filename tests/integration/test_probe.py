@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from eventpump.options.connection import connection_settings
 from eventpump.probe.bench import Arrivals
 from eventpump.probe.observations import NOT_OBSERVED, OBSERVATIONS
 from eventpump.testing.fixtures import EmulatorFactory, eventpump_emulators
-from tests.integration.test_cli_send_tail import run
+from tests.integration.test_cli_send_tail import run, started
 
 __all__ = ["eventpump_emulators"]
 
@@ -74,6 +75,20 @@ async def test_report_is_not_lost_where_its_file_cannot_be_written(emulator: Emu
     assert (code, err.count("\n"), "the report is on the standard output" in err) == (1, 1, True)
     text = out.decode()
     assert len(json.loads(text[text.index("{") :])["observations"]) == text.count("same  ")
+
+
+async def test_report_has_what_was_observed_before_ctrl_c(emulator: Emulator, tmp_path: Path) -> None:
+    """The hub serves for no second run."""
+    file = tmp_path / "report.json"
+    async with started(*ARGUMENTS, "--yes", "--report", str(file), emulator=emulator) as process:
+        assert process.stdout is not None
+        first = await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+    names = [each["name"] for each in json.loads(file.read_text(encoding="utf-8"))["observations"]]
+    assert 0 < len(names) < len([each for each in OBSERVATIONS if not each.is_long])
+    assert first.decode().split()[1] == f"{names[0]}:"
 
 
 async def test_without_yes_nothing_is_done(emulator: Emulator) -> None:

@@ -35,7 +35,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
     return parser(arguments).parse_args(arguments)
 
 
-COMMANDS = [["info"], ["send"], ["tail"], ["lag", "--container", "leases"], ["parked", "list"]]
+COMMANDS = [["info"], ["send"], ["tail"], ["lag", "--container", "leases"], ["parked", "list"], ["doctor"], ["probe"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -54,7 +54,7 @@ def test_hub_and_connection_are_those_of_the_environment(command: list[str], mon
         hub_name(parsed(*command))
 
 
-READING = [["tail"], ["lag"], ["parked", "list"], ["parked", "replay", "--to", "b"]]
+READING = [["tail"], ["lag"], ["parked", "list"], ["parked", "replay", "--to", "b"], ["doctor"], ["probe"]]
 
 
 @pytest.mark.parametrize("command", READING, ids=" ".join)
@@ -78,7 +78,7 @@ def test_consumer_group_is_that_of_the_environment(command: list[str], monkeypat
         ),
     ],
 )
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each != ["doctor"]], ids=" ".join)
 def test_errors_name_the_variable_and_hold_no_secret(
     command: list[str],
     variables: dict[str, str],
