@@ -23,6 +23,7 @@ from eventpump.errors import (
     ServiceTimeoutError,
 )
 from eventpump.eventhubs.events import EventData, EventPosition, ReceivedEvent
+from eventpump.eventhubs.partitions import named_partitions
 from eventpump.interfaces import (
     HubProperties,
     PartitionProperties,
@@ -155,7 +156,7 @@ class ServiceSteps:
 
         await asyncio.gather(*map(read, self.properties.partition_ids))
         if failed:
-            which = _named(failed)
+            which = named_partitions(list(failed))
             error = next(iter(failed.values()))
             text = clean(str(error)) or f"no answer within {self._timeout:g} s"
             busy = isinstance(error, ServiceBusyError)
@@ -234,7 +235,7 @@ class ServiceSteps:
             return Finding(
                 step,
                 StepOutcome.FAILED,
-                f"{_named(full)}: {clean(str(error))}",
+                f"{named_partitions(list(full))}: {clean(str(error))}",
                 "a consumer group takes five readers of a partition at a time: end those that are not needed, or "
                 "use another consumer group",
             )
@@ -244,7 +245,7 @@ class ServiceSteps:
             return Finding(
                 step,
                 StepOutcome.FAILED,
-                f"{_named(foreign)}: an exclusive reader has a higher owner level: {clean(str(error))}",
+                f"{named_partitions(list(foreign))}: an exclusive reader has a higher owner level: {clean(str(error))}",
                 "if these are hosts of yours, name their store (--container or --leases), which shows it; if not, "
                 "stop that reader, or use another consumer group",
             )
@@ -268,7 +269,7 @@ class ServiceSteps:
             return Finding(
                 step,
                 StepOutcome.FAILED,
-                f"{_named(failed)}: {'throttled: ' if busy else ''}{text}",
+                f"{named_partitions(list(failed))}: {'throttled: ' if busy else ''}{text}",
                 _WAIT if busy else "try again; the debug log (docs/logging.md) shows the frames",
             )
         whole = [each for each in readings if each.error is None]
@@ -279,7 +280,7 @@ class ServiceSteps:
             return Finding(
                 step,
                 StepOutcome.FAILED,
-                f"partitions {', '.join(waiting[:8])}: no event came in {self._timeout:g} s, though they hold some",
+                f"{named_partitions(waiting)}: no event came in {self._timeout:g} s, though they hold some",
                 "look at the namespace's health in the portal; a proxy or firewall may hold data back",
             )
         arrived = sum(each.arrived for each in whole)
@@ -389,11 +390,6 @@ def _count(partition: PartitionProperties) -> int:
     if partition.is_empty:
         return 0
     return partition.last_enqueued_sequence_number - partition.beginning_sequence_number + 1
-
-
-def _named(partitions: Mapping[str, object]) -> str:
-    shown = ", ".join(list(partitions)[:8]) + (", ..." if len(partitions) > 8 else "")
-    return f"partition{'s' if len(partitions) > 1 else ''} {shown}"
 
 
 def _token_advice(text: str, credential: object) -> str:
