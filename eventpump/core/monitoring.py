@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 PARTITION: Final = "messaging_destination_partition_id"
 """The label of a partition."""
+
+CLIENT: Final = "client"
+"""The label of a client beside another one with the same labels."""
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper limits of a histogram's buckets, in seconds: those of OpenTelemetry's conventions for messaging."""
@@ -82,11 +85,11 @@ class Durations:
         Args:
             labels: Of each of them.
         """
-        found, count = [], 0
+        found, total = [], 0
         for limit, more in zip((*BUCKETS, math.inf), self._counts, strict=True):
-            count += more
-            found.append(Sample({**labels, "le": _number(limit)}, count, "_bucket"))
-        return [*found, Sample(labels, self._sum, "_sum"), Sample(labels, count, "_count")]
+            total += more
+            found.append(Sample({**labels, "le": _number(limit)}, total, "_bucket"))
+        return [*found, Sample(labels, self._sum, "_sum"), Sample(labels, total, "_count")]
 
 
 def labels_of(
@@ -116,14 +119,36 @@ def all_healthy(parts: Iterable[Health]) -> Health:
 
 
 def merged(parts: Iterable[Iterable[Metric]]) -> list[Metric]:
-    """Return the metrics of several parts, each name once."""
+    """Return the metrics of several parts, each name once and each series once.
+
+    Two parts may have the same series, as two hosts of one consumer group have. All samples of the later part get the
+    label `client` then, with a number from "2" on: Prometheus drops all but one of equal series.
+    """
     found: dict[str, Metric] = {}
+    taken: set[tuple[object, ...]] = set()
     for part in parts:
-        for metric in part:
+        metrics = given = list(part)
+        number = 1
+        while not taken.isdisjoint(series := set(_series(metrics))):
+            number += 1
+            metrics = [replace(each, samples=[_of_client(sample, number) for sample in each.samples]) for each in given]
+        taken |= series
+        for metric in metrics:
             known = found.get(metric.name)
             samples = metric.samples if known is None else [*known.samples, *metric.samples]
             found[metric.name] = Metric(metric.name, metric.kind, metric.text, samples)
     return list(found.values())
+
+
+def _series(metrics: Iterable[Metric]) -> Iterator[tuple[object, ...]]:
+    for metric in metrics:
+        for sample in metric.samples:
+            yield metric.name, sample.suffix, *sorted(sample.labels.items())
+
+
+def _of_client(sample: Sample, number: int) -> Sample:
+    before = sample.labels.get(CLIENT)  # of a part that is merged itself, as an application is
+    return replace(sample, labels={**sample.labels, CLIENT: f"{number}" if before is None else f"{number}.{before}"})
 
 
 def exposition(metrics: Iterable[Metric]) -> str:

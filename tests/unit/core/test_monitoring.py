@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from eventpump.core.monitoring import (
     BUCKETS,
     Durations,
@@ -31,6 +34,38 @@ def test_metrics_of_several_parts_have_each_name_once() -> None:
     one, two = (Metric("a", "gauge", "It.", [Sample({"hub": hub}, 1)]) for hub in ("x", "y"))
     other = Metric("b", "gauge", "Other.", [Sample({}, 2)])
     assert merged([[one, other], [two]]) == [Metric("a", "gauge", "It.", [*one.samples, *two.samples]), other]
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> list[Metric]:
+    """Make what one client has: each series once."""
+    names = draw(st.lists(st.sampled_from("ab"), unique=True))
+    of = st.fixed_dictionaries({"hub": st.sampled_from("xy")}, optional={"client": st.sampled_from(["2", "3"])})
+    kinds = st.lists(of, unique_by=lambda labels: tuple(sorted(labels.items())), max_size=4)
+    return [Metric(name, "gauge", "It.", [Sample(labels, 1) for labels in draw(kinds)]) for name in names]
+
+
+@given(st.lists(parts(), max_size=5))
+def test_series_of_several_parts_are_each_there_once(clients: list[list[Metric]]) -> None:
+    """None is lost and none is equal to another, whatever the parts have in common; the first part stays as it is."""
+    made = merged(clients)
+    lines = [line for line in exposition(made).splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines)) == sum(len(each.samples) for client in clients for each in client)
+    if clients:
+        assert [each for each in merged(clients[:1]) if each.samples] == [each for each in clients[0] if each.samples]
+
+
+def test_second_client_with_the_same_labels_has_a_number() -> None:
+    """On all its series, also on those that it alone has now: they do not change their labels when partitions move."""
+    ready = Metric("ready", "gauge", "It.", [Sample({"hub": "x"}, 1)])
+    owned = Metric("owned", "gauge", "It.", [Sample({"hub": "x", "partition": "0"}, 1)])
+    assert exposition(merged([[ready], [ready, owned]])).splitlines()[2:] == [
+        'ready{hub="x"} 1',
+        'ready{hub="x",client="2"} 1',
+        "# HELP owned It.",
+        "# TYPE owned gauge",
+        'owned{hub="x",partition="0",client="2"} 1',
+    ]
 
 
 def test_histogram_counts_in_each_bucket_what_is_at_most_its_limit() -> None:
