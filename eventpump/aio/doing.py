@@ -36,7 +36,7 @@ def shown(made: _D) -> _D:
 
 @contextmanager
 def answering_signal(write: Callable[[str], None]) -> Iterator[None]:
-    """Say what the program is doing, whenever it gets SIGUSR1; also while its event loop is blocked by Python code.
+    """Write what the program is doing whenever it gets SIGUSR1, also while Python code blocks its event loop.
 
     Outside of the main thread, and where there is no such signal, nothing is changed.
 

@@ -99,7 +99,7 @@ async def reach(route: Route, timeout: float) -> str:
 
 
 async def _other_way(route: Route, timeout: float) -> str:
-    """Say whether the port of WebSockets can be reached in place of AMQP's."""
+    """Try the port of WebSockets. Return what the advice has about it; "" where it does not apply."""
     if route.proxy is not None or route.is_websocket or route.port == _WEBSOCKET_PORT:
         return ""
     try:
@@ -168,7 +168,7 @@ def _described(stream: _Silent) -> str:
     left = ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if "notAfter" in certificate else _SOON
     if left < _SOON:
         text += f", and ends in {span(left)}"
-        raise ProblemFoundError(text, "whoever runs the server must renew the certificate", outcome=StepOutcome.WARNING)
+        raise ProblemFoundError(text, "the certificate of the server must be renewed", outcome=StepOutcome.WARNING)
     return text
 
 
@@ -178,7 +178,7 @@ def _tls_advice(route: Route, cause: BaseException | None) -> str:
         if "mismatch" in text or "not valid for" in text:
             return f"the server at {route.host} is another one, or the certificate is for another name: check the host"
         if "expired" in text or "not yet valid" in text:
-            return "check this machine's clock; if it is right, whoever runs the server must renew the certificate"
+            return "check this machine's clock; if it is right, the certificate of the server must be renewed"
         return (
             "if a proxy inspects TLS here, or the service is local, give the file of its authority with --ca-file; "
             "otherwise update this system's certificates"

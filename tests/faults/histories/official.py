@@ -250,7 +250,7 @@ class OfficialMember(ABC):
         return await self._door.request(operation, lambda: self._container.put(name, b"", metadata, **condition))
 
     async def checkpoint(self, partition_id: str, event: ReceivedEvent) -> None:
-        """Write a checkpoint, whoever owns the partition by now."""
+        """Write a checkpoint without a condition, as the SDK does: also if another member owns the partition now."""
         metadata = {"offset": str(event.offset), "sequencenumber": str(event.sequence_number)}
         with contextlib.suppress(NoAnswerError, BlobRefusedError):
             await self._set("checkpoint", partition_id, metadata)
