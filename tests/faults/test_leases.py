@@ -12,7 +12,7 @@ import pytest
 from eventpump import CloseReason, Emulator, PartitionReader
 from eventpump.errors import OwnershipLostError
 from eventpump.interfaces import Checkpoint
-from eventpump.reports import LeaseLost, OutsideReader
+from eventpump.reports import LeaseLost, LeaseReleased, OutsideReader
 from eventpump.testing.proxy import FaultProxy
 from tests.faults.evidence import Evidence
 from tests.faults.programs import CONNECTION, HOST, HUB, LEASE_DURATION, RENEW_INTERVAL, Publisher, Stage, run_for
@@ -183,6 +183,8 @@ async def test_stolen_link_is_left_to_a_reader_outside_the_fleet(stage: Stage, r
                 await stage.progress.until(lambda: stage.count(OutsideReader, "0") == 1, 2.0)
                 await stage.progress.until(lambda: ("0", CloseReason.OWNERSHIP_LOST) in processor.closed, 1.0)
                 since, epoch = time.monotonic(), stage.progress.owner["0"][1]
+                # A lease is released after its processor is closed, when the pump has ended.
+                await stage.progress.until(lambda: stage.count(LeaseReleased, "0") == 1, 1.0)
                 assert "0" not in await stage.held_leases()
                 # Its lease is free for two cycles, and still not taken; the rest flows.
                 until = asyncio.get_running_loop().time() + 2 * RENEW_INTERVAL
