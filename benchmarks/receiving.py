@@ -129,7 +129,7 @@ def receive(quick: bool, log: Log) -> list[Row]:
         for condition in QUICK_CONDITIONS if quick else CONDITIONS:
             # More is read before the last of many partitions has had an event, which does not count.
             is_many = condition.partitions > HEADLINE.partitions
-            measured = replace(amounts, ours=amounts.available // 2, theirs=amounts.theirs // 2) if is_many else amounts
+            measured = replace(amounts, ours=amounts.available // 4, theirs=amounts.theirs // 2) if is_many else amounts
             rows += _receive(condition, measured, best, made, quick, log)
     return rows
 

@@ -29,14 +29,14 @@ class Tally:
     Args:
         partitions: How many that are.
         events: How many to measure over; the first and last 20th of them are left out.
-        available: How many there are, over all partitions.
+        available: How many were asked for, over all partitions; each has the same number, so that a rest is not there.
         kind: Of the canned service's events; None for those of `ours:fill`.
     """
 
     def __init__(self, partitions: int, events: int, available: int, kind: str | None) -> None:
         self.meter = Meter(events // 20, events - events // 20)
         self._partitions = partitions
-        self._available = available
+        self._available = available // partitions * partitions
         self._check = None if kind is None else checker(kind)
         self._gaps = Gaps(None if kind is None else FIRST_SEQUENCE_NUMBER)
         self._events = events
@@ -73,7 +73,7 @@ class EventTally:
     Args:
         partitions: How many partitions there are.
         events: How many events to measure over; the first and last 20th of them are left out.
-        available: How many there are, over all partitions.
+        available: How many were asked for, over all partitions; each has the same number, so that a rest is not there.
     """
 
     def __init__(self, partitions: int, events: int, available: int) -> None:
@@ -82,7 +82,7 @@ class EventTally:
         self.meter = Meter(events // 20, events - events // 20)
         self._partitions = partitions
         self._events = events
-        self._available = available
+        self._available = available // partitions * partitions
         self._next: dict[str, int] = {}
         self._uncounted = self._total = 0
 
@@ -204,7 +204,7 @@ class FanTally:
         consumers: How many there are.
         partitions: How many partitions there are.
         events: How many events, each counted once, to measure over; the first and last 20th of them are left out.
-        available: How many there are, over all partitions.
+        available: How many were asked for, over all partitions; each has the same number, so that a rest is not there.
         kind: Of the canned service's events.
         begins_anywhere: Whether the first event of a partition may be any of them.
     """
