@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from eventpump.aio.tasks import resolve
+from eventpump.aio.wakeup import Wakeup
 from eventpump.consumer.link.kept_link import FeedFullError, KeptLink, LinkFacts
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
@@ -264,7 +265,10 @@ class PartitionFeed(Generic[_T]):
     # ------------------------------------------------------------------------------------------ the link's sink
 
     def messages(self, batch: list[bytes]) -> None:
-        """Add a batch to the cache: one append and at most one wake-up, however many messages it has."""
+        """Add a batch to the cache: one append and at most one wake-up, however many messages it has.
+
+        Those that wait for it take it within this call, if that is made by a callback of the event loop.
+        """
         if self._is_refusing:
             return
         cache = self._cache
@@ -283,13 +287,18 @@ class PartitionFeed(Generic[_T]):
         facts.batches += 1
         facts.received_at = facts.quiet_since = asyncio.get_running_loop().time()
         facts.hub_answer = None
-        self.adjust_credit()
+        is_read_alone = len(self._cursors) == 1 and not self._streams
+        if not is_read_alone:
+            self.adjust_credit()
         for cursor in self._plain:
-            cursor.wake()
+            cursor.arrived()
         for stream in woken:
             # One that the function of another has closed is not among them any more.
             if (reader := self._streams.get(stream)) is not None:
-                reader.wake()
+                reader.arrived()
+        if is_read_alone and cache.count:
+            # It has adjusted the credit if it has taken all.
+            self.adjust_credit()
 
     def _kept_of(self, account: Account, batch: list[bytes]) -> list[bytes]:
         """Return the messages of a batch that the budget has room for. If not all, open the link again after them."""
@@ -405,7 +414,7 @@ class FeedCursor(Generic[_T]):
         self._feed = feed
         self._cursor = cursor
         self._cache = cache
-        self._waiter: asyncio.Future[bool] | None = None
+        self._waiter: Wakeup | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
@@ -471,7 +480,8 @@ class FeedCursor(Generic[_T]):
         """
         # No coroutine around the future: this is called for each batch.
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
+        waiter = Wakeup(loop=loop)
+        waiter.resumes = None
         if self._cursor.available or self._feed.error is not None:
             waiter.set_result(True)
             return waiter
@@ -484,6 +494,13 @@ class FeedCursor(Generic[_T]):
         else:
             self._wait_until = float("inf")
         return waiter
+
+    def arrived(self) -> None:
+        """End a wait, as there is something to take: the task that waits takes it within this call, if it may."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            waiter.complete()
 
     def wake(self) -> None:
         """End a wait."""

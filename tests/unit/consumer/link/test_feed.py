@@ -425,3 +425,33 @@ async def test_stop_withdraws_credit_and_keeps_what_is_there() -> None:
         assert _numbers(feed.take(300)) == [0]
         await asyncio.sleep(1)
         assert not feed.take(300)
+
+
+async def test_messages_in_a_callback_are_taken_within_the_call(clock: Any) -> None:
+    """As the socket's callback brings them: no turn of the loop lies between. In a task they are taken after it."""
+    hub = FakeHub()
+    async with _feed(hub) as feed:
+        taken: list[bytes] = []
+
+        async def read() -> None:
+            while len(taken) < 2:
+                if not (messages := feed.take(10)):
+                    await feed.wait(None)
+                taken.extend(messages)
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(1)
+        seen: list[int] = []
+
+        def called() -> None:
+            feed.messages([b"1"])
+            seen.append(len(taken))
+
+        asyncio.get_running_loop().call_soon(called)
+        await asyncio.sleep(1)
+        assert seen == [1]
+        feed.messages([b"2"])
+        assert taken == [b"1"]
+        await reading
+        assert taken == [b"1", b"2"]
+        assert feed.events_held == 0

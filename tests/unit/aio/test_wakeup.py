@@ -1,0 +1,129 @@
+"""A task that goes on within the call that completes what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+
+import pytest
+
+from eventpump.aio.wakeup import Wakeup
+
+_NAME: ContextVar[str] = ContextVar("name", default="none")
+
+
+def _wakeup() -> Wakeup:
+    made = Wakeup(loop=asyncio.get_running_loop())
+    made.resumes = None
+    return made
+
+
+async def _waits(made: Wakeup, steps: list[object]) -> None:
+    _NAME.set("the task's")
+    try:
+        steps.append(await made)
+        steps.append((_NAME.get(), asyncio.current_task() is not None))
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0)
+        steps.append("later")
+    except asyncio.CancelledError:
+        steps.append("cancelled")
+        raise
+
+
+async def _called(*calls: object) -> None:
+    """Make calls in a callback of the loop, and wait until it has run."""
+    done = asyncio.get_running_loop().create_future()
+
+    def run() -> None:
+        for call in calls:
+            assert callable(call)
+            call()
+        done.set_result(None)
+
+    asyncio.get_running_loop().call_soon(run)
+    await done
+
+
+async def test_complete_in_a_callback_runs_the_task_within_the_call() -> None:
+    """As itself, with its own context variables, until it waits again; and the callback keeps its own."""
+    made, steps = _wakeup(), list[object]()
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    await _called(made.complete, lambda: steps.append((_NAME.get(), asyncio.current_task())), made.complete)
+    assert steps[:3] == [True, ("the task's", True), ("none", None)]
+    await task
+    assert steps[3:] == ["later"]
+
+
+async def test_complete_in_a_task_leaves_the_other_for_the_next_turn() -> None:
+    """Two tasks cannot run within each other."""
+    made, steps = _wakeup(), list[object]()
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    made.complete()
+    assert steps == []
+    await task
+    assert steps == [True, ("the task's", True), "later"]
+
+
+async def test_set_result_is_for_the_next_turn_everywhere() -> None:
+    """It is a future: nothing runs within the call."""
+    made, steps = _wakeup(), list[object]()
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    await _called(lambda: made.set_result(False), lambda: steps.append("callback"))
+    await task
+    assert steps == ["callback", False, ("the task's", True), "later"]
+
+
+@pytest.mark.parametrize("is_completed", [False, True])
+async def test_cancelled_task_ends_once(is_completed: bool) -> None:
+    """Before the wait is over, or in the turn in which it is: it is not lost, and what comes later changes nothing."""
+    made, steps = _wakeup(), list[object]()
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    calls = [made.complete, task.cancel] if is_completed else [task.cancel, made.complete]
+    await _called(*calls)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ([True, ("the task's", True)] if is_completed else []) + ["cancelled"]
+
+
+async def test_task_that_begins_to_wait_after_the_end_does_not_wait() -> None:
+    """What is done already is done."""
+    made = _wakeup()
+    made.complete()
+    assert await made
+
+
+async def test_timeout_ends_the_wait() -> None:
+    """A caller that wraps it in a wait with a time-out gets the time-out, and what is completed later runs nothing."""
+    made = _wakeup()
+    _, pending = await asyncio.wait({made}, timeout=1)
+    assert pending == {made}
+    await _called(made.complete)
+    assert made.result()
+
+
+def test_exit_in_the_task_ends_the_loop_and_not_the_caller() -> None:
+    """What is to be done after the call is done: a SystemExit is raised by a callback of its own."""
+    steps: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def main() -> None:
+        made = _wakeup()
+
+        async def exits() -> None:
+            await made
+            raise SystemExit(3)
+
+        tasks.append(asyncio.create_task(exits()))
+        await asyncio.sleep(0)
+        await _called(made.complete, lambda: steps.append("after"))
+        await asyncio.sleep(9)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert steps == ["after"]
+    assert isinstance(tasks[0].exception(), SystemExit)
