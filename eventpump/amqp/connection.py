@@ -19,7 +19,7 @@ from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
 from eventpump.amqp.flow import SessionState
 from eventpump.amqp.frames import MIN_MAX_FRAME_SIZE, FrameWriter
 from eventpump.amqp.limits import LINK_COST, SESSION_COST, cost_of
-from eventpump.amqp.link import Link
+from eventpump.amqp.link import AttachState, Link
 from eventpump.amqp.performatives import (
     AmqpError,
     Attach,
@@ -560,9 +560,11 @@ class Connection:
                     pos = missing
                 else:
                     data = b"".join(self._pending)
-            while self._turn > 0 and (after := self._receive_step(data, pos)) > pos:
+            size = len(data)
+            while pos < size and self._turn > 0 and (after := self._receive_step(data, pos)) > pos:
                 pos = after
-            self._keep(data, pos)
+            if pos < size or self._pending:
+                self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
         return self._take_events()
@@ -675,7 +677,7 @@ class Connection:
         limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
         forms = self._forms
         turn = self._turn
-        weigh = self.config.weigh
+        weigh, enforces_credit = self.config.weigh, self.config.enforce_credit
         trace = self._frames.trace
         while end - pos >= 8:
             size = _from_bytes(data[pos : pos + 4], "big")
@@ -687,24 +689,30 @@ class Connection:
             if after > end:
                 break
             form = forms.get(data[pos + 4 : pos + 16]) if is_opened else None
-            if form is not None and (link := self._plain_link(form, data, pos, size)) is not None:
+            if form is not None and (link := self._link_of(form)) is not None:
                 # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
                 largest = min(link.largest_message + form.payload_at, limit)
-                room = min(link.allowance, turn) if self.config.enforce_credit else turn
-                if weigh is not None:
+                room = link.allowance if enforces_credit and link.allowance < turn else turn
+                if weigh is not None and room > 1:
                     room = 1  # each message counts on its own
-                inbox = self._inbox(link, is_settled=True).payloads
-                count = len(inbox)
-                inbox.append(data[pos + form.payload_at : after])
-                pos = take_run(form, data, after, largest, room - 1, inbox)
-                count = len(inbox) - count
-                if trace is not None:
-                    _trace_run(trace, link, inbox[-count:])
-                link.received_run(count)
-                turn -= count if weigh is None else weigh(inbox[-1])
-                if turn <= 0:
-                    break
-                continue
+                box = self._inboxes.get(link)
+                payloads = [] if box is None else box.payloads
+                before = len(payloads)
+                after_run = take_run(form, data, pos, largest, room, payloads)
+                if after_run > pos:
+                    pos = after_run
+                    if box is None:
+                        box = self._inboxes[link] = Messages(link, payloads, [], None)
+                        self._events.append(box)
+                    count = len(payloads) - before
+                    if trace is not None:
+                        _trace_run(trace, link, payloads[-count:])
+                    link.used_credit(count)
+                    link.session.used_window(count)
+                    turn -= count if weigh is None else weigh(payloads[-1])
+                    if turn <= 0:
+                        break
+                    continue
             self._turn = turn - FRAME_COST
             self._receive_frame(data, pos, after)
             turn = self._turn
@@ -715,18 +723,17 @@ class Connection:
         self._turn = turn
         return pos
 
-    def _plain_link(self, form: Form, data: bytes, pos: int, size: int) -> Link | None:
-        """Find the link of the transfer at `pos`, where it has this form and the link takes it as it is."""
-        if not form.fits(data, pos, size):
-            return None
+    def _link_of(self, form: Form) -> Link | None:
+        """Return the link of transfers of a form, where plain ones are as expected on it now."""
         session = self._sessions_by_remote_channel.get(form.channel)
         if session is None or session.state is not SessionState.MAPPED:
             return None
         link = session.links_by_remote_handle.get(form.handle)
-        if link is None or not link.takes_plain(size - form.payload_at):
+        if link is None or not link.is_receiver or link.state is not AttachState.ATTACHED:
             return None
         box = self._inboxes.get(link)
-        return link if box is None or not (box.delivery_ids or box.formats) else None
+        is_of_one_sort = box is None or not (box.delivery_ids or box.formats)
+        return link if is_of_one_sort and link.incoming.buffer is None else None
 
     def _inbox(self, link: Link, *, is_settled: bool) -> Messages:
         inbox = self._inboxes.get(link)

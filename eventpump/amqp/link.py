@@ -358,28 +358,14 @@ class Link:
                 raise ProtocolError("amqp:invalid-field", "a delivery begins without an id")
             if self._enforces_credit and self.allowance <= 0:
                 return Violation("amqp:link:transfer-limit-exceeded", "more messages than credit was given for")
-            self._use_credit(1)
+            self.used_credit(1)
             incoming.begin(transfer.delivery_id, transfer.message_format or 0)
         elif transfer.delivery_id is not None and transfer.delivery_id != incoming.delivery_id:
             raise ProtocolError("amqp:not-allowed", "a delivery begins before the last one on its link is whole")
         return incoming.add(transfer, payload, self.largest_message, unfinished_limit)
 
-    def takes_plain(self, size: int) -> bool:
-        """Return whether a message of `size` bytes that is whole and settled may come now, and needs no other care."""
-        return (
-            self.is_receiver
-            and self.incoming.buffer is None
-            and self.state is AttachState.ATTACHED
-            and (self.allowance > 0 or not self._enforces_credit)
-            and size <= self.largest_message
-        )
-
-    def received_run(self, count: int) -> None:
-        """Count plain transfers that came one after the other (`takes_plain`)."""
-        self._use_credit(count)
-        self.session.used_window(count)
-
-    def _use_credit(self, count: int) -> None:
+    def used_credit(self, count: int) -> None:
+        """Count deliveries that have begun to arrive, at most as many as `allowance` permits."""
         self.credit = self.credit - count if self.credit > count else 0
         self.allowance -= count
         self.delivery_count = (self.delivery_count + count) & UINT

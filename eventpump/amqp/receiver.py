@@ -158,15 +158,6 @@ class Form(NamedTuple):
     channel: int
     handle: int
 
-    def fits(self, data: bytes, pos: int, size: int) -> bool:
-        """Return whether the frame of `size` bytes at `pos` has this form."""
-        return (
-            size >= self.payload_at
-            and data[pos + 4 : pos + self.id_at] == self.prefix
-            and data[pos + self.rest_at : pos + self.payload_at] == self.rest
-            and data[pos + self.tag_at : pos + self.tag_at + 2] == self.tag_mark
-        )
-
 
 def take_run(form: Form, data: bytes, pos: int, largest: int, room: int, inbox: list[bytes]) -> int:
     """Take a run: the transfers from `pos` on that have one form, whole frames only.

@@ -260,6 +260,7 @@ class ConnectionProtocol(asyncio.Protocol):
     def _report(self, events: list[Event], *, is_silent: bool = False) -> None:
         while events:
             self._handler.on_events(events)
+            may_go_on = False
             for event in events:
                 if isinstance(event, Closed):
                     self.finish(lingers=event.is_local and not is_silent and self.connection.role is Role.SERVER)
@@ -267,7 +268,9 @@ class ConnectionProtocol(asyncio.Protocol):
                 if isinstance(event, Opened):
                     # Only now is the heartbeat interval of the peer known.
                     self._keep_deadlines()
-            if not any(isinstance(event, SaslRequested) for event in events):
+                elif isinstance(event, SaslRequested):
+                    may_go_on = True
+            if not may_go_on:
                 return
             # A client that did not wait for the SASL outcome has sent more already.
             events = self.connection.receive(b"", _TURN)
