@@ -14,7 +14,7 @@ class Watched(Awaitable[_T]):
     """Awaits an awaitable, and reports steps that blocked the event loop.
 
     Args:
-        work: The work; None until `again` is called.
+        work: The work; None for what `step` and `rest` are called with.
         clock: Read twice per step; in seconds, excluding the time in which the machine is suspended.
         threshold: Seconds; shorter steps are not reported.
         blocked: Called with the duration of a longer step, in seconds.
@@ -22,7 +22,7 @@ class Watched(Awaitable[_T]):
         waits: Called after every step but the last: the work waits. None for nothing.
     """
 
-    __slots__ = ("_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "ended", "is_closing")
+    __slots__ = ("_begun", "_blocked", "_clock", "_stepped", "_threshold", "_waits", "_work", "ended", "is_closing")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Watched(Awaitable[_T]):
         waits: Callable[[], None] | None = None,
     ) -> None:
         self._work = work
+        self._begun: tuple[Generator[Any, Any, Any], object] | None = None
         self._clock = clock
         self._threshold = threshold
         self._blocked = blocked
@@ -44,44 +45,67 @@ class Watched(Awaitable[_T]):
         self.is_closing = False
         """Whether it is being closed: the `GeneratorExit` in the work is not the work's own."""
 
-    def again(self, work: Awaitable[_T]) -> Self:
-        """Watch other work, in place of an object of its own for it. Return this object, to be awaited at once."""
-        self._work = work
+    def step(self, steps: Generator[Any, Any, Any], error: BaseException | None, began: float) -> Any:
+        """Do one step of what an awaitable's `__await__` has returned, and measure it.
+
+        Args:
+            steps: What it has returned.
+            error: What is thrown into it; None to go on.
+            began: When the step begins, by the clock.
+
+        Returns:
+            What it waits for. As in PEP 380, except for values sent in: an event loop sends none.
+
+        Raises:
+            StopIteration: It has ended.
+            BaseException: What it raises.
+        """
+        try:
+            return next(steps) if error is None else steps.throw(error)
+        except GeneratorExit as escaped:
+            # As in PEP 479 for StopIteration: raised by the code itself it is an error, and does not close this
+            # awaitable.
+            raise RuntimeError("the code raised GeneratorExit") from escaped
+        finally:
+            ended = self.ended = self._clock()
+            took = ended - began
+            if took > NOTED_STEP:
+                self._stepped(took)
+                if took > self._threshold:
+                    self._blocked(took)
+
+    def rest(self, steps: Generator[Any, Any, Any], waits_for: object) -> Self:
+        """Return this object, to be awaited at once for what follows a first `step`.
+
+        Args:
+            steps: As of `step`.
+            waits_for: What that has returned.
+        """
+        self._begun = steps, waits_for
         return self
 
     def __await__(self) -> Generator[Any, Any, _T]:
-        # What was done is not kept.
-        work, self._work = self._work, None
-        assert work is not None
-        steps = work.__await__()
-        clock, threshold = self._clock, self._threshold
-        error: BaseException | None = None
-        while True:
-            began = clock()
-            try:
-                # As in PEP 380, except for values sent in: an event loop sends none.
-                waits_for = next(steps) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
-            except GeneratorExit as escaped:
-                # As in PEP 479 for StopIteration: raised by the code itself it is an error, and does not close this
-                # awaitable.
-                raise RuntimeError("the code raised GeneratorExit") from escaped
-            finally:
-                ended = self.ended = clock()
-                took = ended - began
-                if took > NOTED_STEP:
-                    self._stepped(took)
-                    if took > threshold:
-                        self._blocked(took)
-            error = None
-            if self._waits is not None:
-                self._waits()
-            try:
-                yield waits_for
-            except GeneratorExit:
-                self.is_closing = True
-                steps.close()
-                raise
-            except BaseException as thrown:
-                error = thrown
+        try:
+            if self._begun is None:
+                # What was done is not kept.
+                work, self._work = self._work, None
+                assert work is not None
+                steps: Generator[Any, Any, Any] = work.__await__()
+                waits_for = self.step(steps, None, self._clock())
+            else:
+                (steps, waits_for), self._begun = self._begun, None
+            while True:
+                if self._waits is not None:
+                    self._waits()
+                error: BaseException | None = None
+                try:
+                    yield waits_for
+                except GeneratorExit:
+                    self.is_closing = True
+                    steps.close()
+                    raise
+                except BaseException as thrown:
+                    error = thrown
+                waits_for = self.step(steps, error, self._clock())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed

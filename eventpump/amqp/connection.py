@@ -561,7 +561,11 @@ class Connection:
                 else:
                     data = b"".join(self._pending)
             size = len(data)
-            while pos < size and self._turn > 0 and (after := self._receive_step(data, pos)) > pos:
+            while pos < size and self._turn > 0:
+                is_framed = self.state in _FRAMED
+                after = self._receive_frames(data, pos) if is_framed else self._receive_step(data, pos)
+                if after == pos:
+                    break
                 pos = after
             if pos < size or self._pending:
                 self._keep(data, pos)

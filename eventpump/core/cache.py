@@ -307,7 +307,12 @@ class EventCache(Generic[_T]):
         if len(self._cursors) == 1:
             # No other cursor needs them: return the chunk itself if it fits.
             cursor.position = until
-            return self._take(limit)
+            head = self._chunks[0]
+            if len(head.raw) != until - first or head.items is not None:
+                return self._take(limit)
+            self._chunks.popleft()
+            self._passed(head.raw, head.size)
+            return self._wrap(head.raw)
         if first == self._found_from and until == self._found_until:
             found = self._found
         else:
@@ -403,7 +408,15 @@ class EventCache(Generic[_T]):
             self._found = ()  # it is kept by those that have it, and not here
         ahead = self._ahead
         if not ahead:
-            if self._hands:
+            hands = self._hands
+            if len(hands) == 1:
+                # As usual: what one cursor has taken alone.
+                (hand,) = hands
+                if hand.first <= first and hand.until >= self._start:
+                    hand.size += size
+                    self.in_hand += size
+                    return
+            if hands:
                 self._put_in_hand(first, raw, size, ())
             return
         apart: list[Match[_T]] = []
@@ -443,7 +456,7 @@ class EventCache(Generic[_T]):
                 if hand.until < until:
                     edges.add(hand.until)
         if not (edges or apart):
-            # As usual: all that have a part of it have all.
+            # All that have a part of it have all.
             if len(hands) == 1:
                 hands[0].size += size
                 self.in_hand += size

@@ -42,6 +42,7 @@ class CreditWindow:
 
     __slots__ = (
         "_counted",
+        "_estimate",
         "_largest",
         "_largest_before",
         "_max_bytes",
@@ -65,6 +66,7 @@ class CreditWindow:
         self._max_message_size = max_bytes
         self._ramp = START
         self._mean = 0.0
+        self._estimate = 0.0
         self._largest = 0
         self._largest_before = 0
         self._counted = 0
@@ -95,19 +97,21 @@ class CreditWindow:
         if not count:
             return 0
         sizes = list(map(len, batch))
-        size = sum(sizes)
-        self.credit = max(0, self.credit - count)
-        self.allowance = max(0, self.allowance - count)
+        size, largest = sum(sizes), max(sizes)
+        self.credit = self.credit - count if self.credit > count else 0
+        self.allowance = self.allowance - count if self.allowance > count else 0
         if self.left is not None:
             self.left = max(0, self.left - count)
         # The ramp doubles with each used window, whatever the round trip is.
         self._ramp = min(self._ramp + count, max(self._max_events, START))
         self._total = min(self._total + count, _SIZES_KEPT)
         self._mean += (size / count - self._mean) * min(1.0, count / self._total)
-        self._largest = max(self._largest, max(sizes))
+        if largest > self._largest:
+            self._largest = largest
         self._counted += count
         if self._counted >= _SIZES_KEPT:
             self._largest_before, self._largest, self._counted = self._largest, 0, 0
+        self._estimate = max(self._mean, self._largest, self._largest_before)
         return size
 
     @property
@@ -175,7 +179,3 @@ class CreditWindow:
             return None
         self.credit = 0
         return 0
-
-    @property
-    def _estimate(self) -> float:
-        return max(self._mean, self._largest, self._largest_before)

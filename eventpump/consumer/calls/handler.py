@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType
@@ -176,7 +176,7 @@ class HandlerRunner:
         self._calls: dict[Call, None] = {}
         self._batch: InHand | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
-        # One for all calls of `_run`, of several tasks, too: of the work it has nothing once that has begun.
+        # One for all calls of `run_call`, of several tasks, too: of the work it has nothing once that has begun.
         self._watched = Watched[None](None, self._now, blocked_after, self._blocked, stepped)
         self._deadlines: list[asyncio.TimerHandle] = []
         self._blocked_again_after = 0.0
@@ -267,28 +267,29 @@ class HandlerRunner:
             KeyboardInterrupt, SystemExit: As raised.
         """
         call = self.call(operation)
-        call.events, call.worker = events, worker
-        await self._run(call, method, args)
+        call.worker = worker
+        await self.run_call(call, method, args, events)
 
-    def run_batch(
-        self, call: Call, method: Callable[..., Awaitable[None]], context: object, events: Sequence[ReceivedEvent]
-    ) -> Coroutine[Any, Any, None]:
-        """Run `process_events`, as `run` does, so that `is_in_batch` is true in it.
+    async def run_call(
+        self,
+        call: Call,
+        method: Callable[..., Awaitable[None]],
+        args: tuple[object, ...],
+        events: Sequence[ReceivedEvent],
+        *,
+        is_batch: bool = False,
+    ) -> None:
+        """Run a method of the processor, as `run` does.
 
         Args:
             call: A call of the current task that does not run. One is enough for all batches that follow each other.
             method: As of `run`.
-            context: What it is called with,
-            events: and the batch.
+            args: As of `run`.
+            events: As of `run`.
+            is_batch: Whether it is `process_events`, so that `is_in_batch` is true in it.
         """
-        # No coroutine of its own around that of `_run`: this is called for each batch.
         call.events = events
-        return self._run(call, method, (context, events), is_batch=True)
-
-    async def _run(
-        self, call: Call, method: Callable[..., Awaitable[None]], args: tuple[object, ...], *, is_batch: bool = False
-    ) -> None:
-        self.began(call)
+        began = self.began(call)
         raised: BaseException | None = None
         # A new object for each try: what an earlier try left running is not part of this one.
         hand = InHand(self, call)
@@ -301,9 +302,14 @@ class HandlerRunner:
                 raise TypeError(
                     f"{call.operation} gave a {type(work).__name__} to await: it must be a coroutine function"
                 )
-            watched = self._watched
             call.work = work
-            await watched.again(work)
+            watched, steps = self._watched, work.__await__()
+            try:
+                waits_for = watched.step(steps, None, began)
+            except StopIteration:
+                pass  # as most handlers do, without a wait
+            else:
+                await watched.rest(steps, waits_for)
             call.ended = watched.ended
         except GeneratorExit:
             # This coroutine is being closed, and must not wait any more.
@@ -311,7 +317,7 @@ class HandlerRunner:
         except BaseException as error:
             raised = error
         finally:
-            hand.ended()
+            hand.runner = hand.call = None  # as `InHand.ended`
             call.work = None
             if is_batch:
                 self._batch = None
@@ -351,14 +357,19 @@ class HandlerRunner:
             call.began = self._now()
             call.slow_at = call.began + self._timeout
 
-    def began(self, call: Call) -> None:
-        """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow."""
+    def began(self, call: Call) -> float:
+        """Watch a call from now on: it is cancelled at the deadlines, and reported or cancelled when it is slow.
+
+        Returns:
+            The time now, on the loop's clock.
+        """
         began = call.began = self._now()
         call.slow_at = began + self._timeout
         call.is_late = call.is_timed_out = False
         self._calls[call] = None
         if self._slow_timer is None:
             self._set_slow_timer(call.slow_at)
+        return began
 
     def ended(self, call: Call) -> None:
         """Watch a call no longer: its task does not run user code now."""

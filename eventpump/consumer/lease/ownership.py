@@ -64,15 +64,19 @@ class Ownership:
 
     def is_lease_valid(self) -> bool:
         """Return whether the lease has not expired by the host's own clock. If it has, it is lost."""
-        if self.services.clock.monotonic() >= self.lease.expires_at:
-            self.lost("it ran out")
-            return False
-        return True
+        return self.services.clock.monotonic() < self.lease.expires_at or self._ran_out()
 
     def may_deliver(self) -> bool:
         """Return whether a batch may be delivered now."""
         life = self.life
-        return life.reason is None and life.state is not _SUSPENDED and self.is_lease_valid()
+        if life.reason is not None or life.state is _SUSPENDED:
+            return False
+        # As `is_lease_valid`, without a call for each batch.
+        return self.services.clock.monotonic() < self.lease.expires_at or self._ran_out()
+
+    def _ran_out(self) -> bool:
+        self.lost("it ran out")
+        return False
 
     def goes_on(self) -> bool:
         """Return whether the pump neither ends nor has lost its link to another reader."""

@@ -137,7 +137,7 @@ class SerialDispatch:
                     process = processor.process_events
                     if self._telemetry is not None:
                         process = self._telemetry.around(process)
-                    await self._runner.run_batch(call, process, context, events)
+                    await self._runner.run_call(call, process, (context, events), events, is_batch=True)
             except Exception as error:
                 if not is_replay:
                     tracker.events_failed()

@@ -199,7 +199,7 @@ async def test_is_in_batch_is_true_only_in_the_running_batch() -> None:
         await asyncio.sleep(1)
 
     seen.append(scene.runner.is_in_batch)
-    await scene.runner.run_batch(scene.runner.call("process_events"), batch, None, ())
+    await scene.runner.run_call(scene.runner.call("process_events"), batch, (None, ()), (), is_batch=True)
     scene.runner.stop()
     seen.append(scene.runner.is_in_batch)
     returned.set()
@@ -226,4 +226,4 @@ async def test_what_a_batch_has_started_keeps_nothing_of_the_pump() -> None:
 
 
 async def _batch_of(scene: _Scene, batch: Callable[[], Awaitable[None]]) -> None:
-    await scene.runner.run_batch(scene.runner.call("process_events"), batch, None, ())
+    await scene.runner.run_call(scene.runner.call("process_events"), batch, (None, ()), (), is_batch=True)
