@@ -213,7 +213,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "What to read": (*_HUB, "initial_position", "source"),
         "How to process it": (
             *("processor", "max_batch_size", "max_wait_time", "call_when_idle", "decode", "hooks", "telemetry"),
-            "track_last_enqueued",
+            *("track_last_enqueued", "delivery_interval"),
         ),
         "Where to keep positions, and how to share partitions": (
             *("lease_store", "checkpoint_policy", "owner_id", "balancer", "weight", "renew_interval"),
@@ -229,7 +229,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     },
     "PartitionReader": {
         "What to read": (*_HUB, "partition_id", "position", "end", "source"),
-        "How it is read": ("decode", "track_last_enqueued", "telemetry"),
+        "How it is read": ("decode", "track_last_enqueued", "delivery_interval", "telemetry"),
         "Readers beside it": ("owner_level", "receiver_name"),
         "What to do on failure": ("on_data_loss", "link_retry", "startup_timeout"),
         "Memory": (*_MEMORY, "max_message_size"),

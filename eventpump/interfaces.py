@@ -74,6 +74,8 @@ class ReceiveLinkSpec:
         track_last_enqueued: Whether the service annotates every event with its partition's newest event. Default:
             False.
         max_message_size: The largest message that the link accepts, in bytes. Default: 20 MiB.
+        delivery_interval: Seconds for which what arrives may be left unread, to be read at once with what follows. A
+            transport may ignore it. Default: 0.0.
     """
 
     hub: str
@@ -84,6 +86,7 @@ class ReceiveLinkSpec:
     receiver_name: str | None = None
     track_last_enqueued: bool = False
     max_message_size: int = 20 * 1024 * 1024
+    delivery_interval: float = 0.0
 
 
 class ReceiveSink(Protocol):

@@ -84,6 +84,9 @@ def split_options(
         if not is_owned:
             raise ConfigurationError("owns_transport", "must be True unless `transport` is a transport object")
         settings = connection_settings(connection_string, hub, **connection)
+        interval, longest = rest.get("delivery_interval", 0), settings.idle_timeout / 4
+        if isinstance(interval, int | float) and interval > longest:
+            raise ConfigurationError("delivery_interval", f"must be at most a quarter of idle_timeout, {longest:g} s")
         namespace = settings.fully_qualified_namespace
         return HubConnection(settings.hub, namespace, settings.retry, lambda: make_transport(settings), True), rest
     if not callable(getattr(transport, "open_send_link", None)) or isinstance(transport, type):

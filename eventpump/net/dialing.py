@@ -24,6 +24,6 @@ async def dial(connection: Connection, handler: ConnectionHandler, route: Route)
         )
     protocol = ConnectionProtocol(connection, handler)
     if route.tls is None:
-        return await open_stream(lambda: protocol, route)
-    await open_stream(lambda: BufferedReads(protocol), route)
+        return await open_stream(lambda: protocol, route, under=protocol.reads_from)
+    await open_stream(lambda: BufferedReads(protocol), route, under=protocol.reads_from)
     return protocol

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from eventpump.errors import ConnectionLostError, Recovery
 from eventpump.net.addresses import connect
@@ -61,21 +61,39 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
     return context
 
 
-async def open_stream(make: Callable[[], _P], route: Route) -> _P:
+class _BeforeTls(asyncio.Protocol):
+    """Reads nothing: what comes is for the protocol that follows."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.ReadTransport", transport).pause_reading()  # uvloop's is of no such class
+
+
+async def open_stream(
+    make: Callable[[], _P], route: Route, *, under: Callable[[asyncio.ReadTransport], None] | None = None
+) -> _P:
     """Connect a protocol to the service, for its bytes to go on TCP or TLS. Cancelled, no stream is left.
+
+    Args:
+        make: Returns the protocol.
+        route: The way to the service.
+        under: Called with the transport that the stream, or the TLS on it, reads from. While that is paused nothing is
+            read; a paused TLS transport only decrypts nothing, and reads on.
 
     Raises:
         ServiceError: It cannot connect; the text says which step failed.
     """
     loop = asyncio.get_running_loop()
-    name = route.host if route.tls is not None else None
     proxy = route.proxy
     if proxy is None:
         with _converted(f"{route.host}:{route.port}"):
             connected = await _connect(route.host, route.port)
-            stream, protocol = await loop.create_connection(make, sock=connected, ssl=route.tls, server_hostname=name)
-            _log_tls(stream, f"{route.host}:{route.port}")
-            return protocol
+            if route.tls is None:
+                plain, protocol = await loop.create_connection(make, sock=connected)
+                if under is not None:
+                    under(plain)
+                return protocol
+            stream, _ = await loop.create_connection(_BeforeTls, sock=connected)
+            return await _secured(stream, make(), route, under)
     handshake = TunnelHandshake(proxy, route.host, route.port)
     with _converted(f"the proxy {proxy.host}:{proxy.port}"):
         connected = await _connect(proxy.host, proxy.port)
@@ -93,13 +111,25 @@ async def open_stream(make: Callable[[], _P], route: Route) -> _P:
         stream.set_protocol(protocol)
         protocol.connection_made(stream)
         stream.resume_reading()
+        if under is not None:
+            under(stream)
         return protocol
     with _converted(str(route)):
-        secured = await loop.start_tls(stream, protocol, route.tls, server_hostname=name)
+        return await _secured(stream, protocol, route, under)
+
+
+async def _secured(
+    stream: asyncio.Transport, protocol: _P, route: Route, under: Callable[[asyncio.ReadTransport], None] | None
+) -> _P:
+    """Begin TLS on a stream, and connect the protocol to it."""
+    assert route.tls is not None
+    secured = await asyncio.get_running_loop().start_tls(stream, protocol, route.tls, server_hostname=route.host)
     if secured is None:
-        raise ConnectionLostError(f"cannot connect to {route}: the tunnel ended")
+        raise ConnectionLostError(f"cannot connect to {route}: the stream ended")
     _log_tls(secured, str(route))
     protocol.connection_made(secured)
+    if under is not None:
+        under(stream)
     return protocol
 
 

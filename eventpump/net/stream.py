@@ -29,6 +29,8 @@ _READ_BUFFER = 64 * 1024
 """Bytes of the buffer for reads over TLS, at first."""
 _RECORD = 16 * 1024
 """The most bytes of a TLS record (RFC 8446, 5.1)."""
+_FEW_BYTES = 64 * 1024
+"""A read of fewer has emptied the socket: asyncio and uvloop read up to four times as many at once."""
 _READ_STOP = 8 * 1024 * 1024
 """Unsent bytes above which a peer that does not read is not read either, as answers would pile up without bound."""
 _TURN = 2048
@@ -101,6 +103,11 @@ class ConnectionProtocol(asyncio.Protocol):
         self._received_at = self._sent_at = self._ends_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
+        self._source: asyncio.ReadTransport | None = None
+        self._held: asyncio.TimerHandle | None = None
+        self.hold_for: Callable[[], float] | None = None
+        """Returns for how many seconds nothing is to be read, after a read that has emptied the socket: 0 while an
+        answer of the peer is awaited. Asked again when something is written, or `flush` is called. None for never."""
         trace_frames(connection)
 
     # -------------------------------------------------------------------------------- for the handler
@@ -130,6 +137,8 @@ class ConnectionProtocol(asyncio.Protocol):
     def flush(self) -> None:
         """Write what the engine has queued; what a peer that is slow to read does not take, once it reads again."""
         self._is_flush_due = False
+        if self._held is not None and (self.hold_for is None or self.hold_for() <= 0):
+            self._read_on()
         transport, output = self._transport, self.connection.output
         if transport is None or not output:
             return
@@ -164,6 +173,30 @@ class ConnectionProtocol(asyncio.Protocol):
             self._is_flush_due = True
             self._loop.call_soon(self.flush)
 
+    def reads_from(self, source: asyncio.ReadTransport) -> None:
+        """Set what the stream reads from, so that nothing is read while `hold_for` says so.
+
+        Args:
+            source: The stream's transport, or the one under its TLS.
+        """
+        self._source = source
+
+    def _hold(self, hold_for: Callable[[], float]) -> None:
+        """Read nothing for a while: what comes meanwhile comes with one read, of one turn of the event loop."""
+        source = self._source
+        if source is not None and self._is_reading and not self._is_finishing and self._held is None:
+            seconds = hold_for()
+            if seconds > 0 and not source.is_closing():
+                source.pause_reading()
+                self._held = self._loop.call_later(seconds, self._read_on)
+
+    def _read_on(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.cancel()
+            if self._source is not None and not self._source.is_closing():
+                self._source.resume_reading()
+
     def abort(self) -> None:
         """Drop the stream at once."""
         if self._transport is not None:
@@ -185,6 +218,8 @@ class ConnectionProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()
         self.take(data)
+        if self.hold_for is not None and len(data) < _FEW_BYTES:
+            self._hold(self.hold_for)
 
     def take(self, data: bytes) -> None:
         """Pass bytes to the engine for one turn, its events to the handler, and its output to the peer."""
@@ -244,7 +279,9 @@ class ConnectionProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._transport = None
+        if self._held is not None:
+            self._held.cancel()
+        self._transport = self._source = self.hold_for = None
         self._unwritten.clear()
         self._unwritten_size = 0
         events = self.connection.receive_eof() if exc is None else self.connection.receive_eof(reason_of(exc))

@@ -123,6 +123,12 @@ class FeedOptions(ClientOptions, total=False):
     strict_prefetch_bytes: bool
     """Whether credit is granted by `max_message_size`, so that `prefetch_bytes` is never exceeded. Fewer events are
     then received at a time. Default: False."""
+    delivery_interval: float
+    """Seconds for which events may be left in the socket after others were read, to be read and delivered together: at
+    a thousand events per second and more, one by one, that saves most of the CPU time. No event is delivered later by
+    more than that, and the first after a silence at once. At most a quarter of `idle_timeout`; a lost connection may be
+    noticed by so much later. Of clients on one transport the smallest counts. The native transport on TCP and TLS does
+    so; others deliver at once. 0 to deliver what has arrived. Default: 0.0."""
     track_last_enqueued: bool
     """Whether the service adds to every event the number, offset and time of the partition's newest event. Without it,
     lag is known only for silent partitions. Default: False."""
@@ -155,6 +161,7 @@ class FeedSettings(SettingsModel):
     prefetch_events: int = Field(default=3000, ge=1, le=1_000_000)
     prefetch_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
     strict_prefetch_bytes: bool = False
+    delivery_interval: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     track_last_enqueued: bool = False
     decode: Annotated[tuple[PayloadCodec, ...] | None, PlainValidator(_check_codecs)] = None
     max_message_size: int = Field(default=20 * 1024 * 1024, ge=1024)

@@ -106,6 +106,14 @@ class LinkOwner(Protocol):
     def entity(self) -> str:
         """The address, for errors."""
 
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether something is awaited of the peer for this link, beside messages."""
+
+    @property
+    def delivery_interval(self) -> float | None:
+        """Seconds for which what arrives may be left unread; None if that does not matter to this link."""
+
     def on_attached(self) -> None:
         """Called when the service has attached the link."""
 
@@ -164,6 +172,8 @@ class BaseConnection(ABC):
         self.ever_attached = False
         """Whether a link was ever attached."""
         self._loop = asyncio.get_running_loop()
+        self.requests = 0
+        """How many requests wait for an answer."""
         self._names = itertools.count()
         self._heard = 0
         self._unanswered: Asked | None = None
@@ -203,6 +213,10 @@ class BaseConnection(ABC):
     @abstractmethod
     def flush_soon(self) -> None:
         """Send what is queued, soon."""
+
+    @abstractmethod
+    def deliver_together(self) -> None:
+        """Read together what arrives, as the links' `delivery_interval` allows. Does nothing where that cannot be."""
 
     @abstractmethod
     def queued(self, size: int) -> None:

@@ -172,6 +172,28 @@ class ClientConnection(BaseConnection):
             self._ended.pop(session, None)
         return session
 
+    def deliver_together(self) -> None:
+        """See `BaseConnection`."""
+        if self._protocol is not None:
+            self._protocol.hold_for = self._hold_for
+
+    def _hold_for(self) -> float:
+        """Return for how many seconds nothing need be read: 0 while something is awaited of the service."""
+        if self.requests or not self.engine.is_open:
+            return 0.0
+        intervals: list[float] = []
+        for session in self.engine.sessions.values():
+            if not session.is_open:
+                return 0.0
+            for link in session.links.values():
+                owner: LinkOwner | None = link.context
+                if owner is None or owner.is_awaiting:
+                    return 0.0
+                if owner.delivery_interval is not None:
+                    intervals.append(owner.delivery_interval)
+        # Other links of the same transport may have been opened with another idle time-out in mind.
+        return min(*intervals, self.settings.idle_timeout / 4) if intervals else 0.0
+
     def flush_soon(self) -> None:
         """Send what the engine has queued, soon."""
         if self._protocol is not None:

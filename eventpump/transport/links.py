@@ -42,6 +42,9 @@ class ClientLink:
 
     is_receiver: ClassVar[bool]
 
+    delivery_interval: float | None = None
+    """Seconds for which what arrives may be left unread; None if that does not matter to this link."""
+
     def __init__(
         self, connection: BaseConnection, *, entity: str, on_expired: Callable[[], None] | None = None
     ) -> None:
@@ -107,6 +110,11 @@ class ClientLink:
             raise
         self._is_open = True
         self._debug("attached")
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether something is awaited of the peer for this link, beside messages."""
+        return not self.is_attached
 
     @property
     def is_attached(self) -> bool:
@@ -205,6 +213,10 @@ class ClientReceiveLink(ClientLink):
         self._sink = sink
         self._answer: asyncio.Future[bool | None] | None = None
 
+    @property
+    def is_awaiting(self) -> bool:
+        return self._answer is not None or super().is_awaiting
+
     def set_credit(self, credit: int) -> None:
         """See `ReceiveLink`. Does nothing on a link that has ended."""
         if self.is_attached:
@@ -295,6 +307,10 @@ class ClientSendLink(ClientLink):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def is_awaiting(self) -> bool:
+        return bool(self._queue or self._unsettled) or super().is_awaiting
+
+    @property
     def properties(self) -> Mapping[str, object]:
         """See `SendLink`."""
         return {} if self.link is None else {str(key): value for key, value in self.link.remote_properties.items()}
@@ -316,6 +332,8 @@ class ClientSendLink(ClientLink):
             self._set_timer(due)
         try:
             self._pump()
+            if outcome in queue:
+                connection.flush_soon()  # the flow with the credit is to be read
             await outcome
         except _ExpiredError as expired:
             recovery = Recovery.RECONNECT if connection.unanswered(asked) else Recovery.RELINK

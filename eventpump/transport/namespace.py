@@ -138,6 +138,9 @@ class NamespaceTransport(ABC):
         link = ClientReceiveLink(
             live.connection, sink, entity=address, on_expired=partial(live.authorizer.forget, resource)
         )
+        link.delivery_interval = spec.delivery_interval
+        if spec.delivery_interval:
+            live.connection.deliver_together()
         name = live.connection.new_name(address)
         properties: dict[str, object] = {}
         if spec.owner_level is not None:

@@ -49,6 +49,7 @@ class RequestLinks:
         """
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         asked, answers = self._connection.asked(), self._answers
+        self._connection.requests += 1
         try:
             async with asyncio.timeout(timeout):
                 sender = await self._attached()
@@ -66,6 +67,7 @@ class RequestLinks:
                 recovery=Recovery.RECONNECT if is_dropped else Recovery.RETRY,
             ) from None
         finally:
+            self._connection.requests -= 1
             self._waiting.pop(message_id, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # retrieved, even if the send failed first and its error is raised

@@ -305,6 +305,9 @@ async def test_connection_option_that_is_wrong_is_named(
         ({"prefetch_bytes": "many"}, "prefetch_bytes"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"max_wait_time": 0}, "max_wait_time"),
+        ({"delivery_interval": -1}, "delivery_interval"),
+        ({"delivery_interval": 15.1}, "delivery_interval"),  # a quarter of `idle_timeout` is 15 s
+        ({"delivery_interval": "soon"}, "delivery_interval"),
         ({"initial_position": None}, "initial_position"),
         ({"initial_position": True}, "initial_position"),
         ({"initial_position": ""}, "initial_position"),

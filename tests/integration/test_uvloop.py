@@ -7,11 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from eventpump import BufferedProducer, Emulator, EventData, EventProducer, PartitionReader
+from eventpump.options.connection import connection_settings
+from eventpump.transport.native import NativeTransport
+from tests.authority import Authority
 from tests.ways import Way, over_both
 
 uvloop = pytest.importorskip("uvloop")
@@ -39,6 +43,44 @@ def test_buffered_producer_on_uvloop_loses_nothing() -> None:
             assert found == list(range(EVENTS))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("make_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("tls", [True, False])
+def test_delivery_interval_keeps_all_events_on_each_loop(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], tls: bool, authority: Authority
+) -> None:
+    """Events that come one by one, while others are sent on the same connection: none is held for good."""
+
+    async def main() -> None:
+        async with Emulator({"telemetry": 1}, tls=authority.server("127.0.0.1") if tls else None) as emulator:
+            settings = connection_settings(
+                emulator.connection_string, "telemetry", ca_file=authority.file if tls else None
+            )
+            transport = NativeTransport(settings)
+            producer = EventProducer(hub="telemetry", transport=transport, owns_transport=False)
+            reader = PartitionReader(
+                hub="telemetry",
+                transport=transport,
+                owns_transport=False,
+                partition_id="0",
+                end=EVENTS - 1,
+                delivery_interval=0.01,
+            )
+            async with producer, reader:
+
+                async def send() -> None:
+                    for number in range(EVENTS):
+                        await producer.send(EventData(str(number)), partition_id="0")
+
+                sending = asyncio.create_task(send())
+                found = [int(event.body_as_str()) async for event in reader]
+                await sending
+            await transport.aclose()
+            assert found == list(range(EVENTS))
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(main())
 
 

@@ -234,6 +234,7 @@ class OwnedPartition:
                 receiver_name=services.owner_id,
                 track_last_enqueued=settings.track_last_enqueued,
                 max_message_size=settings.max_message_size,
+                delivery_interval=settings.delivery_interval,
             ),
             settings,
             scope=services.scope,

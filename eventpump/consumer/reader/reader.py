@@ -608,6 +608,7 @@ class HubReader:
                 receiver_name=settings.receiver_name,
                 track_last_enqueued=settings.track_last_enqueued,
                 max_message_size=settings.max_message_size,
+                delivery_interval=settings.delivery_interval,
             ),
             settings,
             wrap=as_received,

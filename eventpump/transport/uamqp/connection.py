@@ -221,6 +221,9 @@ class UamqpConnection(BaseConnection):
     def queued(self, size: int) -> None:
         """Send what is queued, soon: the worker does."""
 
+    def deliver_together(self) -> None:
+        """Do nothing: the worker reads what there is."""
+
     def hold_back(self, link: WaitingSender) -> None:
         """Resume a link when the peer reads again; see :attr:`is_paused`."""
         raise AssertionError("nothing is held back")

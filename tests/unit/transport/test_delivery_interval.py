@@ -1,0 +1,225 @@
+"""`delivery_interval`: what arrives is left in the socket for a while, unless something is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from eventpump.amqp.message import Message
+from eventpump.eventhubs import cbs
+from eventpump.testing.sink import RecordingSink
+from eventpump.transport.links import ClientReceiveLink
+from eventpump.transport.native import NativeTransport
+from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event
+
+EVERY = 0.5
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def reader(
+    transport: NativeTransport, interval: float, partition_id: str = "0"
+) -> tuple[ClientReceiveLink, RecordingSink]:
+    link, sink = await open_reader(transport, partition_id, delivery_interval=interval)
+    link.set_credit(10_000)
+    await settle()
+    return link, sink
+
+
+async def publish(service: Service, partition_id: str = "0", *, count: int = 1, body: bytes = b"x") -> None:
+    """Send events, and let all happen that needs no time."""
+    service.connection.only(partition_id).send_run([stored_event(body)] * count, max_bytes=1 << 30)
+    service.connection.flush()
+    await settle()
+
+
+async def test_first_event_comes_at_once_and_what_follows_together(service: Service) -> None:
+    """None waits longer than the interval, and what comes in it comes with one read."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    await asyncio.sleep(5)
+    await publish(service)
+    assert len(sink.events) == 1
+    for number in range(4):
+        await asyncio.sleep(EVERY / 5)
+        await publish(service)
+        assert len(sink.events) == 1, number
+    await asyncio.sleep(EVERY / 5)
+    await settle()
+    assert len(sink.events) == 5
+    # After a silence it is at once again.
+    await asyncio.sleep(EVERY)
+    await publish(service)
+    assert len(sink.events) == 6
+    await transport.aclose()
+
+
+async def test_without_an_interval_all_comes_at_once(service: Service) -> None:
+    """The default."""
+    transport = service.transport()
+    _, sink = await reader(transport, 0.0)
+    for number in range(3):
+        await publish(service)
+        assert len(sink.events) == number + 1
+    await transport.aclose()
+
+
+@pytest.mark.parametrize(("others", "counts"), [(EVERY / 2, EVERY / 2), (0.0, 0.0), (9.0, EVERY)])
+async def test_smallest_interval_of_a_connection_counts(service: Service, others: float, counts: float) -> None:
+    """And only as long as its link is attached: 0 where one has 0."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    other, _ = await reader(transport, others, "1")
+    await asyncio.sleep(20)
+    await publish(service)
+    await publish(service)
+    assert len(sink.events) == (1 if counts else 2)
+    await asyncio.sleep(counts)
+    await settle()
+    assert len(sink.events) == 2
+    await other.aclose()
+    await asyncio.sleep(20)
+    await publish(service)
+    await publish(service)
+    assert len(sink.events) == 3
+    await asyncio.sleep(EVERY)
+    await settle()
+    assert len(sink.events) == 4
+    await transport.aclose()
+
+
+async def _send(transport: NativeTransport) -> None:
+    await (await open_sender(transport)).send(event())
+
+
+async def _ask(transport: NativeTransport) -> None:
+    await transport.get_hub_properties("telemetry")
+
+
+async def _attach(transport: NativeTransport) -> None:
+    await open_reader(transport, "5", delivery_interval=9.0)
+
+
+@pytest.mark.parametrize("work", [_send, _ask, _attach])
+async def test_what_is_awaited_is_read_at_once(
+    service: Service, work: Callable[[NativeTransport], Awaitable[None]]
+) -> None:
+    """A send, a request and an attach, also if they begin while nothing is read; and then it is left unread again."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    await _send(transport)
+    await _ask(transport)
+    await asyncio.sleep(5)
+    await publish(service)
+    await publish(service)
+    assert len(sink.events) == 1
+    began = now()
+    await work(transport)
+    assert now() == began
+    assert len(sink.events) == 2
+    await settle()
+    await publish(service)
+    await publish(service)
+    assert len(sink.events) < 4
+    await asyncio.sleep(EVERY)
+    await settle()
+    assert len(sink.events) == 4
+    await transport.aclose()
+
+
+async def test_answer_that_follows_its_outcome_is_read_at_once(service: Service) -> None:
+    """A request waits for the answer, and not only until its message is accepted."""
+    transport = service.transport()
+    await reader(transport, EVERY)
+    await asyncio.sleep(5)
+    asked: list[Message] = []
+    service.script.answer = asked.append
+    asking = asyncio.create_task(transport.get_hub_properties("telemetry"))
+    await settle()
+    (request,) = asked
+    began = now()
+    reply = next(each for each in service.connection.links["$cbs"] if not each.is_receiver)
+    reply.send(cbs.response(request, 202, "Accepted").encode(), settled=True)
+    service.connection.flush()
+    await asking
+    assert now() == began
+    await transport.aclose()
+
+
+async def test_probe_detach_and_close_are_answered_at_once(service: Service) -> None:
+    """The ends, too: nobody waits an interval for them."""
+    transport = service.transport()
+    link, sink = await reader(transport, EVERY)
+    other, _ = await reader(transport, EVERY, "1")
+    awaits: list[Callable[[], Awaitable[object]]] = [lambda: link.probe(5), other.aclose, transport.aclose]
+    for awaited in awaits:
+        await asyncio.sleep(5)
+        await publish(service)
+        await publish(service)
+        assert len(sink.events) % 2
+        began = now()
+        await awaited()
+        assert now() == began
+        await settle()
+    assert len(sink.events) >= 5
+
+
+async def test_send_without_credit_goes_on_when_the_credit_is_there(service: Service) -> None:
+    """The flow with the credit is awaited as well."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    service.script.credit = 0
+    sender = await open_sender(transport)
+    await asyncio.sleep(5)
+    await publish(service)
+    await publish(service)
+    assert len(sink.events) == 1
+    sending = asyncio.create_task(sender.send(event()))
+    await settle()
+    began = now()
+    service.connection.only("Partitions/0").set_credit(1)
+    service.connection.flush()
+    await sending
+    assert now() == began
+    await transport.aclose()
+
+
+async def test_full_reads_are_followed_by_the_next(service: Service) -> None:
+    """Where a read may not have emptied the socket, the next one follows at once."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    await asyncio.sleep(5)
+    for number in range(5):
+        await publish(service, count=100, body=bytes(1000))
+        assert len(sink.events) == 100 * (number + 1)
+    await transport.aclose()
+
+
+@pytest.mark.parametrize("interval", [0.0, 15.0])
+async def test_silent_service_is_found_at_most_an_interval_later(service: Service, interval: float) -> None:
+    """The idle time-out begins when something was read last."""
+    transport = service.transport()
+    _, sink = await reader(transport, interval)
+    await asyncio.sleep(5)
+    await publish(service)
+    service.connection.mute()
+    await asyncio.sleep(61 + interval)
+    assert len(sink.errors) == 1
+    await transport.aclose()
+
+
+async def test_connection_that_is_lost_while_nothing_is_read_ends(service: Service) -> None:
+    """Its timer does nothing any more."""
+    transport = service.transport()
+    _, sink = await reader(transport, EVERY)
+    await asyncio.sleep(5)
+    await publish(service)
+    service.connection.drop()
+    await settle()
+    await asyncio.sleep(2 * EVERY)
+    assert len(sink.errors) == 1
+    await transport.aclose()
