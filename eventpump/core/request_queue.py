@@ -48,6 +48,15 @@ class RequestQueue:
         heapq.heappush(self._waiting[priority], (order, self._last))
         return self._last
 
+    def begin_now(self, priority: int) -> int | None:
+        """Return a new request of a priority that runs from now on; None if it has to wait, or others do."""
+        if self._priorities or len(self._running) >= self._limit or self._counts[priority] >= self._shares[priority]:
+            return None
+        self._last += 1
+        self._running[self._last] = priority
+        self._counts[priority] += 1
+        return self._last
+
     def begin(self) -> int | None:
         """Return the request that runs from now on; None if none may."""
         if len(self._running) >= self._limit:

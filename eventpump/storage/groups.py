@@ -15,9 +15,9 @@ import asyncio
 import functools
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from eventpump.aio.tasks import gather
@@ -355,13 +355,13 @@ class GroupRecords:
             write = self._telemetry.checkpointing(lease.partition_id, write)
         return await write
 
-    async def _write_checkpoint(
+    def _write_checkpoint(
         self, lease: PartitionLease, checkpoint: Checkpoint, subscription: str, *, backwards: bool
-    ) -> bool:
+    ) -> Coroutine[Any, Any, bool]:
         if subscription == DEFAULT_SUBSCRIPTION:
-            return await self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
+            return self._leases.write_checkpoint(lease, checkpoint, backwards=backwards)
         operation = "reset checkpoint" if backwards else "write checkpoint"
-        return await self._replace_checkpoint(operation, lease, checkpoint, subscription, backwards=backwards)
+        return self._replace_checkpoint(operation, lease, checkpoint, subscription, backwards=backwards)
 
     async def clear_checkpoint(self, lease: PartitionLease, subscription: str) -> bool:
         """Remove a checkpoint, if the lease is still held. That of "default" is removed by the lease store.

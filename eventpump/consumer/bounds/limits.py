@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from eventpump.aio.steps import Rest
 from eventpump.aio.tasks import resolve
 from eventpump.aio.users import Users
 from eventpump.consumer.bounds.loop_gate import LoopGate
@@ -82,12 +83,27 @@ class RequestGate:
 
     @asynccontextmanager
     async def turn(self, priority: int = 0, order: float = 0.0) -> AsyncIterator[None]:
-        """Wait for a turn, which ends with the context. If cancelled, the request leaves the queue.
+        """Wait for a turn, which ends with the context; see `enter`."""
+        request = self.enter_now(priority)
+        if request is None:
+            request = await self.enter(priority, order)
+        try:
+            yield
+        finally:
+            self.leave(request)
+
+    def enter_now(self, priority: int) -> int | None:
+        """Return a request whose turn has come, for `leave`; None if it has to wait by `enter`."""
+        return self._queue.begin_now(priority)
+
+    async def enter(self, priority: int, order: float) -> int:
+        """Wait for a turn, and return its request, for `leave`. If cancelled, the request leaves the queue.
 
         Raises:
             WithdrawnError: `withdraw` was called for this priority.
         """
         request = self._queue.ask(priority, order)
+        has_turn = False
         try:
             turn = self._waiting[request] = asyncio.get_running_loop().create_future()
             self._begin()
@@ -95,10 +111,16 @@ class RequestGate:
             has_turn = turn.result() if turn.done() else await turn
             if not has_turn:
                 raise WithdrawnError
-            yield
+            return request
         finally:
-            self._waiting.pop(request, None)
-            self._queue.leave(request)
+            del self._waiting[request]
+            if not has_turn:
+                self.leave(request)
+
+    def leave(self, request: int) -> None:
+        """End the turn of a request, or its wait for one."""
+        self._queue.leave(request)
+        if self._queue.waiting:
             self._begin()
 
     def withdraw(self, priority: int) -> None:
@@ -238,9 +260,11 @@ class BoundedLeaseStore:
         self._debug(partition_id, "checkpoint read: %s", "none" if found is None else found.sequence_number)
         return found
 
-    async def write_checkpoint(self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False) -> bool:
+    def write_checkpoint(
+        self, lease: PartitionLease, checkpoint: Checkpoint, *, backwards: bool = False
+    ) -> Coroutine[Any, Any, bool]:
         """See `LeaseStore`."""
-        return await self._call(
+        return self._call(
             CHECKPOINT,
             lambda: self._store.write_checkpoint(lease, checkpoint, backwards=backwards),
             "write checkpoint",
@@ -279,16 +303,33 @@ class BoundedLeaseStore:
         partition_id: str | None = None,
         order: float = 0.0,
     ) -> _T:
-        under_way = _Call(operation, partition_id, asyncio.get_running_loop().time())
-        self._calls.add(under_way)
+        loop = asyncio.get_running_loop()
+        asked = sent = loop.time()
+        request = self._gate.enter_now(priority)
+        if request is None:
+            with self._shown(_Call(operation, partition_id, asked)):
+                request = await self._gate.enter(priority, order)
+            sent = loop.time()
         try:
-            async with self._gate.turn(priority, order):
-                under_way.is_sent = True
-                with self._loop_gate.call(self._timeout):
-                    async with asyncio.timeout(self._timeout):
-                        return await call()
+            steps = call().__await__()
+            try:
+                waits_for = next(steps)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]  # StopIteration is not typed
+            # Only a call that waits needs a time-out, or the event loop.
+            with self._shown(_Call(operation, partition_id, asked, is_sent=True)), self._loop_gate.call(self._timeout):
+                async with asyncio.timeout_at(sent + self._timeout):
+                    return await Rest(steps, waits_for)
         finally:
-            self._calls.discard(under_way)
+            self._gate.leave(request)
+
+    @contextmanager
+    def _shown(self, call: _Call) -> Iterator[None]:
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
 
 
 @dataclass(slots=True, eq=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextvars import Context, copy_context
 from typing import Final, TypeVar
 
+from eventpump.aio.steps import InContext
 from eventpump.aio.tasks import TaskSet, reject, resolve
 from eventpump.cancellation import is_failure
 from eventpump.consumer.lease.ownership import Ownership
@@ -43,13 +45,24 @@ class CheckpointWriter:
         self._tasks = TaskSet(ownership.unexpected)
         self._waiters: list[tuple[Checkpoint, asyncio.Future[None]]] = []
         self._is_writing = False
+        self._context: Context | None = None
+        self._woken: asyncio.Future[None] | None = None
+        self._written: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def kick(self) -> None:
         """Start a write if one is pending and none is in flight."""
-        if not self._is_closed and not self._is_writing and not self._tracker.is_settled:
-            self._is_writing = True
-            self._tasks.spawn(self._write(), "eventpump checkpoint writer")
+        if self._is_closed or self._is_writing or self._tracker.is_settled:
+            return
+        self._is_writing = True
+        # The write belongs to the code that asked for it, as spans show; the task, which outlives it, to none.
+        self._context = copy_context()
+        if self._woken is None:
+            context = Context()
+            task = context.run(self._tasks.spawn, self._write(), "eventpump checkpoint writer")
+            task.add_done_callback(self._ended, context=context)
+        else:
+            resolve(self._woken, None)
 
     def stored(self, checkpoint: Checkpoint) -> asyncio.Future[None]:
         """Return a future that completes when a requested checkpoint, or a later one, is stored, or fails."""
@@ -61,7 +74,10 @@ class CheckpointWriter:
     async def flush(self, timeout: float) -> bool:
         """Wait until every pending checkpoint is stored, for a time in seconds. Return whether it is."""
         self.kick()
-        await self._tasks.wait(max(0.0, timeout))
+        if self._is_writing:
+            if self._written is None:
+                self._written = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._written}, timeout=max(0.0, timeout))
         return self._tracker.is_settled
 
     async def aclose(self) -> None:
@@ -75,22 +91,27 @@ class CheckpointWriter:
         self._fail_waiters(None)
 
     async def _write(self) -> None:
-        is_cancelled = False
-        try:
-            await self._write_wanted()
-        except asyncio.CancelledError:
-            is_cancelled = True
-            raise
-        except BaseException as error:
-            self._fail_waiters(StoreError(_WRITE, f"the writer failed: {type(error).__name__}"))
-            raise
-        finally:
-            self._is_writing = False
-            if is_cancelled:
-                # Unless the writer is closed, other code cancelled the task, and the checkpoint is still pending.
-                self.kick()
+        loop = asyncio.get_running_loop()
+        while self._context is not None and await InContext(self._write_wanted(), self._context):
+            # One task for all writes.
+            self._context, self._woken = None, loop.create_future()
+            self._rests()
+            await self._woken
 
-    async def _write_wanted(self) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        context, self._context, self._woken = self._context, None, None
+        self._is_writing = False
+        if task.cancelled():
+            if context is not None:
+                # Unless the writer is closed, other code cancelled the task, and the checkpoint is still pending.
+                context.run(self.kick)
+        elif (error := task.exception()) is not None:
+            self._fail_waiters(StoreError(_WRITE, f"the writer failed: {type(error).__name__}"))
+        if not self._is_writing:
+            self._rests()
+
+    async def _write_wanted(self) -> bool:
+        """Write until nothing is pending. Return False if the writer is closed, or the lease lost."""
         # Not `retrying`: each attempt writes the checkpoint that is the latest by then, and the count of failures
         # continues if other code cancels the task and it is started again.
         tracker, ownership, services = self._tracker, self._ownership, self._services
@@ -111,11 +132,19 @@ class CheckpointWriter:
                 if not is_stored:
                     tracker.write_failed()
                     ownership.lost("a checkpoint was refused")
-                    return
+                    return False
                 self._backoff.reset()
                 tracker.write_done()
                 ownership.report(CheckpointWritten, checkpoint)
                 self._settle_waiters()
+        return not self._is_closed
+
+    def _rests(self) -> None:
+        """Nothing is being written now: end the waits of `flush`."""
+        self._is_writing = False
+        if self._written is not None:
+            resolve(self._written, None)
+            self._written = None
 
     def _settle_waiters(self) -> None:
         waiting: list[tuple[Checkpoint, asyncio.Future[None]]] = []

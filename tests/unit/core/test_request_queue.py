@@ -50,6 +50,24 @@ def test_leave_of_a_waiting_request_gives_it_no_turn() -> None:
     assert _begun(queue) == [last]
 
 
+def test_begin_now_passes_none_that_waits_and_no_bound() -> None:
+    """A new request runs at once only if none waits, its priority has room, and there is room at all."""
+    queue = RequestQueue(3, (3, 1))
+    low = queue.begin_now(1)
+    assert low is not None
+    assert queue.begin_now(1) is None
+    assert (queue.running, queue.waiting) == (1, 0)
+    waits = queue.ask(1)
+    assert queue.begin_now(0) is None
+    queue.leave(low)
+    assert queue.begin_now(1) is None
+    assert _begun(queue) == [waits]
+    assert queue.begin_now(0) is not None
+    assert queue.begin_now(0) is not None
+    assert queue.begin_now(0) is None
+    assert (queue.running, queue.waiting) == (3, 0)
+
+
 @given(st.integers(0, 2**32), st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_queue_keeps_bounds_and_fairness_in_every_history(seed: int, limit: int, shares: list[int]) -> None:
     """At any moment no bound is passed, no request waits that could run, and in the end all requests have run."""
@@ -59,7 +77,13 @@ def test_queue_keeps_bounds_and_fairness_in_every_history(seed: int, limit: int,
     waiting: set[int] = set()
     running: set[int] = set()
     for _ in range(60):
-        match rng.randrange(3):
+        match rng.randrange(4):
+            case 3:
+                level = rng.randrange(len(shares))
+                if (begun := queue.begin_now(level)) is not None:
+                    assert not waiting
+                    priority[begun] = level
+                    running.add(begun)
             case 0:
                 request = queue.ask(rng.randrange(len(shares)), rng.random())
                 priority[request] = queue_priority = _priority(queue, request, len(shares))

@@ -350,6 +350,16 @@ async def test_checkpoint_has_a_span_in_that_of_the_batch_which_asked_for_it() -
     )
 
 
+async def test_checkpoint_of_each_batch_has_a_span_in_that_of_its_batch() -> None:
+    """Whatever asked before: the batch that asks for a checkpoint has its span, and events are reported within it."""
+    recording = Recording()
+    async with stocked(3) as fleet:
+        await _process(fleet, recording, 3, max_batch_size=1)
+    asked = [span.context.span_id for span in recording.spans("process")]
+    assert len(set(asked)) == 3
+    assert [each.parent.span_id for each in recording.spans("checkpoint") if each.parent is not None] == asked
+
+
 async def test_failed_checkpoint_has_an_error() -> None:
     """The store's error is in the span and in the metric, and the failure is counted."""
     recording = Recording()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 
 import pytest
 
@@ -15,6 +17,13 @@ from eventpump.eventhubs.events import ReceivedEvent
 from tests.support.fleet import RecordingProcessor, stocked
 
 Events = Sequence[ReceivedEvent]
+
+
+class _Value:
+    """What a program keeps in its context."""
+
+
+_VALUE: ContextVar[_Value] = ContextVar("value")
 
 
 async def _second_fails(context: PartitionContext, events: Events) -> None:
@@ -241,3 +250,29 @@ async def test_checkpoint_in_open_is_refused_or_stores_nothing() -> None:
         await asyncio.sleep(10)
         assert len(refused) == 1
         assert fleet.checkpoint("0") is None
+
+
+async def test_checkpoints_of_a_partition_are_written_by_one_task() -> None:
+    """However many are asked for one after the other, no task is made for each; and it keeps nothing of who asked."""
+    writers: set[asyncio.Task[object]] = set()
+    values: list[weakref.ref[_Value]] = []
+
+    async def each(context: PartitionContext, events: Events) -> None:
+        value = _Value()
+        values.append(weakref.ref(value))
+        _VALUE.set(value)
+        for event in events:
+            await context.checkpoint(event)
+            writers.update(task for task in asyncio.all_tasks() if task.get_name() == "eventpump checkpoint writer")
+
+    async def start_batch(context: PartitionContext, events: Events) -> None:
+        await asyncio.create_task(each(context, events))
+
+    async with stocked(10) as fleet:
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=start_batch), max_batch_size=5)
+        await asyncio.sleep(10)
+        assert fleet.checkpoint("0") == 9
+        assert len(writers) == 1
+        assert [value() for value in values] == [None, None]
+        await fleet.hosts["a"].aclose()
+        assert all(writer.done() for writer in writers)

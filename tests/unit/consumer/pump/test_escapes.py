@@ -342,6 +342,34 @@ async def test_checkpoint_writer_cancelled_from_outside_still_writes() -> None:
         ]
 
 
+@pytest.mark.parametrize("moment", ["before its first step", "while it has nothing to write"])
+async def test_checkpoint_writer_cancelled_at_rest_still_writes(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger that cancels the writer before it begins, or while nothing is to be written, keeps no checkpoint."""
+    spawn, writers = TaskSet.spawn, list[asyncio.Task[Any]]()
+
+    def spawned(self: TaskSet, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = spawn(self, work, name)
+        if name == "eventpump checkpoint writer":
+            writers.append(task)
+            if moment == "before its first step" and len(writers) == 1:
+                task.cancel()
+        return task
+
+    monkeypatch.setattr(TaskSet, "spawn", spawned)
+    async with stocked(3) as fleet:
+        await fleet.start("a")
+        await asyncio.sleep(5)
+        assert fleet.checkpoint("0") == 2
+        if moment != "before its first step":
+            writers[0].cancel()
+            await asyncio.sleep(1)
+        fleet.hub.publish("0", "new")
+        await asyncio.sleep(5)
+        assert fleet.checkpoint("0") == 3
+        assert len(fleet.reported("a", UnexpectedFailure)) == 1
+        assert len(writers) == 2
+
+
 async def test_base_exception_from_the_service_is_reported() -> None:
     """A read of the hub that ends in a cancellation of its own is reported, and repeated."""
     async with stocked(3) as fleet:
