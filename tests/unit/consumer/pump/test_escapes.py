@@ -370,6 +370,19 @@ async def test_checkpoint_writer_cancelled_at_rest_still_writes(moment: str, mon
         assert len(writers) == 2
 
 
+async def test_close_does_not_wait_for_a_checkpoint_that_is_refused() -> None:
+    """A host that closes while its last checkpoint is refused, as the lease is lost, has closed with that answer."""
+    async with stocked(3) as fleet:
+        processor = RecordingProcessor(fleet.record, on_events=_nothing)
+        host = await fleet.start("a", processor, checkpoint_policy=CheckpointPolicy())
+        await asyncio.sleep(5)
+        fleet.leases.leases(fleet.scope)["0"].token = "another host's"
+        fleet.stores["a"].delay(1, "write")
+        began = asyncio.get_running_loop().time()
+        await host.aclose()
+        assert asyncio.get_running_loop().time() - began < 2
+
+
 async def test_base_exception_from_the_service_is_reported() -> None:
     """A read of the hub that ends in a cancellation of its own is reported, and repeated."""
     async with stocked(3) as fleet:
