@@ -116,6 +116,8 @@ class Failure(enum.Enum):
 class SequencerState(enum.Enum):
     """The state of a partition's publishing; see the module."""
 
+    __hash__ = object.__hash__  # in C, which that of `Enum` is not: each batch takes three steps
+
     DETACHED = "detached"
     IDLE = "idle"
     WAITING = "waiting"
@@ -131,6 +133,8 @@ class SequencerState(enum.Enum):
 
 class SequencerInput(enum.Enum):
     """The inputs. The last three are answers to an attach, which `_judge` classifies."""
+
+    __hash__ = object.__hash__  # as above
 
     OFFERED = "offered"
     WITHDRAWN = "withdrawn"

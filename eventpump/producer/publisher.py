@@ -91,22 +91,33 @@ class _Waiters(Generic[_T]):
     def __len__(self) -> int:
         return len(self._tries)
 
+    def add(self) -> asyncio.Future[_T]:
+        """Return the future outcome for one more caller, which calls `remove` if it waits no longer."""
+        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._tries[waiter] = 0
+        return waiter
+
+    def remove(self, waiter: asyncio.Future[_T]) -> None:
+        """Forget a caller that does not wait any more."""
+        self._tries.pop(waiter, None)
+
     async def wait(self, begin: Callable[[], None]) -> _T:
         """Wait for the outcome, and return or raise it.
 
         Args:
             begin: Called once the caller counts as one that waits.
         """
-        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._tries[waiter] = 0
+        waiter = self.add()
         begin()
         try:
             return await waiter
         finally:
-            self._tries.pop(waiter, None)
+            self.remove(waiter)
 
     def resolve(self, result: _T) -> None:
         """Have `wait` return this for all that wait."""
+        if not self._tries:
+            return
         waiters, self._tries = self._tries, {}
         for waiter in waiters:
             resolve(waiter, result)
@@ -189,13 +200,14 @@ class PartitionPublisher:
         self.on_retried: Callable[[SealedBatch], None] | None = None
         self._link: SendLink | None = None
         self._is_fresh = False  # the link was attached for the current batch, and has sent nothing yet
-        self._transfer: asyncio.Future[None] | None = None
+        self._is_transferring = False
+        self._is_interrupted = False
         self._max_message_size = 0
         self._jobs: deque[_Job] = deque()
         self._current: _Job | None = None
         self._attaching: _Waiters[None] = _Waiters()
         self._settling: _Waiters[None] = _Waiters()
-        self._changed = asyncio.Event()
+        self._woken: asyncio.Future[None] | None = None
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -259,9 +271,12 @@ class PartitionPublisher:
         """
         self._require_open()
         job = self._job(sealed)
+        waiter = job.waiters.add()
+        self._start()
         try:
-            return await job.waiters.wait(self._start)
+            return await waiter
         except asyncio.CancelledError:
+            job.waiters.remove(waiter)
             if not job.waiters:
                 self._abandon(job)
             raise
@@ -325,11 +340,19 @@ class PartitionPublisher:
         return job
 
     def _start(self) -> None:
-        self._changed.set()
-        if self._task is None:
+        if self._woken is not None:
+            resolve(self._woken, None)
+        elif self._task is None:
             partition_id = self._sequencer.partition_id
             self._task = asyncio.create_task(self._drive(), name=f"eventpump publisher of partition {partition_id}")
             self._task.add_done_callback(self._ended)
+
+    def _interrupt(self) -> None:
+        """End the transfer of a batch that was withdrawn before a byte of it was sent; the task goes on."""
+        if self._is_transferring and not self._is_interrupted:
+            assert self._task is not None
+            self._is_interrupted = True
+            self._task.cancel()
 
     def _abandon(self, job: _Job) -> None:
         """Called when no caller waits for a job any more."""
@@ -338,13 +361,12 @@ class PartitionPublisher:
                 self._jobs.remove(job)
                 self._finish(job)
         elif job is self._current and self._sequencer.withdraw(job.publication) is not Outcome.UNKNOWN:
-            if self._transfer is not None:
-                self._transfer.cancel()
+            self._interrupt()
             self._conclude()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Called when the task has ended: fail the waiting callers. The state machine is consistent at any point."""
-        self._task = None
+        self._task = self._woken = None
         partition_id = self._sequencer.partition_id
         if task.cancelled():
             if not self._is_closed:
@@ -357,7 +379,7 @@ class PartitionPublisher:
             self._end_all(error if isinstance(error, Exception) else RuntimeError(f"the publisher ended: {error!r}"))
 
     async def _drive(self) -> None:
-        sequencer = self._sequencer
+        sequencer, loop = self._sequencer, asyncio.get_running_loop()
         while not self._is_closed:  # user code may have swallowed the cancellation
             if sequencer.failure is not None:
                 self._fail_all()
@@ -374,8 +396,9 @@ class PartitionPublisher:
                 return
             self._is_fresh = False
             self._pace.reset()
-            self._changed.clear()
-            await self._changed.wait()
+            self._woken = loop.create_future()
+            await self._woken
+            self._woken = None
 
     async def _advance(self) -> None:
         """Carry out one step, and notify the waiting callers of its outcome."""
@@ -385,7 +408,8 @@ class PartitionPublisher:
             if step is Step.ATTACH:
                 await within_try(self._attach, self._retry.try_timeout)
             elif step is Step.SEND:
-                await within_try(self._send, self._retry.try_timeout)
+                limit = self._retry.try_timeout
+                await (self._send() if limit is None else within_try(self._send, limit))
             self._answer_attaching()
             self._conclude()
         except EventPumpError as error:
@@ -437,45 +461,43 @@ class PartitionPublisher:
         assert sequencer.producer_id is not None
         assert sequencer.owner_level is not None
         message = job.sealed.numbered(sequencer.producer_id, sequencer.owner_level, job.publication.first)
-        transfer = self._transfer = asyncio.ensure_future(
-            link.send(message, message_format=BATCH_MESSAGE_FORMAT, on_sent=self._sent)
-        )
+        raised: BaseException | None = None
+        self._is_transferring = True
         try:
-            await asyncio.wait({transfer})
-        except asyncio.CancelledError:
-            transfer.cancel()
             try:
-                await asyncio.wait({transfer})
-            finally:
-                if transfer.done():
-                    self._came_to(link, transfer)
-                elif sequencer.step is Step.WAIT:
-                    sequencer.outcome_unknown()  # cancelled twice: its outcome will not be received
-            raise
+                await link.send(message, message_format=BATCH_MESSAGE_FORMAT, on_sent=self._sent)
+            except BaseException as failure:
+                raised = failure
+            self._is_transferring = False
+            if self._is_interrupted:
+                self._is_interrupted = False
+                assert self._task is not None
+                self._task.uncancel()
+            error = self._came_to(link, raised)
+            if error is None:
+                return
+            if not isinstance(error, asyncio.CancelledError) or is_cancelled():
+                raise error
+            if self._current is job:
+                raise ServiceError("the transfer was cancelled by what it waited for", entity=sequencer.partition_id)
         finally:
-            self._transfer = None
-        error = self._came_to(link, transfer)
-        if error is not None:
-            raise error
-        if transfer.cancelled() and self._current is job:
-            raise ServiceError("the transfer was cancelled by what it waited for", entity=sequencer.partition_id)
+            raised = error = None  # its traceback holds this frame
 
     def _sent(self) -> None:
         self._is_fresh = False
         self._sequencer.sending()
 
-    def _came_to(self, link: SendLink, transfer: asyncio.Future[None]) -> BaseException | None:
+    def _came_to(self, link: SendLink, error: BaseException | None) -> BaseException | None:
         """Record the outcome of a transfer in the state machine.
 
         Returns:
-            The error, if it counts as a failed attempt or is a defect; else None.
+            The error, unless the state machine's next step handles it; None if there is none.
         """
         sequencer = self._sequencer
-        error = None if transfer.cancelled() else transfer.exception()
-        if isinstance(error, EventPumpError):
-            return None if self._explained(link, error) else error
-        if error is None and not transfer.cancelled():
+        if error is None:
             sequencer.accepted()
+        elif isinstance(error, EventPumpError):
+            return None if self._explained(link, error) else error
         elif sequencer.step is Step.WAIT:
             sequencer.outcome_unknown()
         return error
@@ -621,8 +643,7 @@ class PartitionPublisher:
         if current is not None:
             assert current.publication is not None
             if self._sequencer.withdraw(current.publication) is not Outcome.UNKNOWN:
-                if self._transfer is not None:
-                    self._transfer.cancel()
+                self._interrupt()
                 self._conclude(error)
             elif is_final:
                 current.waiters.fail(self._unknown(current, error))  # it stays current, so that `doubtful` returns it

@@ -456,6 +456,8 @@ class IdempotentTarget:
         self._first = AttachRequest(options.producer_group_id, options.owner_level, options.starting_sequence_number)
         self._states = states
         self._opening = asyncio.Lock()
+        self._openers = 0
+        """How many calls wait for the publisher, which later ones must not overtake."""
         self._start: PublisherStart | None = None
         self._links: PublisherLinks | None = None
         self._publisher: PartitionPublisher | None = None
@@ -464,17 +466,17 @@ class IdempotentTarget:
 
     async def limit(self) -> int:
         """See :class:`SendTarget`."""
-        publisher = await self._ready()
+        publisher = self._present() or await self._ready()
         await publisher.attached()
         return publisher.max_message_size
 
     async def send(self, sealed: SealedBatch) -> int:
         """See :class:`SendTarget`."""
-        return await self._publish(await self._ready(), sealed)
+        return await self._publish(self._present() or await self._ready(), sealed)
 
     async def send_batch(self, batch: EventBatch) -> None:
         """See :class:`SendTarget`. A batch whose outcome is open, given again, waits for it."""
-        await self._send_batch(await self._ready(), batch)
+        await self._send_batch(self._present() or await self._ready(), batch)
 
     def knows(self, events: Sequence[EventData]) -> bool:
         """Return whether `send_events` of these events would continue an earlier call."""
@@ -484,7 +486,7 @@ class IdempotentTarget:
 
     async def send_events(self, events: list[EventData], pack: Callable[[], list[EventBatch]]) -> None:
         """See :class:`SendTarget`. A list whose outcome is open, given again, waits for it."""
-        publisher = await self._ready()
+        publisher = self._present() or await self._ready()
         # Nothing is awaited from here on until the batch is with its publisher: of two callers the second finds it.
         for batch in self._under_way.values():
             if batch.is_list and _are_same(batch.events, events):
@@ -506,7 +508,7 @@ class IdempotentTarget:
 
     async def properties(self) -> PartitionPublishingProperties:
         """See :class:`SendTarget`."""
-        publisher = await self._ready()
+        publisher = self._present() or await self._ready()
         await publisher.attached()
         sequencer = publisher.sequencer
         marks, last = None if self._start is None else self._start.marks, sequencer.last_number
@@ -612,7 +614,8 @@ class IdempotentTarget:
     async def _publish(self, publisher: PartitionPublisher, sealed: SealedBatch) -> int:
         """Publish a message, and wait until the store knows that something is published."""
         first = await publisher.send(sealed)
-        await self._confirmed()
+        if self._start is not None:
+            await self._confirmed()
         return first
 
     async def _confirmed(self) -> None:
@@ -643,18 +646,29 @@ class IdempotentTarget:
 
     # ------------------------------------------------------------------------------------------ publisher
 
+    def _present(self) -> PartitionPublisher | None:
+        """Return the publisher; None if it is to be waited for by `_ready`."""
+        if self._openers or self._publisher is None:
+            return None
+        self._context.require_open()
+        return self._publisher
+
     async def _ready(self) -> PartitionPublisher:
         """Return the publisher. The first call makes it, and with a state store claims the partition."""
-        async with self._opening:
-            self._context.require_open()
-            if self._publisher is None:
-                if self._context.check_partitions is not None:
-                    await self._context.check_partitions()
-                    self._context.require_open()
-                self._publisher = await self._context.unless_closed(self._make_publisher())
-                self._publisher.on_unknown = self._forget
-                self._context.kept.add(self)
-            return self._publisher
+        self._openers += 1
+        try:
+            async with self._opening:
+                self._context.require_open()
+                if self._publisher is None:
+                    if self._context.check_partitions is not None:
+                        await self._context.check_partitions()
+                        self._context.require_open()
+                    self._publisher = await self._context.unless_closed(self._make_publisher())
+                    self._publisher.on_unknown = self._forget
+                    self._context.kept.add(self)
+                return self._publisher
+        finally:
+            self._openers -= 1
 
     async def _make_publisher(self) -> PartitionPublisher:
         context, first = self._context, self._first

@@ -99,6 +99,18 @@ async def batch_of(producer: HubProducer, *bodies: str, partition_id: str = "0")
 # ----------------------------------------------------------------------------------------------------- options
 
 
+async def test_sends_during_the_first_attach_keep_the_order_of_the_calls(scene: Scene) -> None:
+    """A send that is called in whatever turn of the loop while others wait for the first one overtakes none of them."""
+    producer = scene.producer()
+    sends: list[asyncio.Future[None]] = []
+    while not sends or not sends[0].done():
+        sends.append(asyncio.ensure_future(producer.send(EventData(f"{len(sends)}"), partition_id="0")))
+        await asyncio.sleep(0)
+    await asyncio.gather(*sends)
+    assert len(sends) > 3
+    assert scene.bodies() == [f"{number}" for number in range(len(sends))]
+
+
 async def test_send_by_gateway_or_key_is_refused(scene: Scene) -> None:
     """The gateway and partition keys are refused, for events and for batches."""
     producer = scene.producer()

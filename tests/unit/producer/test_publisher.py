@@ -359,6 +359,54 @@ async def test_send_cancelled_before_the_first_byte_is_not_sent(scene: Scene, op
     assert scene.bodies == ["a"]
 
 
+async def test_send_cancelled_while_it_waits_for_credit_lets_those_behind_it_be_sent(scene: Scene) -> None:
+    """They are sent when credit comes, by the same task; and a close in the same turn ends that task."""
+    publisher = scene.publisher()
+    await publisher.attached()
+    scene.hub.hang("credit")
+    sending, behind = (asyncio.ensure_future(publisher.send(sealed(body))) for body in "ab")
+    await idle()
+    (task,) = (each for each in asyncio.all_tasks() if each.get_name() == "eventpump publisher of partition 0")
+    sending.cancel()
+    await idle()
+    assert not behind.done()
+    scene.hub.answer("credit")
+    assert await behind == 1
+    scene.hub.hang("credit")
+    last = asyncio.ensure_future(publisher.send(sealed("c")))
+    await idle()
+    assert not task.done()
+    last.cancel()
+    await asyncio.sleep(0)
+    await publisher.aclose()
+    assert task.done()
+    assert isinstance(await error_of(last), asyncio.CancelledError)
+    assert scene.bodies == ["b"]
+
+
+async def test_send_whose_link_is_cancelled_by_itself_is_tried_again(scene: Scene) -> None:
+    """A link that raises CancelledError, where nothing has cancelled the publisher, has failed: one attempt."""
+    publisher = scene.publisher()
+    await publisher.attached()
+    sent, calls = FakeSendLink.send, 0
+
+    async def send(self: FakeSendLink, message: bytes, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 4 != 3:
+            raise asyncio.CancelledError
+        await sent(self, message, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeSendLink, "send", send)
+        assert await publisher.send(sealed("a")) == 1
+        calls = 3
+        with pytest.raises(ServiceError, match="cancelled by what it waited for"):
+            await asyncio.wait_for(publisher.send(sealed("b")), 3600)
+    assert calls == 6
+    assert scene.bodies == ["a"]
+
+
 async def test_send_cancelled_as_credit_comes_is_not_sent_or_settled(scene: Scene) -> None:
     """Cancelled in the same turn of the loop in which it could leave: either it never leaves, or it is settled."""
     publisher = scene.publisher()
