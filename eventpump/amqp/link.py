@@ -11,7 +11,7 @@ from typing import Any
 
 from eventpump.amqp.codec import encode
 from eventpump.amqp.fitting import FRAME_SIZE_TOO_SMALL
-from eventpump.amqp.flow import UINT, SessionFlow
+from eventpump.amqp.flow import UINT, SessionFlow, SessionState
 from eventpump.amqp.performatives import AmqpError, Attach, Detach, Disposition, Flow, Source, Target, Transfer
 from eventpump.amqp.receiver import Delivery, Reassembly, Violation
 from eventpump.amqp.types import UInt
@@ -40,6 +40,10 @@ class AttachState(enum.Enum):
     """The peer answered with a null terminus and is about to detach (2.6.3)."""
     DETACH_SENT = "detach sent"
     DETACHED = "detached"
+
+
+_ATTACHED, _MAPPED = AttachState.ATTACHED, SessionState.MAPPED
+"""Read for each message: reading a member of an enumeration from its class is slow."""
 
 
 class LinkInput(enum.Enum):
@@ -104,6 +108,11 @@ def _uint(value: int) -> bytes:
     return encode(UInt(value))
 
 
+def _wrong_mode(*, settled: bool) -> ValueError:
+    one, other = ("settled", "unsettled") if settled else ("unsettled", "settled")
+    return ValueError(f"a message cannot be sent {one} on a link that was attached for {other} ones")
+
+
 def _serial_difference(first: int, second: int) -> int:
     """Subtract serial numbers (RFC 1982): between -2^31 and 2^31 - 1."""
     return ((first - second + (1 << 31)) & UINT) - (1 << 31)
@@ -159,7 +168,9 @@ class Link:
     @property
     def is_attached(self) -> bool:
         """Whether messages can flow."""
-        return self.state is AttachState.ATTACHED and self.session.is_open
+        session = self.session
+        # Asked several times for each message: what `SessionFlow.is_open` says, without a call.
+        return self.state is _ATTACHED and session.state is _MAPPED and session.frames.is_open
 
     @property
     def is_live(self) -> bool:
@@ -408,9 +419,11 @@ class Link:
             EventTooLargeError: Larger than the peer allows.
             ValueError: The link was attached for settled messages only, or for unsettled ones only (2.8.2).
         """
-        self._require_attached()
-        self._require_mode(settled=settled)
-        limit = self.remote_max_message_size
+        if not self.is_attached:
+            self._require_attached()
+        if self.snd_settle_mode == (0 if settled else 1):
+            raise _wrong_mode(settled=settled)
+        limit = None if self.remote is None else self.remote.max_message_size or None
         if limit is not None and len(payload) > limit:
             raise EventTooLargeError(len(payload), limit)
         self.credit -= 1
@@ -436,11 +449,6 @@ class Link:
             session.send_transfer(self.handle, self._header(fields, size), view)
         return delivery_id
 
-    def _require_mode(self, *, settled: bool) -> None:
-        if self.snd_settle_mode == (0 if settled else 1):
-            one, other = ("settled", "unsettled") if settled else ("unsettled", "settled")
-            raise ValueError(f"a message cannot be sent {one} on a link that was attached for {other} ones")
-
     def _header(self, fields: bytes, payload_size: int) -> bytes:
         """Build a frame header and a transfer with its 11 fields (2.3.1, 2.7.5): these, after the handle."""
         body = _uint(self.handle) + fields
@@ -464,7 +472,8 @@ class Link:
             ValueError: The link was attached for unsettled messages only (2.8.2).
         """
         self._require_attached()
-        self._require_mode(settled=True)
+        if self.snd_settle_mode == 0:
+            raise _wrong_mode(settled=True)
         session = self.session
         count = min(self.credit, session.remote_incoming_window, len(payloads) - start)
         if count <= 0:

@@ -313,7 +313,9 @@ class Session(SessionFlow):
         if not is_terminal and not disposition.settled:
             return {}
         reported: dict[Link, list[tuple[int, Any]]] = {}
-        if span < len(self.unsettled):
+        if not span:
+            ids = [first] if first in self.unsettled else []
+        elif span < len(self.unsettled):
             ids = [each for each in ((first + step) & UINT for step in range(span + 1)) if each in self.unsettled]
         else:
             ids = sorted(

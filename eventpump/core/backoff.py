@@ -188,8 +188,9 @@ class TryPace:
 
     def reset(self) -> None:
         """Start over, after a success."""
-        self._backoff.reset()
-        self._due = -math.inf
+        if self._due > -math.inf:
+            self._backoff.reset()
+            self._due = -math.inf
 
 
 class Retries:

@@ -109,13 +109,7 @@ class EventBatch:
         if self.is_idempotent and event.published_sequence_number is not None:
             raise EventError("the event is published already, and carries a number")
         sent = event if self._encode is None else self._encode(event)
-        if self.partition_key is None:
-            head, rest = pieces_of(sent, idempotent=self.is_idempotent, stamped=self.is_stamped)
-        elif type(sent) is EventData and not self.is_stamped:
-            head, rest = pieces_of(sent, idempotent=self.is_idempotent, before=envelope_head(self.partition_key))
-        else:
-            encoded = sent.encode(self.partition_key)
-            head, rest = pieces(with_room(encoded) if self.is_stamped else encoded, idempotent=self.is_idempotent)
+        head, rest = _pieces(sent, self.partition_key, idempotent=self.is_idempotent, stamped=self.is_stamped)
         if not self._add(head, rest):
             self._refused = head, rest
             return False
@@ -206,6 +200,35 @@ class EventBatch:
 
     def __repr__(self) -> str:
         return f"EventBatch({self.count} events, {self.size} of {self.max_size_in_bytes} bytes, {self.state.value})"
+
+
+def seal_alone(
+    event: EventData, *, partition_key: str | None, encode: Callable[[EventData], EventData] | None
+) -> SealedBatch:
+    """Return the message of one event, without numbers, as a batch that has only this event would.
+
+    Args:
+        event: The event.
+        partition_key: The key the message is routed by; None for none.
+        encode: As of `EventBatch`.
+
+    Raises:
+        EventError: It cannot be encoded.
+    """
+    sent = event if encode is None else encode(event)
+    return SealedBatch(_pieces(sent, partition_key), partition_key=partition_key)
+
+
+def _pieces(
+    event: EventData, partition_key: str | None, *, idempotent: bool = False, stamped: bool = False
+) -> tuple[bytes, bytes]:
+    """Encode an event with its key, in the two pieces in which it stands in a batch; see `pieces_of`."""
+    if partition_key is None:
+        return pieces_of(event, idempotent=idempotent, stamped=stamped)
+    if type(event) is EventData and not stamped:
+        return pieces_of(event, idempotent=idempotent, before=envelope_head(partition_key))
+    encoded = event.encode(partition_key)
+    return pieces(with_room(encoded) if stamped else encoded, idempotent=idempotent)
 
 
 def fill(events: Iterable[EventData], new_batch: Callable[[], EventBatch]) -> list[EventBatch]:

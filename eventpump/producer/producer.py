@@ -30,7 +30,7 @@ from eventpump.options.producer import (
     ProducerSettings,
     PublishingOptions,
 )
-from eventpump.producer.batch import EventBatch, fill
+from eventpump.producer.batch import EventBatch, fill, seal_alone
 from eventpump.producer.claiming import PublisherStates
 from eventpump.producer.stats import health_of, metrics_of
 from eventpump.producer.targets import (
@@ -331,9 +331,7 @@ class HubProducer:
             return
         self._check_target(partition_id, partition_key)
         if isinstance(events, EventData) and self._router is None and not (split or self._is_idempotent):
-            batch = self._new_batch(_NO_LIMIT, partition_id, partition_key, encode)
-            batch.try_add(events)
-            await self._target(partition_id).send_batch(batch)
+            await self._target(partition_id).send(seal_alone(events, partition_key=partition_key, encode=encode))
             return
         each = [events] if isinstance(events, EventData) else events_of(events)
         if not each:
@@ -575,7 +573,8 @@ class HubProducer:
                 raise ConfigurationError(field, f"must be text, not {type(value).__name__}")
         if partition_id is not None and partition_key is not None:
             raise ConfigurationError("partition_key", "cannot be given along with partition_id")
-        check_key_length(partition_key)
+        if partition_key is not None:
+            check_key_length(partition_key)
         if self._is_idempotent and partition_id is None and self._router is None:
             problem = "an idempotent producer without router sends to a partition only, not by a key or by the gateway"
             raise ConfigurationError("partition_id", problem)

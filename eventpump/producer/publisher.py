@@ -269,7 +269,8 @@ class PartitionPublisher:
             InvalidClientStateError: The numbers do not agree with the service's. Final.
             ProducerStateLostError: The service has forgotten the publisher. Final.
         """
-        self._require_open()
+        if self._is_closing or self._broken is not None:
+            raise self._closed_error()
         job = self._job(sealed)
         waiter = job.waiters.add()
         self._start()
@@ -407,10 +408,10 @@ class PartitionPublisher:
         try:
             if step is Step.ATTACH:
                 await within_try(self._attach, self._retry.try_timeout)
+                self._answer_attaching()
             elif step is Step.SEND:
                 limit = self._retry.try_timeout
                 await (self._send() if limit is None else within_try(self._send, limit))
-            self._answer_attaching()
             self._conclude()
         except EventPumpError as error:
             await self._trouble(error, step, began)

@@ -21,7 +21,10 @@ class SendCounters:
 
     def sent(self, events: int, size: int) -> None:
         """Count a message that is stored."""
-        _add(self._sent, events, size)
+        sent = self._sent
+        sent[0] += events
+        sent[1] += size
+        sent[2] += 1
 
     def failed(self, events: int, size: int) -> None:
         """Count a message that is not confirmed."""

@@ -374,10 +374,11 @@ class PlainTarget:
 
     def _ready(self) -> SendLink | None:
         """Return the link if it can be used at once; None if it must be attached, or if others wait for it."""
-        link = self._link
+        link, context = self._link, self._context
         if self._openers or link is None or not link.is_attached:
             return None
-        self._context.require_open()
+        if context.closed.is_set():
+            context.require_open()
         return link
 
     async def _attached(self) -> SendLink:
@@ -472,7 +473,10 @@ class IdempotentTarget:
 
     async def send(self, sealed: SealedBatch) -> int:
         """See :class:`SendTarget`."""
-        return await self._publish(self._present() or await self._ready(), sealed)
+        publisher = self._present() or await self._ready()
+        first = await publisher.send(sealed)
+        await self._confirmed()
+        return first
 
     async def send_batch(self, batch: EventBatch) -> None:
         """See :class:`SendTarget`. A batch whose outcome is open, given again, waits for it."""
@@ -492,8 +496,10 @@ class IdempotentTarget:
             if batch.is_list and _are_same(batch.events, events):
                 await self._send_batch(publisher, batch)
                 return
-        split_up = next((each for each in self._splits if _are_same(each.events, events)), None)
-        if split_up is None:
+        for split_up in self._splits:
+            if _are_same(split_up.events, events):
+                break
+        else:
             self._context.holds.require_free(events)
             batches = pack()
             for batch in batches:
@@ -600,7 +606,9 @@ class IdempotentTarget:
             self._context.holds.hold(batch)
         batch.begun()
         try:
-            await self._publish(publisher, sealed)
+            await publisher.send(sealed)
+            if self._start is not None:
+                await self._confirmed()
         except PublishOutcomeUnknownError as error:
             error.batch = batch
             raise
@@ -610,13 +618,6 @@ class IdempotentTarget:
                     batch.left_in_doubt()
                 else:
                     self._conclude(sealed, None)
-
-    async def _publish(self, publisher: PartitionPublisher, sealed: SealedBatch) -> int:
-        """Publish a message, and wait until the store knows that something is published."""
-        first = await publisher.send(sealed)
-        if self._start is not None:
-            await self._confirmed()
-        return first
 
     async def _confirmed(self) -> None:
         """Wait until the store knows that something is published."""

@@ -205,8 +205,10 @@ class ClientConnection(BaseConnection):
         At once if it is large, or if no other message is in flight: a single message is seldom followed by another.
         """
         self._unwritten += size
-        is_alone = sum([len(each.unsettled) for each in self._sessions]) <= 1
-        if self._protocol is None or (self._unwritten < _FLUSH_AT and not is_alone):
+        in_flight = 0
+        for session in self._sessions:
+            in_flight += len(session.unsettled)
+        if self._protocol is None or (self._unwritten < _FLUSH_AT and in_flight > 1):
             self.flush_soon()
             return
         self._unwritten = 0

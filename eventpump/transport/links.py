@@ -317,8 +317,9 @@ class ClientSendLink(ClientLink):
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See `SendLink`."""
-        if len(message) > self.max_message_size:
-            raise EventTooLargeError(len(message), self.max_message_size)
+        limit = None if self.link is None else self.link.remote_max_message_size
+        if limit is not None and len(message) > limit:
+            raise EventTooLargeError(len(message), limit)
         if self.error is not None:
             raise self.error
         if self._is_closing:
@@ -397,7 +398,7 @@ class ClientSendLink(ClientLink):
             if sent is None:
                 continue
             waiting, size = sent
-            error = self._error(outcome, size)
+            error = None if type(outcome) is Accepted else self._error(outcome, size)
             if error is None:
                 resolve(waiting, None)
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from eventpump.core.status import BatchState
 from eventpump.errors import EventTooLargeError
 from eventpump.eventhubs.envelope import decode_batch
 from eventpump.eventhubs.events import EventData
-from eventpump.producer.batch import EventBatch
+from eventpump.producer.batch import EventBatch, seal_alone
 
 SIZES = st.lists(st.one_of(st.integers(0, 20), st.integers(230, 260), st.integers(0, 3000)), max_size=40)
 
@@ -78,3 +80,31 @@ def test_number_of_an_event_cannot_be_assigned() -> None:
         with pytest.raises(AttributeError):
             event.published_sequence_number = number  # type: ignore[misc]  # that it cannot be is what is tested
     assert event.published_sequence_number is None
+
+
+class _Own(EventData):
+    """An event of a class that encodes itself."""
+
+    def encode(self, partition_key: str | None = None) -> bytes:
+        return EventData(b"encoded", properties={"by": "itself"}).encode(partition_key)
+
+
+def _renamed(event: EventData) -> EventData:
+    return EventData(b"other", properties={"of": event.body_type})
+
+
+@pytest.mark.parametrize("key", [None, "sensor-7"])
+@pytest.mark.parametrize("encode", [None, _renamed], ids=["as it is", "encoded"])
+@pytest.mark.parametrize(
+    "event",
+    [EventData(b"plain"), EventData(b""), EventData("text", properties={"unit": "W"}, message_id="m"), _Own(b"own")],
+    ids=["bytes", "empty", "properties", "another class"],
+)
+def test_seal_alone_makes_the_message_of_a_batch_of_one(
+    event: EventData, encode: Callable[[EventData], EventData] | None, key: str | None
+) -> None:
+    """A single event is sent as the same bytes as in a batch that holds nothing else, and counts the same."""
+    batch = EventBatch(1000, partition_key=key, encode=encode)
+    assert batch.try_add(event)
+    alone, sealed = seal_alone(event, partition_key=key, encode=encode), batch.seal()
+    assert (alone.message, alone.count, alone.size) == (sealed.message, 1, sealed.size)
