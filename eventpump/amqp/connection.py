@@ -856,8 +856,8 @@ class Connection:
                 if (probed := session.answered(performative)) is not None:
                     self._events.append(FlowAnswered(probed))
             case Disposition():
-                settled = session.on_disposition(performative)
-                self._events.extend(Outcomes(link, outcomes) for link, outcomes in settled.items())
+                for link, outcomes in session.on_disposition(performative).items():
+                    self._events.append(Outcomes(link, outcomes))
             case Attach():
                 link, is_reported = session.on_attach(performative, LINK_COST + cost)
                 self._count_kept(link.kept)

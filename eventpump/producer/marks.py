@@ -116,13 +116,18 @@ class StateMarks:
         if stored is not None and stored.state.has_published and self._timer is None and not self._is_closed:
             self._timer = asyncio.get_running_loop().call_later(MARK_INTERVAL, self._due)
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether it is stored that something is published under this id and level, or is not to be stored here."""
+        stored = self._stored
+        return stored is None or stored.state.has_published or self._is_closed
+
     async def confirmed(self) -> None:
         """Wait until it is stored that something is published under this id and level, or until that has failed.
 
         Cancelled, it is written all the same.
         """
-        stored = self._stored
-        if stored is None or stored.state.has_published or self._is_closed:
+        if self.is_confirmed:
             return
         if self._first is None:
             self._first = self._task()

@@ -500,13 +500,13 @@ class IdempotentTarget:
             if _are_same(split_up.events, events):
                 break
         else:
-            self._context.holds.require_free(events)
             batches = pack()
             for batch in batches:
                 batch.is_list = True
             if len(batches) == 1:
                 await self._send_batch(publisher, batches[0])
                 return
+            self._context.holds.require_free(events)
             split_up = _Split(events, batches)
             self._splits = [*(each for each in self._splits if each.is_under_way), split_up]
         await self._send_split(publisher, split_up)
@@ -621,9 +621,11 @@ class IdempotentTarget:
 
     async def _confirmed(self) -> None:
         """Wait until the store knows that something is published."""
-        if self._states is not None and self._start is not None and self._start.marks is not None:
+        marks = None if self._start is None else self._start.marks
+        if marks is not None and not marks.is_confirmed:
+            assert self._states is not None
             with self._states.waits.call():
-                await self._start.marks.confirmed()
+                await marks.confirmed()
 
     def _concluded(self, sealed: SealedBatch, first: int | None) -> None:
         """Called by the publisher when the outcome of a message is known, whether or not a caller waits for it."""
@@ -651,7 +653,8 @@ class IdempotentTarget:
         """Return the publisher; None if it is to be waited for by `_ready`."""
         if self._openers or self._publisher is None:
             return None
-        self._context.require_open()
+        if self._context.closed.is_set():
+            self._context.require_open()
         return self._publisher
 
     async def _ready(self) -> PartitionPublisher:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from eventpump.amqp.performatives import AmqpError, Source, Target
 from eventpump.errors import ConnectionLostError, Recovery, ServiceError
@@ -22,11 +22,8 @@ from eventpump.options.connection import ConnectionSettings
 _log = logging.getLogger("eventpump.transport")
 
 
-class Asked(NamedTuple):
-    """When a request was sent to the service, and how much it had answered until then."""
-
-    at: float
-    heard: int
+Asked: TypeAlias = tuple[float, int]
+"""When a request was sent to the service, by the loop's clock, and how much it had answered until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +254,7 @@ class BaseConnection(ABC):
 
     def asked(self) -> Asked:
         """Record that an answer is due from now on; see :meth:`unanswered`."""
-        return Asked(self._loop.time(), self._heard)
+        return self._loop.time(), self._heard
 
     def unanswered(self, asked: Asked) -> bool:
         """Called when no answer came in time, or the caller stopped waiting for it.
@@ -268,11 +265,13 @@ class BaseConnection(ABC):
         Returns:
             Whether it was.
         """
-        if self.error is not None or asked.heard != self._heard:
+        _, heard = asked
+        if self.error is not None or heard != self._heard:
             return self.error is not None
-        if self._unanswered is None or self._unanswered.heard != self._heard:
+        if self._unanswered is None or self._unanswered[1] != heard:
             self._unanswered = asked
-        if self._loop.time() - self._unanswered.at < self.settings.idle_timeout:
+        since, _ = self._unanswered
+        if self._loop.time() - since < self.settings.idle_timeout:
             return False
         self.drop("the service answers nothing any more")
         return True

@@ -328,7 +328,7 @@ class ClientSendLink(ClientLink):
         asked = connection.asked()
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue[outcome] = (message, message_format, on_sent)
-        self._due[outcome] = due = asked.at + connection.settings.operation_timeout
+        self._due[outcome] = due = asked[0] + connection.settings.operation_timeout
         if self._timer is None:
             self._set_timer(due)
         try:
