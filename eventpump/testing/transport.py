@@ -615,6 +615,9 @@ class FakeReceiveLink:
         # A loop does not keep the order of timers that are due at the same time: messages in flight are queued here.
         self._flows: deque[int] = deque()
         self._in_flight: deque[list[bytes]] = deque()
+        self._unread: list[bytes] = []
+        self._held: asyncio.TimerHandle | None = None
+        self._probes = 0
 
     @property
     def max_message_size(self) -> int:
@@ -662,9 +665,20 @@ class FakeReceiveLink:
         self.serve()
 
     def _arrive(self) -> None:
-        batch = self._in_flight.popleft()
-        if self._is_open:
+        self._unread += self._in_flight.popleft()
+        if self._held is None:
+            self._read()
+
+    def _read(self) -> None:
+        """Pass on what has arrived, and leave what follows unread for the link's `delivery_interval`."""
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        batch, self._unread = self._unread, []
+        if self._is_open and batch:
             self._received += len(batch)
+            if self.spec.delivery_interval and not self._probes:
+                self._held = asyncio.get_running_loop().call_later(self.spec.delivery_interval, self._read)
             self._sink.messages(batch)
 
     def end(self, error: EventPumpError) -> None:
@@ -682,6 +696,8 @@ class FakeReceiveLink:
         self._is_open = False
         self._is_over.set_result(None)
         self._hub.leave(self)
+        if self._held is not None:
+            self._held.cancel()
         return True
 
     async def probe(self, timeout: float) -> bool | None:
@@ -694,7 +710,12 @@ class FakeReceiveLink:
         round_trip = 2 * self._hub.latency
         is_in_time = is_answered and round_trip <= timeout
         # The answer comes last of everything that is due at the same time: messages sent before it have arrived.
-        over, _ = await asyncio.wait({self._is_over}, timeout=round_trip + 1e-9 if is_in_time else timeout)
+        self._probes += 1
+        self._read()
+        try:
+            over, _ = await asyncio.wait({self._is_over}, timeout=round_trip + 1e-9 if is_in_time else timeout)
+        finally:
+            self._probes -= 1
         return None if over else is_in_time
 
     def drop_connection(self, reason: str) -> None:
