@@ -181,4 +181,4 @@ class ReplayedRanges:
         """Return whether the event with a sequence number, received over a link, was received for a replay."""
         if self._running is not None and link >= self._running:
             return True
-        return any(link >= first and number < end for first, end in self._ended)
+        return bool(self._ended) and any(link >= first and number < end for first, end in self._ended)

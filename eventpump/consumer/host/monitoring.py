@@ -12,6 +12,7 @@ from eventpump.core.monitoring import PARTITION, Durations, Metric, Sample, labe
 from eventpump.errors import ProcessorFailedError
 from eventpump.interfaces import ConsumerScope
 from eventpump.reports import (
+    CheckpointWritten,
     EventParked,
     EventSkipped,
     HostReport,
@@ -53,6 +54,8 @@ class ReportTally:
         """Count a report."""
         self._reports[type(report).__name__] += 1
         match report:
+            case CheckpointWritten():
+                pass  # first: it may come with each event
             case LeaseTaken():
                 self._add(_MOVES, report, reason="acquired" if report.stolen_from is None else "stolen")
             case LeaseLost():

@@ -67,6 +67,7 @@ class MemoryLeaseStore:
         self._lease_duration = float(lease_duration)
         self._clock = LoopClock() if clock is None else clock
         self._scope: ConsumerScope | None = None
+        self._leases: dict[str, _Row] = {}
         self._records: MemoryRecordStore | None = None
         self._is_closed = False
 
@@ -97,6 +98,7 @@ class MemoryLeaseStore:
             scope, fully_qualified_namespace=scope.fully_qualified_namespace.lower(), hub=scope.hub.lower(),
             consumer_group=scope.consumer_group.lower(),
         )  # fmt: skip
+        self._leases = self._shared.leases(self._scope)
         place = "/".join((self._scope.fully_qualified_namespace, self._scope.hub, self._scope.consumer_group))
         self._records = MemoryRecordStore(self._shared.records, f"{place}/", kind="lease store")
         await self._records.open()
@@ -180,15 +182,15 @@ class MemoryLeaseStore:
         row.expires_at = self._clock.monotonic() + self._lease_duration
         return PartitionLease(partition_id, owner, row.epoch, row.epoch, row.token, row.expires_at)
 
-    def _bound(self, operation: str) -> ConsumerScope:
+    def _bound(self, operation: str) -> None:
         if self._is_closed:
             raise ClosedError("lease store")
         if self._scope is None:
             raise StoreError(operation, "the store is not open: call open() first")
-        return self._scope
 
     def _rows(self, operation: str) -> dict[str, _Row]:
-        return self._shared.leases(self._bound(operation))
+        self._bound(operation)
+        return self._leases
 
     def _row(self, operation: str, partition_id: str) -> _Row:
         row = self._rows(operation).get(partition_id)
