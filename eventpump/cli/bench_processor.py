@@ -31,11 +31,11 @@ _FAILED = 1
 """The exit code if the processor raises."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "bench-processor",
-        help="measure a processor without any service",
+        help=summary,
         description="Run a processor over synthetic events, in one process and without any service, and print its CPU "
         "time per event and its events per second; beside it those of a processor that does nothing. Exit code 1 if "
         "the processor raises.",

@@ -70,11 +70,11 @@ _CODES: Final = (
 )
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "checkpoints",
-        help="show, save, copy, restore or move checkpoints",
+        help=summary,
         description="Show, save, copy, restore or move the checkpoints of a consumer group: those of eventpump, of "
         "azure-eventhub or any current SDK, or of an EventProcessorHost; those of Azure Functions and of Spark queries "
         "can be shown, saved and copied. What writes prints what it would do, and writes nothing without --yes.",

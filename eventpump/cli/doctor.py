@@ -32,11 +32,11 @@ _WIDEST: Final = 120
 _CLEAR_LINE: Final = "\r\x1b[K"
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "doctor",
-        help="find out what is wrong between this machine and a running program",
+        help=summary,
         description="Examine, step by step, everything between this machine and a running consumer or producer, and "
         "print what was found and what to do. The first line is the cause, and the exit code is 1, if a step fails. No "
         "lease is taken, nobody is disturbed, and one blob is written and deleted.",

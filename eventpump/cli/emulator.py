@@ -36,11 +36,11 @@ BAD_INPUT = 2
 """The exit code for invalid input."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "emulator",
-        help="run a local Event Hubs service",
+        help=summary,
         description="Run a local Event Hubs service. Prints the connection string once it accepts connections; "
         "with --ws-port, the one for WebSockets on a second line, and with --tls auto, the path of the authority's "
         "certificate on the last line.",

@@ -36,11 +36,11 @@ _AT_ONCE: Final = 8
 """Partitions that are asked for at a time."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "info",
-        help="show the partitions of a hub",
+        help=summary,
         description="Print a line for each partition of a hub: the numbers of its oldest and newest event, how many it "
         "holds, and when the newest was stored.",
     )

@@ -46,11 +46,11 @@ _GRACE: Final = 2.0
 _TOO_OLD: Final = 120.0
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "lag",
-        help="show how far a consumer group is behind",
+        help=summary,
         description="Print, for each partition of a hub, what it holds, a consumer group's checkpoint, and how many "
         "events that is behind. The checkpoints may be those of eventpump, of azure-eventhub or any current SDK, of "
         "Azure Functions, of an EventProcessorHost, or of a Spark query. Nothing is written, and consumers do not "

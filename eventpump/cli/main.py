@@ -41,14 +41,28 @@ COMMANDS: Final = {
     "tail": "eventpump.cli.tail",
 }
 """The module of each subcommand."""
+HELP: Final = {
+    "bench-processor": "measure a processor without any service",
+    "checkpoints": "show, save, copy, restore or move checkpoints",
+    "demo": "watch hosts share a stream, or Spark aggregate it, kill one, and verify that nothing is lost",
+    "doctor": "find out what is wrong between this machine and a running program",
+    "emulator": "run a local Event Hubs service",
+    "info": "show the partitions of a hub",
+    "lag": "show how far a consumer group is behind",
+    "parked": "show parked events, or send them again",
+    "probe": "observe what is not known of the service, on a hub made for it",
+    "send": "send the lines of a file or of the standard input",
+    "tail": "follow the events of a hub",
+}
+"""What the list of subcommands shows of each."""
 
 
-def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+def parser(arguments: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command and its subcommands.
 
     Args:
-        arguments: Those of the command line. If they begin with a subcommand, or ask for the version, the modules of
-            other subcommands, whose imports take most of a second, are left out.
+        arguments: Those of the command line: only the subcommand that they name is complete, and the others, whose
+            imports take most of a second, are in the list alone. None for all of them. Default: None.
     """
     import argparse
     from importlib import import_module, metadata
@@ -72,9 +86,12 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     version = f"eventpump {metadata.version('eventpump')} ({build_info()})"
     made.add_argument("--version", action="version", version=version)
     subparsers = made.add_subparsers(metavar="COMMAND", required=True)
-    first = next(iter(arguments), None)
-    for name in () if first == "--version" else (first,) if first in COMMANDS else COMMANDS:
-        import_module(COMMANDS[name]).add_parser(subparsers)
+    named = next((each for each in arguments or () if each in COMMANDS), None)
+    for name, module in COMMANDS.items():
+        if arguments is None or name == named:
+            import_module(module).add_parser(subparsers, HELP[name])
+        else:
+            subparsers.add_parser(name, help=HELP[name])
     for each in subparsers.choices.values():
         add_log_option(each)
     return made

@@ -33,11 +33,11 @@ from eventpump.options.connection import ConnectionSettings, connection_settings
 from eventpump.texts import excerpt
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "parked",
-        help="show parked events, or send them again",
+        help=summary,
         description="Show the events that hosts parked in a hub because they could not be processed, or send them "
         "again.",
     )

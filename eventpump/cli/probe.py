@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 _COST: Final = "about 150 requests and 60 events of less than 2 KiB each"
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "probe",
-        help="observe what is not known of the service, on a hub made for it",
+        help=summary,
         description="Make the observations that docs/protocol.md lacks, compare each with what the emulator does, and "
         "write a report to send in. The hub must be new, and nobody may use it; it is not deleted. This takes "
         f"{_COST}.",

@@ -61,11 +61,11 @@ _FINISH_TIMEOUT: Final = 15.0
 _as_written: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "send",
-        help="send the lines of a file or of the standard input",
+        help=summary,
         description="Send every line as an event. Exit code 1, and the number of lines that were not sent, if any "
         "was not; 2 for input that cannot work. On SIGINT or SIGTERM, what was read is sent first.",
     )

@@ -57,11 +57,11 @@ _NO_LIMIT: Final = 86_400.0
 _SHOWN: Final = frozenset(("x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time", "x-opt-partition-key"))
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "tail",
-        help="follow the events of a hub",
+        help=summary,
         description="Print the events of a hub, and then new ones, until stopped. One line per event: the body, or a "
         "JSON object; on a terminal, partition, number and time before the body.",
     )

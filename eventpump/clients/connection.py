@@ -18,7 +18,6 @@ from eventpump.options.connection import (
 )
 from eventpump.options.described import show_options, with_options
 from eventpump.texts import not_the_class
-from eventpump.transport.native import NativeTransport
 
 
 def make_transport(settings: ConnectionSettings) -> Transport:
@@ -35,6 +34,9 @@ def make_transport(settings: ConnectionSettings) -> Transport:
         from eventpump.transport.uamqp.transport import UamqpTransport
 
         return UamqpTransport(settings)
+    # A client of a source, or of a transport object, does without the engine.
+    from eventpump.transport.native import NativeTransport
+
     return NativeTransport(settings)
 
 

@@ -32,11 +32,11 @@ TRANSPORT_TYPES: Final = ("tcp", "websocket")
 TRANSPORTS: Final = ("native", "uamqp")
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the subcommand and its options."""
+def add_parser(subparsers: Subparsers, summary: str) -> None:
+    """Add the subcommand and its options; the summary is its line in the list of subcommands."""
     parser = subparsers.add_parser(
         "demo",
-        help="watch hosts share a stream, or Spark aggregate it, kill one, and verify that nothing is lost",
+        help=summary,
         description="Start a local service, publish market data, process it on three hosts, each in its own process, "
         "kill one, add another, and verify that every event was processed. With --spark: aggregate it by structured "
         "streaming into a second hub, kill Spark in the middle of a batch, start it again, and verify that every "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass
 
 from pydantic import Field, FilePath, PlainValidator, SecretStr, ValidationInfo, field_validator
 
@@ -174,6 +174,11 @@ class ProxySettings(SettingsModel):
         Raises:
             ConfigurationError: The variable is not the URL of a proxy that can be used.
         """
+        if not any(name.lower() == "https_proxy" for name in os.environ):
+            return None
+        # An HTTP client, which most programs have no use for.
+        from urllib.request import getproxies_environment, proxy_bypass
+
         url = getproxies_environment().get("https")
         # An IPv6 address may stand there with brackets or without.
         names = [f"[{host}]:{port}", host] if ":" in host else [f"{host}:{port}"]

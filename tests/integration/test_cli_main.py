@@ -64,9 +64,20 @@ def test_parser_for_one_subcommand_is_the_one_for_all(command: str, capsys: pyte
     assert shown[0].startswith(f"usage: eventpump {command} ")
 
 
-def test_version_loads_no_subcommand() -> None:
-    """The quickest call of the command does not load what it does not need."""
-    result = _run("-X", "importtime", "-m", "eventpump", "--version")
-    assert result.returncode == 0
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("no-such-command",), ()])
+def test_call_without_a_subcommand_loads_none(arguments: tuple[str, ...]) -> None:
+    """The version, the list of subcommands and what is wrong with the first word need none of their modules."""
+    result = _run("-X", "importtime", "-m", "eventpump", *arguments)
     assert "eventpump.compiled" in result.stderr
     assert "pydantic" not in result.stderr
+
+
+def test_help_lists_every_subcommand_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list is the same whether the subcommands were loaded or not."""
+    shown = []
+    for made in (parser([]), parser()):
+        made.print_help()
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    lines = [line.split() for line in shown[0].splitlines()]
+    assert COMMANDS.keys() <= {line[0] for line in lines if line}
