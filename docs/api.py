@@ -11,15 +11,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+
 import eventpump
 from eventpump.cli import main as cli
 from eventpump.core.balancers import FairBalancer
 from eventpump.core.checkpoint import CheckpointPolicy
 from eventpump.eventhubs.events import EventPosition
-from eventpump.options.connection import ClientOptions
+from eventpump.options.base import SettingsModel
+from eventpump.options.connection import ClientOptions, ConnectionFields, ConnectionOptions
 from eventpump.options.consumer import HostOptions, ReaderOptions
 from eventpump.options.described import option_texts
 from eventpump.options.producer import BufferedOptions, ProducerOptions, PublishingOptions
+from eventpump.spark.connection import SparkConnection
+from eventpump.spark.sink.data_source_writer import WriterOptions
+from eventpump.spark.sink.foreach_batch import SinkSettings
+from eventpump.spark.source.options import SourceOptions
 
 SUBJECTS: Final[Mapping[str, Sequence[str]]] = {
     "clients": (
@@ -194,6 +202,14 @@ OPTIONS: Final[Mapping[str, type]] = {
     "BufferedProducer": BufferedOptions,
 }
 """The typed dictionary of each class's options."""
+
+SPARK_OPTIONS: Final[Mapping[str, type[SettingsModel]]] = {
+    "SparkConnection": SparkConnection,
+    "SourceOptions": SourceOptions,
+    "WriterOptions": WriterOptions,
+    "SinkSettings": SinkSettings,
+}
+"""The models of what Spark's users set."""
 
 
 _HUB: Final = ("connection_string", "hub", "consumer_group")
@@ -397,16 +413,72 @@ def option_rows(name: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def option_table(name: str) -> str:
-    """Return a table of the options of a public class, in Markdown.
+    """Return a table of the options of a public class, or of Spark's source or sinks, in Markdown.
 
     Args:
-        name: One of `OPTIONS`.
+        name: One of `OPTIONS` or `SPARK_OPTIONS`.
     """
+    if name in SPARK_OPTIONS:
+        return spark_option_table(name)
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option, kind, default, meaning in option_rows(name):
         kind, meaning = kind.replace("|", "\\|"), meaning.replace("|", "\\|")
         lines.append(f"| `{option}` | `{default}` | `{kind}`<br>{meaning} |")
     return "\n".join(lines)
+
+
+def spark_option_table(name: str) -> str:
+    """Return a table of the options of a model of Spark's source or sinks, in Markdown.
+
+    Args:
+        name: One of `SPARK_OPTIONS`.
+    """
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for option, default, meaning in spark_option_rows(name):
+        lines.append(f"| `{option}` | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def spark_option_rows(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and meaning of each option of a model of Spark's source or sinks.
+
+    Args:
+        name: One of `SPARK_OPTIONS`.
+
+    Raises:
+        StopIteration: The docstring of the model does not name an option.
+    """
+    model = SPARK_OPTIONS[name]
+    texts = _argument_texts(model)
+    if issubclass(model, ConnectionFields):
+        texts = {each: text.text for each, text in option_texts(ConnectionOptions).items()} | texts
+    # Those of `foreach_batch_producer` are Python's arguments, and the others text in Spark's options.
+    names = {field: field if model is SinkSettings else to_camel(field) for field in model.model_fields}
+    for field, info in model.model_fields.items():
+        if field == "connection":
+            continue
+        own = texts.get(field) or next(f"See `{each}`." for each in texts if f"`{field}`" in texts[each])
+        text, _, stated = own.partition(" Default: ")
+        default = stated.removesuffix(".").strip("`") or _spark_default(info)
+        text = re.sub(r":\w+:`([^`]+)`", r"`\1`", text)
+        text = re.sub(r"`(\w+)`", lambda found: f"`{names.get(found[1], found[1])}`", text)
+        text = re.sub(r"`parse_positions?`", "[positions](#positions)", text).replace("|", "\\|")
+        yield names[field], default if info.is_required() else f"`{default}`", text
+
+
+def _spark_default(field: FieldInfo) -> str:
+    """Return a default as Spark's users write it."""
+    default = field.get_default(call_default_factory=True)
+    if field.is_required():
+        return "required"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _argument_texts(made: type) -> dict[str, str]:
+    """Return the meaning of each argument in the docstring of a class."""
+    _, _, rest = (inspect.getdoc(made) or "").partition("\nArgs:\n")
+    entries = re.split(r"\n    (?=\S)", "\n" + re.split(r"\n(?=\S)", rest)[0])[1:]
+    return {name: text for name, _, text in (" ".join(entry.split()).partition(": ") for entry in entries)}
 
 
 def command_help() -> str:

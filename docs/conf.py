@@ -270,7 +270,7 @@ class PublicNames(SphinxDirective):
 
 
 class OptionTable(SphinxDirective):
-    """List the options of a public class, with their defaults and meanings."""
+    """List the options of a public class, or of Spark's source or sinks, with their defaults and meanings."""
 
     required_arguments = 1
 

@@ -18,7 +18,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it comes without types
 
 import eventpump
-from docs.api import command_parsers, of_module, public_names
+from docs.api import SPARK_OPTIONS, command_parsers, of_module, public_names, spark_option_rows
 from docs.demo import PICTURE, RECORDING, Recording, draw
 from docs.draw import FOLDER, drawings
 from eventpump import (
@@ -198,6 +198,22 @@ def _promises() -> list[list[str]]:
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
     rows = [row for row in text[text.index(PROMISES) :].splitlines() if row.startswith("| ")]
     return [[cell.strip() for cell in row.strip("|").split(" |")] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("model", SPARK_OPTIONS)
+def test_page_of_spark_options_has_every_option(model: str) -> None:
+    """Each field of the models is on the page, by the name that users write, with its meaning and its default."""
+    page = (ROOT / "docs/reference/spark-options.md").read_text(encoding="utf-8")
+    assert f"```{{option-table}} {model}\n" in page
+    rows = list(spark_option_rows(model))
+    fields = [field for field in SPARK_OPTIONS[model].model_fields if field != "connection"]
+    assert [name.lower() for name, _, _ in rows] == [
+        field if model == "SinkSettings" else field.replace("_", "") for field in fields
+    ]
+    for name, default, meaning in rows:
+        assert default, name
+        assert len(meaning) > len("See ``.") + 3, name
+        assert not re.search(r":\w+:`", meaning), f"{name}: a role of the docstring is left"
 
 
 def test_promises_name_tests_that_exist() -> None:

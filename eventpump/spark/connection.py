@@ -21,6 +21,7 @@ from eventpump.options.callables import call_by_import_name, check_import_name
 from eventpump.options.connection import ConnectionFields, ConnectionSettings, NetworkOptions, connection_settings
 from eventpump.options.connection_string import ConnectionString
 from eventpump.options.credentials import SharedKey
+from eventpump.spark.kafka_names import refuse_kafka_names
 
 CONNECTOR_PREFIX: Final = "eventhubs."
 """The prefix of the options of Microsoft's Scala connector; ours are accepted with it too."""
@@ -209,9 +210,10 @@ class SparkConnection(ConnectionFields):
             The connection, and the other options unchanged.
 
         Raises:
-            ConfigurationError: A value is invalid, or an option is given twice; the error names the option and shows no
-                secret.
+            ConfigurationError: A value is invalid, an option is given twice, or has a name of Kafka's; the error names
+                the option and shows no secret.
         """
+        refuse_kafka_names(options)
         values, rest = split_fields(options, CONNECTION_OPTIONS)
         try:
             return cls(**values), rest

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from eventpump.errors import ConfigurationError
 
 try:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import datasource
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceReader,
@@ -25,7 +27,7 @@ except ModuleNotFoundError as error:
         raise ConfigurationError("pyspark", "is not installed: pip install 'eventpump[spark]'") from error
     raise ConfigurationError(
         "pyspark",
-        f'format("eventpump") needs PySpark 4.1 or later, and this is {_version}: upgrade Spark. '
+        f'format("eventpump") needs PySpark 4.0 or later, and this is {_version}: upgrade Spark. '
         "foreach_batch_producer works from Spark 3.5 on",
     ) from error
 
@@ -53,7 +55,12 @@ def register(spark: SparkSession) -> None:
     _check_shipping(spark)
     java = getattr(spark, "_jsparkSession", None)  # Connect has none
     if java is None or not java.sessionState().dataSourceManager().dataSourceExists(EventPumpDataSource.name()):
-        spark.dataSource.register(EventPumpDataSource)
+        try:
+            spark.dataSource.register(EventPumpDataSource)
+        except AnalysisException as error:
+            # A server of Spark 4.0 that has found the format by itself refuses another one of its name.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
     _registered.add(spark)
 
 
@@ -162,7 +169,16 @@ class EventPumpDataSource(DataSource):
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Return the writer of a query. Raises like :class:`eventpump.spark.sink.data_source_writer.StreamWriter`."""
+        """Return the writer of a query. Raises like :class:`eventpump.spark.sink.data_source_writer.StreamWriter`.
+
+        Raises:
+            ConfigurationError: This is Spark 4.0, whose queries have no writers of Arrow batches.
+        """
+        if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+            problem = (
+                "a query writes with format(...) from Spark 4.1 on; foreach_batch_producer(...) writes with this one"
+            )
+            raise ConfigurationError('format("eventpump")', problem)
         from eventpump.spark.sink.data_source_writer import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import pyarrow as pa
 from pydantic import AfterValidator
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from eventpump.errors import ConfigurationError
@@ -33,6 +33,11 @@ from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import SinkRouter
 from eventpump.spark.sink.patience import retried
 from eventpump.spark.source.options import SOURCE_OPTIONS, WITHOUT_EFFECT
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # Spark 4.0 has none for queries, which `EventPumpDataSource.streamWriter` says
+    DataSourceStreamArrowWriter = DataSourceArrowWriter  # type: ignore[misc, assignment] # replaces the missing one
 
 
 class WriterOptions(SettingsModel):

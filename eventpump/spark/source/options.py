@@ -320,6 +320,7 @@ class SourceOptions(SettingsModel):
 
     Args:
         connection: The hub and how to connect to it.
+        consumer_group: The consumer group to read with, which has to exist; each query needs its own.
         watch_consumer_group: Another consumer group, in which the driver of a query keeps a link to each partition that
             is read to its end, so that a new event is seen at once; None to look for new events by requests only. Its
             links have no owner level; of several queries, five can use the same group.
@@ -328,8 +329,9 @@ class SourceOptions(SettingsModel):
         starting_position: Where a new query, or a batch, begins: see :func:`parse_position`. None for "latest" in a
             query and "earliest" in a batch. A checkpoint takes precedence.
         starting_positions: The same per partition; takes precedence. See :func:`parse_positions`.
-        ending_position: Where a batch ends, and the same per partition; None for "latest". The event at an end is not
-            read, unless the position states `"isInclusive": true`. Not for a query.
+        ending_position: Where a batch ends; None for "latest". The event at an end is not read, unless the position
+            states `"isInclusive": true`. Not for a query.
+        ending_positions: The same per partition; takes precedence.
         no_matching_position: The meaning of a time or offset after the newest event, and of a sequence number for all
             partitions that one of them has not reached: "latest" or "error". A number that is given for one partition
             must exist.
@@ -341,6 +343,7 @@ class SourceOptions(SettingsModel):
             is given too, both apply.
         min_events_per_trigger: The number of new events before which there is no batch, unless `max_trigger_delay`
             seconds have passed.
+        max_trigger_delay: See `min_events_per_trigger`.
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
         partitions_per_task: How many hub partitions one task reads at the same time; None ("auto") to let the number of
             events decide: a partition with many has its own task, and those with few share one.

@@ -202,6 +202,7 @@ class KeptLinks:
     def __init__(self) -> None:
         self._kept: dict[LinkKey, _Kept] = {}
         self._closing = TaskSet(_not_closed)
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -234,6 +235,16 @@ class KeptLinks:
         kept.timer.cancel()
         del self._kept[key]
         return True
+
+    def warn_of_theft(self, error: ConsumerDisconnectedError) -> None:
+        """Log that another exclusive reader took a partition in the middle of a task, the first time in this process.
+
+        Of two queries in one consumer group, each takes the partition back when Spark repeats its task, so that both go
+        on, slowly, and neither fails for a long time.
+        """
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s; until then each takes it from the other, and both are slow", error)
 
     def _expire(self, key: LinkKey, feed: PartitionFeed[bytes]) -> None:
         if self.forget(key, feed):
@@ -383,7 +394,10 @@ class _RangeLink:
             self._refusals.reset()
         remaining = self._refused_since + REFUSED_PATIENCE - now
         if self._options.owner_level is not None or remaining <= 0:
-            raise self._options.disconnected(error, self._hub, self._progress.partition_id) from error
+            ended = self._options.disconnected(error, self._hub, self._progress.partition_id)
+            if self._options.owner_level is not None:
+                self._links.warn_of_theft(ended)
+            raise ended from error
         delay = min(self._refusals.next(self._rng), remaining)
         _log.info("partition %s is read exclusively; trying again in %.1f s", self._progress.partition_id, delay)
         await feed.aclose()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ("3.5.6", 'pyspark: format("eventpump") needs PySpark 4.1 or later, and this is 3.5.6: upgrade Spark'),
+        ("3.5.6", 'pyspark: format("eventpump") needs PySpark 4.0 or later, and this is 3.5.6: upgrade Spark'),
         (None, "pyspark: is not installed: pip install 'eventpump[spark]'"),
     ],
 )
