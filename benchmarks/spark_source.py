@@ -26,7 +26,7 @@ TIMEOUT = 900.0
 
 
 def source(quick: bool, log: Log) -> list[Row]:
-    """Rows per second and CPU per row, the cost of a trigger, of an idle query, memory, and what the caches hit."""
+    """Rows per second and CPU per row, the cost of a trigger and of an idle query, memory, the use of kept links."""
     rows = _rates(PARTITIONS, BODY_SIZE, ("ours", "memory", "obvious"), quick, log, rounds=1 if quick else 3)
     rows += _fixed_costs(quick, log)
     rows.append(_memory(quick, log))
@@ -118,10 +118,7 @@ def _fixed_costs(quick: bool, log: Log) -> list[Row]:
         )
         run_side("ours:fill", TIMEOUT, **place, partitions=PARTITIONS, events=events)
         hits = run_side("spark_source:hits", TIMEOUT, **place, events=events + few, per_batch=events // 20)
-        log(
-            f"of {hits['ranges']:.0f} ranges, {hits['links']:.0%} on a kept link; of {hits['looks'] / 2:.0f} second "
-            f"looks, {hits['second_looks']:.0%} from the cache"
-        )
+        log(f"of {hits['ranges']:.0f} ranges, {hits['links']:.0%} on a kept link")
     return [
         _row("spark-source: a trigger of 4 rows", MEMORY, ours, memory, "ms", None, "in the median"),
         Row(
@@ -137,7 +134,6 @@ def _fixed_costs(quick: bool, log: Log) -> list[Row]:
             ),
         ),
         _row("spark-source: ranges on a kept link", "all", hits["links"] * 100, None, "%", None, "two slots"),
-        _row("spark-source: second looks from the cache", "all", hits["second_looks"] * 100, None, "%", None, ""),
     ]
 
 

@@ -66,10 +66,9 @@ def _expected(partition: str, start: int, end: int) -> list[dict[str, object]]:
     ]
 
 
-def _since(before: ReceiveCounters) -> tuple[int, int, int]:
+def _since(before: ReceiveCounters) -> tuple[int, int]:
     now = counters()
     return (
-        now.from_cache - before.from_cache,
         now.from_kept_link - before.from_kept_link,
         now.from_new_link - before.from_new_link,
     )
@@ -126,31 +125,17 @@ def test_receive_by_tasks_in_a_row_shares_a_link(connection: SparkConnection) ->
     for start in range(0, 1000, 250):
         found = _rows(connection, SequenceRange("0", start, start + 250))
         assert found == _expected("0", start, start + 250)
-    assert _since(before) == (0, 3, 1)
+    assert _since(before) == (3, 1)
 
 
-def test_receive_of_the_same_range_is_served_from_the_cache(connection: SparkConnection) -> None:
-    """The same range again, with other columns, is not received again; without a cache it is."""
+def test_receive_of_the_same_range_reads_the_hub_again(connection: SparkConnection) -> None:
+    """The same range again, with other columns, is received again: nothing of it is held."""
     wanted = [SequenceRange("0", 100, 400), SequenceRange("1", 100, 200)]
     before = counters()
     first = _rows(connection, *wanted)
     assert _rows(connection, *wanted, columns=["sequenceNumber"]) != first
     assert sorted(map(str, _rows(connection, *wanted))) == sorted(map(str, first))
-    assert _since(before) == (4, 0, 2)
-    off = ReceiveOptions(cache_memory=0)
-    for _ in range(2):
-        _rows(connection, SequenceRange("2", 0, 100), options=off)
-    assert _since(before) == (4, 0, 4)
-
-
-def test_receive_from_a_small_cache_is_served_from_disk(connection: SparkConnection) -> None:
-    """Ranges beyond the room in memory come from the spill file, the same."""
-    small = ReceiveOptions(cache_memory=10_000, cache_disk=10_000_000)
-    wanted = [SequenceRange(partition, 0, 1000) for partition in "012"]
-    before = counters()
-    first = _rows(connection, *wanted, options=small)
-    assert sorted(map(str, _rows(connection, *wanted, options=small))) == sorted(map(str, first))
-    assert _since(before) == (3, 0, 3)
+    assert (_since(before), counters().events - before.events) == ((0, 6), 1200)
 
 
 @pytest.mark.parametrize("action", [DropConnection(), CloseConnection(), DetachLink()])
@@ -187,7 +172,7 @@ def test_receive_after_a_failure_uses_another_connection(service: EmulatorThread
 
 
 def test_receive_that_stops_early_leaves_nothing_open(connection: SparkConnection) -> None:
-    """Closing the iterator, as Spark does for LIMIT, ends the receiving; the range is neither kept nor cached."""
+    """Closing the iterator, as Spark does for LIMIT, ends the receiving; the link is not kept."""
     before = counters()
     batches = read_ranges(
         connection,
@@ -199,7 +184,7 @@ def test_receive_that_stops_early_leaves_nothing_open(connection: SparkConnectio
     assert isinstance(first, pa.RecordBatch)
     batches.close()
     assert _rows(connection, SequenceRange("1", 0, 1000)) == _expected("1", 0, 1000)
-    assert _since(before)[0] == 0
+    assert _since(before) == (0, 1)
 
 
 _FORKING = """
@@ -222,13 +207,13 @@ if not child:
     assert counters().ranges == 0
     read("1", 0, 100)
     read("0", 0, 100)
-    assert (counters().from_cache, counters().from_new_link) == (0, 2)
+    assert (counters().from_kept_link, counters().from_new_link) == (0, 2)
     worker.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 read("1", 0, 100)
 read("0", 100, 200)
-print(counters().from_cache, counters().from_kept_link, counters().from_new_link)
+print(counters().from_kept_link, counters().from_new_link)
 """
 
 
@@ -243,4 +228,4 @@ def test_receive_in_a_forked_child_has_connections_of_its_own(service: EmulatorT
         check=False,
     )
     # The child took partition 0 with an equal owner level, so the parent opened another link.
-    assert (result.returncode, result.stdout.split()) == (0, ["0", "0", "3"]), result.stderr
+    assert (result.returncode, result.stdout.split()) == (0, ["0", "3"]), result.stderr

@@ -142,7 +142,7 @@ def test_load_right_after_a_query_waits_for_its_links(
     reading = HubReading(spark, service, service.new_hub(2), checkpoint)
     service.publish_all(reading.hub, {"0": [b"a", b"b"], "1": [b"c"]})
     published = reading.published()
-    reading.run_now(startingPosition="earliest", rangeCacheMemory=0)
+    reading.run_now(startingPosition="earliest")
     assert reading.keys(useExclusiveReceiver="true") == reading.rows == published
 
 

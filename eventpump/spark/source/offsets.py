@@ -78,13 +78,11 @@ class SourcePartition:
     Args:
         hub: The index of the hub among those of the source.
         keep_links: Seconds for which its exclusive links stay open for the next task.
-        created_at: When the hub was created: the same numbers in a recreated hub are other events.
     """
 
     ranges: tuple[SequenceRange, ...]
     keep_links: float = KEEP_LINKS
     hub: int = 0
-    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,6 @@ class ReceiveOptions:
         retry: The delays before it is, and before a failed link is opened again. `UNLIMITED` if the user gives none:
             then links have their own.
         fail_on_data_loss: Raise `DataLossError` for numbers that are gone; otherwise log a warning and continue.
-        cache_memory: How many bytes of the last ranges a worker keeps in memory; 0 disables the cache.
-        cache_disk: How many bytes of the last ranges a worker keeps in its spill file.
         decode: The import name of the codecs that decode bodies; None to return them as they are.
     """
 
@@ -112,8 +108,6 @@ class ReceiveOptions:
     retry_timeout: float = RETRY_TIMEOUT
     retry: RetryPolicy = UNLIMITED
     fail_on_data_loss: bool = True
-    cache_memory: int = 64 * 1024 * 1024
-    cache_disk: int = 512 * 1024 * 1024
     decode: str | None = None
 
     def disconnected(self, error: ConsumerDisconnectedError, hub: str, partition_id: str) -> ConsumerDisconnectedError:
@@ -783,7 +777,6 @@ def plan_tasks(
     partitions_per_task: int | None = None,
     keep_links: float = KEEP_LINKS,
     index: int = 0,
-    created_at: datetime | None = None,
 ) -> list[SourcePartition]:
     """Assign each task its share: a range, several small ones, or a part of a large one.
 
@@ -796,7 +789,6 @@ def plan_tasks(
             events: see `tasks_needed`.
         keep_links: Seconds for which exclusive links stay open after their task.
         index: The index of the hub among those of the source.
-        created_at: When the hub was created.
     """
     if min_partitions is not None:
         shares: list[tuple[SequenceRange, ...]] = [(each,) for each in split_ranges(ranges, min_partitions)]
@@ -810,7 +802,7 @@ def plan_tasks(
     def key(ranges: tuple[SequenceRange, ...]) -> tuple[int, int]:
         return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
 
-    return [SourcePartition(each, keep_links, index, created_at) for each in sorted(shares, key=key)]
+    return [SourcePartition(each, keep_links, index) for each in sorted(shares, key=key)]
 
 
 def tasks_needed(ranges: Sequence[SequenceRange]) -> int:

@@ -361,8 +361,6 @@ class SourceOptions(SettingsModel):
         snapshot_interval: Seconds between two looks at a partition. A look is a request, and a query makes at most 40
             requests a second: with more partitions than that allows, all are looked at as often as possible, and those
             that lately had events more often.
-        range_cache_memory: How many bytes of the last ranges a worker keeps in memory, and in its spill file
-            (`range_cache_disk`), for a second evaluation of the same batch; 0 disables the cache.
         decode: "module:name", the import name of a `PayloadCodec` or a list of them, in every process: the column
             `body` is decoded by those that an event's `content_encoding` names. None to return bodies as they are.
     """
@@ -390,8 +388,6 @@ class SourceOptions(SettingsModel):
     include_properties: bool = True
     include_property_types: bool = False
     snapshot_interval: Duration = 0.1
-    range_cache_memory: ByteSize = ByteSize(64 * 1024 * 1024)
-    range_cache_disk: ByteSize = ByteSize(512 * 1024 * 1024)
     decode: Annotated[str, AfterValidator(check_import_name)] | None = None
 
     @field_validator("starting_positions", "ending_positions", mode="before")
@@ -508,8 +504,6 @@ class SourceOptions(SettingsModel):
             retry_timeout=self.retry_timeout,
             retry=self.connection.patience,
             fail_on_data_loss=self.fail_on_data_loss,
-            cache_memory=self.range_cache_memory,
-            cache_disk=self.range_cache_disk,
             decode=self.decode,
         )
 

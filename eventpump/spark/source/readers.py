@@ -152,20 +152,17 @@ class _Reader:
             task.ranges,
             self._columns,
             keep_links=task.keep_links,
-            created_at=task.created_at,
         )
 
     def _tasks(
         self,
         ranges: Mapping[str, Sequence[SequenceRange]],
-        snapshots: Mapping[str, HubSnapshot],
         keep_links: float = KEEP_LINKS,
     ) -> list[InputPartition]:
         """Return the tasks of a batch.
 
         Args:
             ranges: By hub, in lower case.
-            snapshots: Likewise.
         """
         wanted = self._hubs[0].min_partitions
         by_hub = {index: ranges.get(each.connection.hub.lower(), ()) for index, each in enumerate(self._hubs)}
@@ -182,7 +179,6 @@ class _Reader:
                 partitions_per_task=self._hubs[0].partitions_per_task,
                 keep_links=keep_links,
                 index=index,
-                created_at=snapshots[self._hubs[index].connection.hub.lower()].created_at,
             )
         ]
         if wanted is not None and 0 < len(tasks) < wanted and not self._is_noted:
@@ -237,7 +233,7 @@ class BatchReader(_Reader, DataSourceReader):
         ranges, losses = source_ranges(starts, ends, snapshots)
         self._report_losses(losses)
         # For a batch without tasks, Spark creates a task with a partition that is not ours.
-        return self._tasks(ranges, snapshots) or [InputPartition(SourcePartition(()))]
+        return self._tasks(ranges) or [InputPartition(SourcePartition(()))]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -298,8 +294,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             ServiceError: The service did not answer.
         """
         query = self._own_query()
-        ranges, snapshots = query.ranges(start, end)
-        return self._tasks(ranges, snapshots, query.keep_links)
+        return self._tasks(query.ranges(start, end), query.keep_links)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing when a batch is done: the service keeps no positions."""
@@ -426,10 +421,8 @@ class _Query:
         self._planner.aim(self._run(known()))
         self._ends_at_target = True
 
-    def ranges(
-        self, start: dict[str, Any], end: dict[str, Any]
-    ) -> tuple[Mapping[str, Sequence[SequenceRange]], Mapping[str, HubSnapshot]]:
-        """Return the ranges of a batch, and what is known of the hubs, by hub in lower case."""
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> Mapping[str, Sequence[SequenceRange]]:
+        """Return the ranges of a batch, by hub in lower case."""
         before, self._planned_at = self._planned_at, time.monotonic()
         self.keep_links = keep_links_for(None if before is None else self._planned_at - before)
         begin, self._last = self._offset(start), self._offset(end)
@@ -443,10 +436,9 @@ class _Query:
                 self._watch.watch(self._drained(self._last, snapshots), skips_busy=True)
             return snapshots
 
-        snapshots = self._run(known())
-        ranges, losses = source_ranges(begin, self._last, snapshots)
+        ranges, losses = source_ranges(begin, self._last, self._run(known()))
         self._on_losses(losses)
-        return ranges, snapshots
+        return ranges
 
     def _offset(self, document: dict[str, Any]) -> SourceOffset:
         """Return an offset from the checkpoint.

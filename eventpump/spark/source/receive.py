@@ -1,4 +1,4 @@
-"""Receiving ranges in an executor's task: from kept links, new links, or the cache of the last ranges."""
+"""Receiving ranges in an executor's task, on kept links and new ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import random
 import socket
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 import pyarrow as pa
 
@@ -29,7 +28,6 @@ from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.source.lookups import persist
 from eventpump.spark.source.offsets import KEEP_LINKS, REFUSED_PATIENCE, ReceiveOptions, SequenceRange
-from eventpump.spark.source.rangecache import RangeCache, RangeKey
 from eventpump.spark.source.ranges import RangeProgress, number_of
 from eventpump.spark.source.rows import PackedEvents, RowEncoder
 
@@ -53,15 +51,13 @@ class ReceiveCounters:
     """Counters of what this process has received for Spark.
 
     Args:
-        ranges: Ranges that tasks requested; each is served in one of three ways.
-        from_cache: Ranges that were in the range cache.
+        ranges: Ranges that tasks have read; each in one of two ways.
         from_kept_link: Ranges that were read on a link kept from an earlier task.
         from_new_link: Ranges that were read on a new link.
         events: Events received from the service.
     """
 
     ranges: int = 0
-    from_cache: int = 0
     from_kept_link: int = 0
     from_new_link: int = 0
     events: int = 0
@@ -89,19 +85,16 @@ def read_ranges(
     columns: Sequence[str],
     *,
     keep_links: float = KEEP_LINKS,
-    created_at: datetime | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Read ranges of a hub, several concurrently, as Arrow batches; for the thread of a Spark task.
 
-    Every event of every range is returned once; those of one range in order. Ranges in the range cache are not received
-    again. With an owner level, links stay open for the next task that continues where this one ended; without, they are
-    closed, and a partition that another reader has exclusively is tried again for `REFUSED_PATIENCE` seconds. Closing
-    the iterator stops receiving.
+    Every event of every range is returned once; those of one range in order. With an owner level, links stay open for
+    the next task that continues where this one ended; without, they are closed, and a partition that another reader has
+    exclusively is tried again for `REFUSED_PATIENCE` seconds. Closing the iterator stops receiving.
 
     Args:
         columns: Some of :data:`eventpump.spark.source.rows.COLUMNS`.
         keep_links: Seconds for which links stay open for the next task.
-        created_at: When the hub was created; ranges of a former hub of that name are not returned from the cache.
 
     Raises:
         DataLossError: Events of a range are gone, and `fail_on_data_loss` is set.
@@ -111,60 +104,32 @@ def read_ranges(
         ConfigurationError: The codecs cannot be imported.
     """
     worker.spare_collections()
-    cache = worker.once(RangeCache)
     counting = worker.once(_Counting)
     codecs = loaded_codecs("decode", options.decode)
     encoders = [RowEncoder(each.partition_id, columns, codecs, connection.hub) for each in ranges]
-    keys = [RangeKey(connection, each, created_at) for each in ranges]
-    cached = {index: found for index, key in enumerate(keys) if (found := cache.find(key)) is not None}
-    missing = [index for index in range(len(ranges)) if index not in cached]
-    counting.add(ranges=len(ranges), from_cache=len(cached))
-    receiver: RangesReceiver | None = None
-    recordings = {
-        index: cache.record(keys[index], memory=options.cache_memory, disk=options.cache_disk)
-        for index in missing
-        if options.cache_memory
-    }
+    receiver = RangesReceiver(
+        worker.transport(connection),
+        connection.hub,
+        ranges,
+        options,
+        links=worker.once(KeptLinks),
+        scope=connection,
+        keep_links=keep_links,
+    )
     try:
-        if missing:
-            receiver = RangesReceiver(
-                worker.transport(connection),
-                connection.hub,
-                [ranges[index] for index in missing],
-                options,
-                links=worker.once(KeptLinks),
-                scope=connection,
-                keep_links=keep_links,
-            )
-            worker.run(receiver.start())
-        for index, pieces in cached.items():
-            for piece in pieces:
-                yield encoders[index].encode(piece)
-        while receiver is not None:
-            received = worker.run(receiver.next())
-            if received is None:
-                break
-            index = missing[received.index]
+        worker.run(receiver.start())
+        while (received := worker.run(receiver.next())) is not None:
             if received.messages:
-                events = PackedEvents.pack(received.messages)
-                if index in recordings:
-                    recordings[index].add(events)
-                counting.add(events=len(events))
-                yield encoders[index].encode(events)
-            elif index in recordings:
-                recordings[index].complete()
-        if receiver is not None:
-            counting.add(from_kept_link=receiver.kept, from_new_link=len(missing) - receiver.kept)
+                counting.add(events=len(received.messages))
+                yield encoders[received.index].encode(PackedEvents.pack(received.messages))
+        counting.add(ranges=len(ranges), from_kept_link=receiver.kept, from_new_link=len(ranges) - receiver.kept)
     except ServiceError as error:
         if not isinstance(error, ConsumerDisconnectedError):
             # Whatever the cause, the task's next attempt uses a new connection.
             worker.drop(connection)
         raise
     finally:
-        for recording in recordings.values():
-            recording.abandon()
-        if receiver is not None:
-            worker.run(receiver.aclose())
+        worker.run(receiver.aclose())
 
 
 # ---------------------------------------------------------------------------------------------------------- links

@@ -81,11 +81,6 @@ class PackedEvents:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        return len(self.data) + self.lengths.nbytes
-
 
 class RowEncoder:
     """Converts one hub partition's events to Arrow batches. Columns that are not requested are not decoded.

@@ -242,7 +242,7 @@ def test_option_without_an_effect_is_taken_with_a_warning() -> None:
         ({"maxEventsPerTrigger": "many"}, "maxEventsPerTrigger: "),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay: must be a number of seconds"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: "),
-        ({"rangeCacheMemory": "lots"}, "rangeCacheMemory: "),
+        ({"maxBytesPerTrigger": "lots"}, "maxBytesPerTrigger: "),
         ({"noMatchingPosition": "earliest"}, "noMatchingPosition: "),
         ({"prefetchCount": "0"}, "prefetchCount: "),
         ({"minEventsPerTrigger": "9", "maxEventsPerTrigger": "8"}, "minEventsPerTrigger: must not be greater"),
@@ -300,10 +300,9 @@ def test_option_to_split_needs_shared_receivers() -> None:
 
 def test_options_are_pickled_and_show_no_secret() -> None:
     """They are pickled to executors whole, and their repr holds no key."""
-    made = options(startingPosition="42", rangeCacheMemory="16MiB", maxTriggerDelay="PT5M").for_stream()
+    made = options(startingPosition="42", maxBytesPerTrigger="16MiB", maxTriggerDelay="PT5M").for_stream()
     assert pickle.loads(pickle.dumps(made)) == made
-    assert made.receive.cache_memory == 16 * 1024 * 1024
-    assert made.limits.max_delay == 300
+    assert (made.limits.max_bytes, made.limits.max_delay) == (16 * 1024 * 1024, 300)
     assert SECRET not in repr(made) + str(made)
 
 
