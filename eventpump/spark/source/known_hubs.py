@@ -22,6 +22,16 @@ REQUESTS_PER_SECOND: Final = 40
 """The most requests that a query makes in any second, of the 50 that the service answers; they take about 1 % of a
 core."""
 
+RECENT_RATE: Final = 10
+"""Requests a second while nothing is new, for `RECENT_SECONDS` after the last event: 4 partitions are read twice a
+second, and 32 in three seconds."""
+
+RECENT_SECONDS: Final = 10.0
+"""After so long without an event a query is idle."""
+
+IDLE_RATE: Final = 1
+"""Requests a second of an idle query: every other query in the namespace needs some of the 50, too."""
+
 ROUND: Final = 10
 """How many requests at least are made at once while nothing is new, if there are so many to make: partitions that
 lately had events are read up to four times a second, however many others there are."""
@@ -35,8 +45,11 @@ _BUSY_SECONDS: Final = 60.0
 ACTIVE_SECONDS: Final = 60.0
 """A partition that had a new event within this time is read more often, if not all can be read each time."""
 
-_ACTIVE_SHARE: Final = 3
-"""One of so many requests is for such partitions at most; the others go round."""
+_HUB_SECONDS: Final = 10.0
+"""For so long a hub that links watch is not asked for: only its own properties show new partitions."""
+
+ACTIVE_SHARE: Final = 3
+"""One of so many requests is for such partitions at most, if all that the rate allows are made; the others go round."""
 
 USUAL_SIZE: Final = 1024.0
 """Bytes of an event, as long as nothing is known of the sizes in its hub."""
@@ -96,12 +109,12 @@ class LookPace(NamedTuple):
     Args:
         requests: How many at once.
         seconds: From one round to the next.
-        favors_active: Whether some of a round are for partitions that lately had events; otherwise all take turns.
+        active: How many of a round are for partitions that lately had events, at most.
     """
 
     requests: int
     seconds: float
-    favors_active: bool
+    active: int = 0
 
 
 class Item(NamedTuple):
@@ -158,6 +171,8 @@ class KnownHubs:
         self._asked: dict[Item, float] = {Item(index, None): float("-inf") for index in range(hubs)}
         self._active: dict[Item, float] = {}
         self._shown: dict[Item, float] = {}
+        self.news_at = float("-inf")
+        """When an event, or a hub, was last seen to be new."""
 
     def __len__(self) -> int:
         """Return how many requests it takes to read all hubs and partitions once."""
@@ -176,6 +191,8 @@ class KnownHubs:
             now: When it came.
         """
         known = self._hubs[hub]
+        if known.properties is None or known.properties.created_at != properties.created_at:
+            self.news_at = asked_at
         if known.properties is not None and known.properties.created_at != properties.created_at:
             known.recreated_at = now
             self._forget(hub, partition_ids=())
@@ -218,7 +235,7 @@ class KnownHubs:
             if grown < 0 and asked_at < self._shown.get(item, float("-inf")) + SETTLE_SECONDS:
                 return
             if grown:
-                self._active[item] = now
+                self._active[item] = self.news_at = now
             if grown < 0 or properties.beginning_sequence_number < before.beginning_sequence_number:
                 self._asked[Item(hub, None)] = float("-inf")
         known[properties.partition_id] = properties
@@ -243,7 +260,7 @@ class KnownHubs:
             offset, moment = newest.offset or offset, newest.enqueued_time or moment
         if last <= before.last_enqueued_sequence_number:
             return False
-        self._active[item] = self._shown[item] = now
+        self._active[item] = self._shown[item] = self.news_at = now
         self._hubs[hub].partitions[partition_id] = replace(
             before,
             beginning_sequence_number=number if before.is_empty else before.beginning_sequence_number,
@@ -259,48 +276,53 @@ class KnownHubs:
         properties = self._hubs[hub].properties
         return None if properties is None else properties.created_at
 
-    def is_known_since(self, moment: float) -> bool:
-        """Return whether every answer was asked for at a moment or later."""
-        return all(asked >= moment for asked in self._asked.values())
+    def ends(self, hub: int) -> dict[str, int]:
+        """Return the number of the next event of each partition of a hub."""
+        return {each: found.last_enqueued_sequence_number + 1 for each, found in self._hubs[hub].partitions.items()}
 
     def unknown(self, moment: float) -> list[Item]:
         """Return what was not asked for since a moment: hubs first."""
         return sorted((each for each, asked in self._asked.items() if asked < moment), key=_order)
 
-    def pace(self, rate: int, interval: float) -> LookPace:
+    def pace(self, rate: int, interval: float | None, now: float) -> LookPace:
         """Return how to make requests so that everything is read once per interval, if the rate allows it.
 
         Otherwise the requests are as many as the rate allows, and partitions that lately had events get more of them.
 
         Args:
             rate: The most requests in a second.
-            interval: Seconds.
+            interval: Seconds; None for a rate that follows from when the last event was seen.
         """
+        if interval is None:
+            rate = min(rate, RECENT_RATE if now < self.news_at + RECENT_SECONDS else IDLE_RATE)
+            count = min(len(self), math.ceil(rate * 0.6))
+            return LookPace(count, count / rate, count // 6)
         if len(self) <= rate * interval:
             rounds = math.ceil(len(self) / rate)
-            return LookPace(math.ceil(len(self) / rounds), interval / rounds, favors_active=False)
+            return LookPace(math.ceil(len(self) / rounds), interval / rounds)
         count = min(len(self), rate, max(ROUND, math.ceil(rate * interval)))
-        return LookPace(count, count / rate, favors_active=True)
+        return LookPace(count, count / rate, count // ACTIVE_SHARE)
 
-    def next(self, count: int, now: float, *, favors_active: bool = True, without: Collection[Item] = ()) -> list[Item]:
+    def next(self, count: int, now: float, *, active: int = 0, without: Collection[Item] = ()) -> list[Item]:
         """Return what to read next: what was not read for the longest time, and partitions that lately had events.
 
         Args:
-            favors_active: Whether such partitions are among it even if it is not their turn.
+            active: How many such partitions are among it, at most, even if it is not their turn.
             without: What need not be read.
         """
         wanted = self._asked.keys() - without
         if count >= len(wanted):
             return sorted(wanted, key=_order)
-        active = [
-            each
-            for each in wanted & self._active.keys()
-            if favors_active and now - self._active[each] <= ACTIVE_SECONDS
-        ]
-        active.sort(key=lambda each: (self._asked[each], _order(each)))
-        first = active[: count // _ACTIVE_SHARE]
-        others = sorted(wanted - set(first), key=lambda each: (self._asked[each], _order(each)))
-        return first + others[: count - len(first)]
+        turns = sorted(wanted, key=lambda each: (self._asked[each], _order(each)))
+        lately = now - ACTIVE_SECONDS
+        first = [each for each in turns if self._active.get(each, float("-inf")) >= lately][:active]
+        return first + [each for each in turns if each not in first][: count - len(first)]
+
+    def stalest(self, items: Collection[Item], now: float) -> Item:
+        """Return what was not read for the longest time of some items; a hub that was not for long precedes them."""
+        before = now - _HUB_SECONDS * len(self._hubs)
+        hubs = [each for each in items if each.partition_id is None and self._asked[each] <= before]
+        return min(hubs or items, key=lambda each: (self._asked[each], _order(each)))
 
     def facts(self, hub: int) -> HubFacts:
         """Return what is known of a hub. All of it must have been read."""

@@ -360,7 +360,9 @@ class SourceOptions(SettingsModel):
             that are not text, by their names. With them, the sink publishes properties with the types that they had.
         snapshot_interval: Seconds between two looks at a partition. A look is a request, and a query makes at most 40
             requests a second: with more partitions than that allows, all are looked at as often as possible, and those
-            that lately had events more often.
+            that lately had events more often. None for few requests: after a batch all partitions are looked at; while
+            nothing is new, 10 a second for 10 s after the last event, then one. Partitions that a link watches
+            (`watch_consumer_group`) need none, but one in five seconds.
         decode: "module:name", the import name of a `PayloadCodec` or a list of them, in every process: the column
             `body` is decoded by those that an event's `content_encoding` names. None to return bodies as they are.
     """
@@ -387,7 +389,7 @@ class SourceOptions(SettingsModel):
     prefetch_count: int = Field(default=4000, ge=1, le=1_000_000)
     include_properties: bool = True
     include_property_types: bool = False
-    snapshot_interval: Duration = 0.1
+    snapshot_interval: Duration | None = None
     decode: Annotated[str, AfterValidator(check_import_name)] | None = None
 
     @field_validator("starting_positions", "ending_positions", mode="before")

@@ -19,7 +19,7 @@ from eventpump.errors import EntityNotFoundError, EventError, RequestRefusedErro
 from eventpump.eventhubs.events import EventPosition, ReceivedEvent
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveLinkSpec, Transport
 from eventpump.options.consumer import FeedSettings
-from eventpump.spark.source.known_hubs import HubFacts, Item, KnownHubs, RequestBudget
+from eventpump.spark.source.known_hubs import ACTIVE_SHARE, HubFacts, Item, KnownHubs, RequestBudget
 from eventpump.spark.source.lookups import request
 from eventpump.spark.source.offsets import HubSnapshot
 from eventpump.spark.source.options import SourceOptions
@@ -42,8 +42,17 @@ that falls behind stops, so that no stream is received twice."""
 _OLD_ROUNDS: Final = 2
 """A trigger reads, whatever it takes, what was not read for as long as this many rounds of all partitions take."""
 
-TRUSTED_SECONDS: Final = 5.0
-"""For so long after an answer, a partition whose link waits for the next event is not asked for again."""
+CHECK_SECONDS: Final = 5.0
+"""Every so often, one of the partitions and hubs that links watch is asked for all the same."""
+
+SETTLE_SECONDS: Final = 2.0
+"""A link that has waited for its event for so long shows that the partition had none when it began to."""
+
+_EARLY: Final = 0.001
+"""By how many seconds a timer may be early."""
+
+AWAY_SECONDS: Final = 5.0
+"""After so long without a call everything is asked for that links do not watch: the next call is a trigger later."""
 
 
 class HubsWatch:
@@ -61,7 +70,7 @@ class HubsWatch:
         self._interval = hubs[0].snapshot_interval
         self._known = KnownHubs(len(hubs))
         self._budget = RequestBudget()
-        self._last_round = float("-inf")
+        self._last_round = self._called_at = self._checked_at = float("-inf")
         self._news = asyncio.Event()
         self._links = [
             _WatchLinks(transport, each, partial(self._shown, index)) if each.watch_consumer_group is not None else None
@@ -79,8 +88,10 @@ class HubsWatch:
         return [self._known.facts(index) for index in range(len(self._hubs))]
 
     def is_known_since(self, moment: float) -> bool:
-        """Return whether everything was asked for since a moment, on the loop's clock."""
-        return self._known.is_known_since(moment)
+        """Return whether everything was asked for since a moment, on the loop's clock, or is watched since then."""
+        unknown = self._known.unknown(moment)
+        settled = asyncio.get_running_loop().time() - SETTLE_SECONDS
+        return not unknown or (moment <= settled + _EARLY and self._watched_items(settled).issuperset(unknown))
 
     async def look_at_all(self) -> None:
         """Read everything again.
@@ -88,7 +99,7 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
-        since = asyncio.get_running_loop().time()
+        self._checked_at = since = asyncio.get_running_loop().time()
         while unknown := self._known.unknown(since):
             # A hub's partitions are known once it has answered.
             hubs = [each for each in unknown if each.partition_id is None]
@@ -100,43 +111,59 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
-        if not self.is_known_since(_EVER):
+        if self._known.unknown(_EVER):
             await self.look_at_all()
 
     async def refresh(self) -> None:
-        """Read what the budget allows at once, unless it is too soon after the last time for `snapshot_interval`.
+        """Read what the budget allows at once, if there was news since the last time, or `snapshot_interval` is over.
 
-        After a long time without a call everything is read, as fast as the budget allows. What links have shown is not
-        asked for: a link that waits for an event shows that there is none.
+        After a long time without a call everything is read, as fast as the budget allows. What links watch is not asked
+        for: a link that waits for an event shows that there is none.
 
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
         await self.until_known()
         now = asyncio.get_running_loop().time()
-        pause = min(self._interval, self._known.pace(self._budget.rate(now), self._interval).seconds)
-        if now >= self._last_round + pause and (free := self._budget.free(now)):
-            shown = self._waiting_links() - set(self._known.unknown(now - TRUSTED_SECONDS))
+        rate = self._budget.rate(now)
+        if self._interval is None:
+            is_due = self._known.news_at > self._last_round or now >= self._called_at + AWAY_SECONDS
+        else:
+            is_due = now >= self._last_round + min(self._interval, self._known.pace(rate, self._interval, now).seconds)
+        if is_due and (free := self._budget.free(now)):
             # After a long trigger interval everything is old: what is not read now would wait for the next trigger.
-            full_rounds = _OLD_ROUNDS * len(self._known) / self._budget.rate(now)
-            old = [
-                each
-                for each in self._known.unknown(now - max(self._interval, TRUSTED_SECONDS + full_rounds))
-                if each not in shown
-            ]
-            if items := old if len(old) > free else self._known.next(free, now, without=shown):
-                await self._read(items)
+            age = max(self._interval or 0.0, AWAY_SECONDS + _OLD_ROUNDS * len(self._known) / rate)
+            watched = self._watched_items()
+            old = [each for each in self._known.unknown(now - age) if each not in watched]
+            await self._read(old if len(old) > free else self._chosen(free, now, free // ACTIVE_SHARE))
+        self._called_at = asyncio.get_running_loop().time()
 
-    def _waiting_links(self) -> set[Item]:
-        """Return the partitions whose next event a link waits for, and the hubs of which that is each partition."""
+    def _chosen(self, count: int, now: float, active: int) -> list[Item]:
+        """Return what to read: so many items that no link watches, and one that a link does if that was long ago."""
+        watched = self._watched_items()
+        items = self._known.next(count, now, active=active, without=watched)
+        if watched and now >= self._checked_at + CHECK_SECONDS - _EARLY:
+            self._checked_at = now
+            items.append(self._known.stalest(watched, now))
+        return items
+
+    def _watched_items(self, since: float = float("inf")) -> set[Item]:
+        """Return the partitions whose next event a link waits for, and the hubs of which that is each partition, if the
+        hub was read after its links were attached.
+
+        Args:
+            since: Only those whose link was attached before this moment.
+        """
         found: set[Item] = set()
         for index, links in enumerate(self._links):
-            if links is not None:
-                ends = self._known.snapshots(self._names)[self._names[index].lower()].bounds
-                waiting = {each for each, bounds in ends.items() if links.waits_for(each, bounds.latest)}
-                found |= {Item(index, each) for each in waiting}
-                if waiting == ends.keys():
-                    found.add(Item(index, None))
+            if links is None:
+                continue
+            ends = self._known.ends(index)
+            attached = {each: at for each, end in ends.items() if (at := links.waits_since(each, end)) is not None}
+            found |= {Item(index, each) for each, at in attached.items() if at <= since}
+            hub = Item(index, None)
+            if ends and attached.keys() == ends.keys() and hub not in self._known.unknown(max(attached.values())):
+                found.add(hub)
         return found
 
     def watch(self, drained: Mapping[int, Mapping[str, int]], *, skips_busy: bool = False) -> None:
@@ -162,16 +189,23 @@ class HubsWatch:
         loop = asyncio.get_running_loop()
         self.watch(drained)
         now = loop.time()
-        pace = self._known.pace(self._budget.rate(now), self._interval)
-        pause = max(0.0, self._last_round + pace.seconds - now, self._budget.wait(pace.requests, now))
+        watched = self._watched_items()
+        pace = self._known.pace(self._budget.rate(now), self._interval, now)
+        turn = max(self._last_round + pace.seconds, now + self._budget.wait(pace.requests, now))
+        pauses = [turn] if len(watched) < len(self._known) else []
+        if watched:
+            pauses += [self._checked_at + CHECK_SECONDS, now + SETTLE_SECONDS]
         try:
-            async with asyncio.timeout(pause):
+            async with asyncio.timeout(max(0.0, min(pauses) - now)):
                 await self._news.wait()
         except TimeoutError:
-            await self._read(self._known.next(pace.requests, loop.time(), favors_active=pace.favors_active))
+            count = pace.requests if loop.time() >= turn - _EARLY else 0
+            if items := self._chosen(count, loop.time(), pace.active):
+                await self._read(items)
         else:
             await asyncio.sleep(GATHER)
         self._news.clear()
+        self._called_at = loop.time()
 
     async def aclose(self) -> None:
         """Close the links. May be called twice."""
@@ -219,6 +253,7 @@ class _Watched:
 
     Args:
         number: The number of the event that it shows next, or has shown.
+        attached_at: When its link was last attached.
         followed: How many events it may still show after that one.
         known: The number of the partition's next event when its link was last left as it is.
         is_parked: Whether it has shown its event, and can show the one after it.
@@ -227,6 +262,7 @@ class _Watched:
     feed: PartitionFeed[bytes]
     cursor: FeedCursor[bytes]
     number: int
+    attached_at: float = 0.0
     followed: int = FOLLOWED
     known: int = 0
     is_parked: bool = False
@@ -285,6 +321,10 @@ class _WatchLinks:
         assert group is not None
         # Not at the number itself: the service may refuse a number that it has not reached.
         before = EventPosition.at_sequence_number(number - 1) if number else EventPosition.earliest()
+
+        def attached() -> None:
+            watched.attached_at = asyncio.get_running_loop().time()
+
         feed = PartitionFeed(
             self._transport(),
             ReceiveLinkSpec(
@@ -299,15 +339,18 @@ class _WatchLinks:
             wrap=as_received,
             rng=self._rng,
             limit=1,
+            on_attached=attached,
         )
         watched = self._watched[partition_id] = _Watched(feed, feed.cursor(), number)
         feed.start()
         self._show(partition_id, watched)
 
-    def waits_for(self, partition_id: str, number: int) -> bool:
-        """Return whether a link is there to show an event as soon as the partition has it."""
+    def waits_since(self, partition_id: str, number: int) -> float | None:
+        """Return when a link was attached that shows an event as soon as the partition has it; None without one."""
         watched = self._watched.get(partition_id)
-        return watched is not None and not watched.is_parked and watched.number == number and watched.feed.is_attached
+        if watched is None or watched.is_parked or watched.number != number or not watched.feed.is_attached:
+            return None
+        return watched.attached_at
 
     def _go_on(self, partition_id: str, watched: _Watched) -> None:
         """Have a link that has shown its event show the one after it."""

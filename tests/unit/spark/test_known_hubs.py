@@ -88,7 +88,7 @@ def test_rounds_read_everything_and_active_partitions_more_often(partitions: int
     rounds = -(-len(known) // (count - count // 3)) + 1
     for grown in range(1, 3 * rounds + 1):
         now = float(grown)
-        found = known.next(count, now)
+        found = known.next(count, now, active=count // 3)
         assert len(found) == len(set(found)) == min(count, len(known))
         read.append(found)
         for each in found:
@@ -107,13 +107,13 @@ def test_rounds_read_a_few_active_partitions_each_time() -> None:
     """Of 128 partitions the three that get events are in every round."""
     known = known_hubs(128)
     for now in range(1, 9):
-        for each in known.next(40, float(now)):
+        for each in known.next(40, float(now), active=13):
             if each.partition_id is not None:
                 busy = each.partition_id in {"5", "77", "120"}
                 known.answered(0, partition(each.partition_id, now if busy else -1), float(now), float(now))
             else:
                 known.chosen(0, hub(128), hub(128).partition_ids, float(now), float(now))
-    assert {Item(0, "5"), Item(0, "77"), Item(0, "120")} <= set(known.next(40, 9.0))
+    assert {Item(0, "5"), Item(0, "77"), Item(0, "120")} <= set(known.next(40, 9.0, active=13))
 
 
 def test_what_need_not_be_read_takes_no_place_of_another() -> None:
@@ -121,8 +121,8 @@ def test_what_need_not_be_read_takes_no_place_of_another() -> None:
     known = known_hubs(8)
     known.answered(0, partition("1", 5), 1.0, 1.0)
     shown = {Item(0, None), *(Item(0, str(number)) for number in range(1, 5))}
-    assert known.next(3, 2.0, without=shown) == [Item(0, "0"), Item(0, "5"), Item(0, "6")]
-    assert known.next(9, 2.0, without=shown) == [Item(0, each) for each in "0567"]
+    assert known.next(3, 2.0, active=1, without=shown) == [Item(0, "0"), Item(0, "5"), Item(0, "6")]
+    assert known.next(9, 2.0, active=3, without=shown) == [Item(0, each) for each in "0567"]
 
 
 def test_event_that_a_link_has_shown_is_known_before_the_next_answer() -> None:
@@ -164,9 +164,10 @@ def test_partitions_that_are_gone_are_forgotten_and_new_ones_are_read_next() -> 
     known.answered(0, partition("1", 5), 1.0, 1.0)
     known.answered(0, partition("4", 5), 1.0, 1.0)
     assert [each.partition_id for each in known.facts(0).partitions] == ["0", "4"]
-    assert not known.is_known_since(1.0)
+    assert known.unknown(1.0) == [Item(0, "0")]
     known.answered(0, partition("0", 5), 1.0, 1.0)
-    assert known.is_known_since(1.0)
+    assert known.unknown(1.0) == []
+    assert known.ends(0) == {"0": 6, "4": 6}
 
 
 def test_nothing_is_known_of_a_hub_that_was_recreated() -> None:

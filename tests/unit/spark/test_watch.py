@@ -21,7 +21,15 @@ from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
 from eventpump.spark.source.known_hubs import REQUESTS_PER_SECOND, ROUND
 from eventpump.spark.source.options import SourceOptions
-from eventpump.spark.source.watch import FOLLOWED, GATHER, REFUSED_SECONDS, TRUSTED_SECONDS, HubsWatch
+from eventpump.spark.source.watch import (
+    AWAY_SECONDS,
+    CHECK_SECONDS,
+    FOLLOWED,
+    GATHER,
+    REFUSED_SECONDS,
+    SETTLE_SECONDS,
+    HubsWatch,
+)
 from eventpump.testing.transport import FakeHub, FakeTransport
 from tests.support.connecting import connection_string_to
 from tests.support.seeds import seeds
@@ -109,11 +117,11 @@ async def test_watched_link_is_used_for_the_next_event_as_well(hub: FakeHub) -> 
     watch = watch_of(hub)
     await watch.refresh()
     for count, links in ((1, 1), (1, 1), (3, 1), (1, 2), (1, 2)):
-        waiting = asyncio.create_task(watch.until_news({0: {"7": latest(watch)["7"]}}))
-        await asyncio.sleep(0.01)
         before = latest(watch)["7"]
+        watch.watch({0: {"7": before}})
+        await asyncio.sleep(0.01)
         hub.publish("7", count=count)
-        await waiting
+        await asyncio.sleep(0.01)
         assert latest(watch)["7"] == before + count
         assert len(hub.attached) == links
         assert hub.credit("7") == [1 if count == 1 else 0]
@@ -152,7 +160,7 @@ async def test_watched_partitions_are_not_asked_for() -> None:
     await watch.refresh()
     watch.watch({0: latest(watch)})
     await asyncio.sleep(1.0)
-    looked, began = len(hub.looks), now()
+    looked = len(hub.looks)
     hub.publish("1", b"x")
     hub.publish("2", count=2)
     await asyncio.sleep(0.5)
@@ -164,12 +172,121 @@ async def test_watched_partitions_are_not_asked_for() -> None:
     hub.detach("3", LinkDetachedError("moved"))
     await asyncio.sleep(0.5)
     looked = len(hub.looks)
+    for _ in range(2):
+        await watch.until_news({0: latest(watch)})
+    assert "3" in [each for each, _ in hub.looks[looked:]]
+    await watch.aclose()
+
+
+async def idle_looks(watch: HubsWatch, hub: FakeHub, seconds: float) -> float:
+    """Return the requests a second for partitions, of a query that has nothing to read for a time."""
+    looked, began = len(hub.looks), now()
+    while now() < began + seconds:
+        asked_at = now()
+        await watch.refresh()
+        while not watch.is_known_since(asked_at):
+            await watch.until_news({0: latest(watch)})
+    return (len(hub.looks) - looked) / (now() - began)
+
+
+@pytest.mark.parametrize("partitions", [4, 32, 128])
+async def test_idle_query_with_links_makes_a_request_in_five_seconds(partitions: int) -> None:
+    """However many partitions. That nothing is new is said within four seconds; each partition and hub has its turn
+    all the same; and a new event is seen at once."""
+    hub = FakeHub(partitions=partitions, consumer_groups=GROUPS)
+    hub.latency = 0.01
+    watch = watch_of(hub)
     await watch.refresh()
-    assert [each for each, _ in hub.looks[looked:]] == ["2", "3"]
-    await asyncio.sleep(began + TRUSTED_SECONDS - now())
+    await idle_looks(watch, hub, 10.0)
+    assert await idle_looks(watch, hub, 1000.0) <= 1 / CHECK_SECONDS
+    asked_at = now()
+    await watch.refresh()
+    while not watch.is_known_since(asked_at):
+        await watch.until_news({0: latest(watch)})
+    assert now() - asked_at <= 2 * SETTLE_SECONDS
     looked = len(hub.looks)
+    await idle_looks(watch, hub, 2 * CHECK_SECONDS * (partitions + 1) + 1.0)
+    assert {each for each, _ in hub.looks[looked:]} == set(hub.partition_ids)
+    waiting = asyncio.create_task(watch.until_news({0: latest(watch)}))
+    await asyncio.sleep(0.05)
+    began = now()
+    hub.publish("3", b"x")
+    await waiting
+    assert (now() - began <= GATHER + 0.011, latest(watch)["3"]) == (True, 1)
+    await watch.aclose()
+
+
+async def test_new_partition_is_found_while_links_watch_the_others() -> None:
+    """The hub's own properties are asked for in every second turn."""
+    hub = FakeHub(partitions=32, consumer_groups=GROUPS, latency=0.01)
+    watch = watch_of(hub)
     await watch.refresh()
-    assert sorted(each for each, _ in hub.looks[looked:]) == ["0", "1", "2", "3"]
+    await idle_looks(watch, hub, 60.0)
+    hub.add_partitions(1)
+    hub.publish("32", b"x")
+    began = now()
+    while latest(watch).get("32") != 1:
+        await watch.until_news({0: latest(watch)})
+    assert now() - began <= 3 * CHECK_SECONDS
+    await watch.aclose()
+
+
+async def test_event_that_a_link_does_not_show_is_found_by_requests() -> None:
+    """A link that is there and shows nothing, as one whose peer is gone without a word."""
+    hub = FakeHub(partitions=3, consumer_groups=GROUPS, latency=0.01)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await idle_looks(watch, hub, 60.0)
+    hub.stall("1")
+    hub.publish("1", b"x")
+    began = now()
+    while latest(watch)["1"] != 1:
+        await watch.until_news({0: latest(watch)})
+    assert now() - began <= 2 * CHECK_SECONDS * 4
+    await watch.aclose()
+
+
+@pytest.mark.parametrize(("partitions", "recent", "idle"), [(4, 0.3, 3.0), (32, 2.0, 18.0)])
+async def test_idle_query_without_links_makes_a_request_a_second(partitions: int, recent: float, idle: float) -> None:
+    """Ten a second within ten seconds of an event; and half of the events are seen within these times."""
+    rng = random.Random(partitions)
+    hub = FakeHub(partitions=partitions)
+    hub.latency = 0.01
+    options = SourceOptions.from_options({"connectionString": STRING}).for_stream()
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [options])
+    await watch.refresh()
+    assert await idle_looks(watch, hub, 5.0) <= 12.0
+    await idle_looks(watch, hub, 10.0)
+    assert await idle_looks(watch, hub, 500.0) <= 1.0
+    for pause, most, count in ((4.0, recent, 100), (40.0, idle, 80)):
+        delays = []
+        for _ in range(count):
+            read = latest(watch)
+            partition_id = rng.choice(hub.partition_ids)
+            asyncio.get_running_loop().call_later(at := rng.uniform(0.5, 1.0) * pause, hub.publish, partition_id, b"x")
+            began = now()
+            while latest(watch) == read:
+                await watch.refresh()
+                await watch.until_news({0: latest(watch)})
+            delays.append(now() - began - at)
+        assert sorted(delays)[len(delays) // 2] <= most
+    await watch.aclose()
+
+
+async def test_query_with_a_trigger_interval_looks_at_everything_in_each_trigger() -> None:
+    """It waits for no turn of an idle query: the trigger is the turn."""
+    hub = FakeHub(partitions=32)
+    options = SourceOptions.from_options({"connectionString": STRING}).for_stream()
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [options])
+    await watch.refresh()
+    for turn in range(5):
+        await asyncio.sleep(AWAY_SECONDS + 10.0 * turn)
+        began = now()
+        await watch.refresh()
+        assert watch.is_known_since(began)
+        assert now() - began <= 0.1
     await watch.aclose()
 
 
@@ -228,7 +345,10 @@ async def test_request_while_there_is_no_hub_does_not_end_the_query(partitions: 
     hub = FakeHub(partitions=60, consumer_groups=GROUPS)
     hub.latency = 0.01
     transport = FakeTransport(hub)
-    watch = HubsWatch(lambda: transport, [SourceOptions.from_options({"connectionString": STRING}).for_stream()])
+    watch = HubsWatch(
+        lambda: transport,
+        [SourceOptions.from_options({"connectionString": STRING, "snapshotInterval": "0.1"}).for_stream()],
+    )
     await watch.refresh()
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0.0, 1.5))
@@ -361,7 +481,7 @@ async def test_watch_that_is_refused_leaves_it_to_requests(caplog: pytest.LogCap
         began = now()
         while latest(watch)["0"] == 0:
             await watch.until_news({0: {"0": 0}})
-        assert now() - began < 0.2
+        assert now() - began < 0.4
         for _ in range(20):
             await watch.until_news({0: {"0": 1}})
     assert caplog.text.count("partition 0 of hub telemetry cannot be watched in consumer group watch") == 1
@@ -384,10 +504,10 @@ def test_watch_in_the_querys_own_group_is_refused() -> None:
     ("partitions", "interval"), [(4, 5 / REQUESTS_PER_SECOND), (32, ROUND / REQUESTS_PER_SECOND), (128, 0.25)]
 )
 async def test_looks_are_as_quick_as_the_rate_allows(partitions: int, interval: float) -> None:
-    """Without a watch, a partition that had events is looked at every eighth of a second of 4, four times a second of
-    128; and there are never more requests than the rate."""
+    """With a short `snapshotInterval`, a partition that had events is looked at every eighth of a second of 4, four
+    times a second of 128; and there are never more requests than the rate."""
     hub = FakeHub(partitions=partitions)
-    options = SourceOptions.from_options({"connectionString": STRING}).for_stream()
+    options = SourceOptions.from_options({"connectionString": STRING, "snapshotInterval": "0.1"}).for_stream()
     transport = FakeTransport(hub)
     watch = HubsWatch(lambda: transport, [options])
     await watch.refresh()
