@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import enum
 import functools
+import io
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
-from azure.storage.blob import BlobProperties, ContentSettings
+from azure.storage.blob import BlobBlock, BlobProperties, ContentSettings
 from azure.storage.blob.aio import BlobClient, ContainerClient
 
 from eventpump.aio.home import HomeLoop
+from eventpump.aio.tasks import gather
 from eventpump.errors import ClosedError, ConfigurationError, StoreError
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOBS: Final = 4096
+_WHOLE: Final = 1 << 20
+"""Bytes that are sent at once; of more the HTTP client warns."""
 _CLOCK_OFF: Final = 30.0
 """Seconds by which the machine's clock may differ from the account's before that is reported."""
 
@@ -74,6 +78,7 @@ class Answer(enum.Enum):
     CHANGED = "the blob was changed after it was read"
     TAKEN = "the blob exists already, or another client holds its lease"
     MISSING = "the blob does not exist"
+    ENDED = "the blob ends before the range that was asked for"
 
 
 _ANSWERS: Final = {
@@ -285,6 +290,7 @@ class BlobContainer:
         blob: Blob,
         parse: Callable[[bytes], T],
         *,
+        offset: int = 0,
         limit: int | None = None,
     ) -> tuple[T, BlobProperties] | None:
         """Read a blob; None where there is none. One request.
@@ -294,14 +300,16 @@ class BlobContainer:
             partition_id: For errors.
             blob: The blob.
             parse: Parses its content, or raises `ValueError`.
+            offset: The first byte that is read. Default: 0.
             limit: How many bytes are read at most; None for all.
 
         Raises:
+            RefusedError: The blob has no such byte, with a limit.
             StoreError: The request failed, or the blob holds something else.
         """
 
         async def read() -> tuple[bytes, BlobProperties]:
-            stream = await blob.download_blob(None if limit is None else 0, limit, **self.options)
+            stream = await blob.download_blob(None if limit is None else offset, limit, **self.options)
             raw: bytes = await stream.readall()
             return raw, stream.properties
 
@@ -315,6 +323,34 @@ class BlobContainer:
         except ValueError as error:
             where = f"{blob.blob_name}: " if partition_id is None else ""
             raise StoreError(operation, f"{where}{error}", partition_id=partition_id) from None
+
+    async def upload(self, operation: str, blob: Blob, content: bytes, piece: int, *, at_once: int) -> None:
+        """Write a blob of any size, whose name no other writer has. It is there when this returns, and never in part.
+
+        One request up to 1 MiB, otherwise one more than it has pieces. Blocks of a write that ended are no blob; the
+        account removes them.
+
+        Args:
+            operation: For errors.
+            blob: The blob.
+            content: What it holds.
+            piece: Bytes of one request, which the time-out is for.
+            at_once: Requests at a time.
+
+        Raises:
+            StoreError: It failed, and whether it was written is not known.
+        """
+        if len(content) <= _WHOLE:
+            await self.call(operation, None, blob.upload_blob(content, **self.options))
+            return
+
+        async def stage(start: int) -> BlobBlock:
+            block, part = f"{start:016d}", io.BytesIO(content[start : start + piece])
+            await self.call(operation, None, blob.stage_block(block, part, **self.options))
+            return BlobBlock(block)
+
+        blocks = await gather(map(stage, range(0, len(content), piece)), at_once=at_once)
+        await self.call(operation, None, blob.commit_block_list(blocks, **self.options))
 
     async def swap(
         self,
@@ -436,6 +472,8 @@ def _answer_of(error: HttpResponseError) -> Answer | None:
     code = _code_of(error)
     if error.status_code == 404 and code in ("", "BlobNotFound"):
         return Answer.MISSING
+    if error.status_code == 416:
+        return Answer.ENDED
     return _ANSWERS.get(code) if error.status_code in (409, 412) else None
 
 

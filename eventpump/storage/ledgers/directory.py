@@ -20,7 +20,8 @@ class DirectoryLedger(RecordLedger):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(DirectoryRecordStore(path, kind=KIND))
-        self._path = os.fspath(path)
+        self.path = os.fspath(path)
+        """The directory."""
 
     def __repr__(self) -> str:
-        return f"DirectoryLedger({self._path!r})"
+        return f"DirectoryLedger({self.path!r})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from eventpump.errors import ClosedError, StoreError
 from eventpump.interfaces import ListedRecord, StoredRecord
+from eventpump.storage.directories import in_thread, make_directory, synchronize_directory
 from eventpump.storage.records.names import check_body, check_name, check_prefix
 
 _T = TypeVar("_T")
@@ -121,25 +121,26 @@ class DirectoryRecordStore:
         return self._path / name
 
     async def _in_thread(self, operation: str, name: str, work: Callable[[], _T]) -> _T:
+        of = f"{name} in " if name else ""
         try:
-            return await asyncio.to_thread(work)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            if operation == "swap" and error.errno in (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS):
-                reason = f"{reason}: a {self._kind} takes a file system with hard links, or a blob container"
-            of = f"{name} in " if name else ""
-            raise StoreError(f"{operation} {of}{self._kind} {self._path}", reason) from error
+            return await in_thread(f"{operation} {of}{self._kind} {self._path}", work)
+        except StoreError as error:
+            number = getattr(error.__cause__, "errno", None)
+            if operation == "swap" and number in (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.ENOSYS):
+                reason = f"{error.reason}: a {self._kind} takes a file system with hard links, or a blob container"
+                raise StoreError(error.operation, reason) from error.__cause__
+            raise
 
     def _prepare(self) -> None:
         is_new = not self._path.exists()
-        _make(self._path, self._kind)
+        make_directory(self._path, self._kind)
         if is_new:
             # A misspelled path would begin a second store, which has none of the records that exist.
             _log.warning("%s %s: there was no such directory, and it was created, empty", self._kind, self._path)
         for directory in self._path.glob("**/"):
             _clean(directory)
             # Linked by a process that died before it could do this.
-            _synchronize(directory)
+            synchronize_directory(directory)
 
     def __repr__(self) -> str:
         return f"DirectoryRecordStore({str(self._path)!r})"
@@ -180,7 +181,7 @@ class _Temporary:
         self._file = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
 
     def __enter__(self) -> Path:
-        _make(self._file.parent, "directory")
+        make_directory(self._file.parent, "directory")
         with self._file.open("xb") as file:
             file.write(self._body)
             file.flush()
@@ -197,7 +198,7 @@ def _link(temporary: Path, path: Path, number: int) -> bool:
         os.link(temporary, _file(path, number))
     except FileExistsError:
         return False
-    _synchronize(path.parent)
+    synchronize_directory(path.parent)
     for each in _numbers(path):
         if each <= number - _KEPT:
             _file(path, each).unlink(missing_ok=True)
@@ -251,25 +252,3 @@ def _clean(directory: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # deleted by another store
                 if file.stat().st_mtime < abandoned:
                     file.unlink()
-
-
-def _make(path: Path, kind: str) -> None:
-    if path.is_dir():
-        return
-    _make(path.parent, kind)
-    try:
-        path.mkdir(exist_ok=True)
-    except FileExistsError:
-        problem = f"{path} is not a directory; a {kind} is one, created if necessary"
-        raise NotADirectoryError(errno.ENOTDIR, problem) from None
-    _synchronize(path.parent)
-
-
-def _synchronize(directory: Path) -> None:
-    if not hasattr(os, "O_DIRECTORY"):
-        return  # Windows opens no directories
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
