@@ -33,7 +33,7 @@ NAME = "sink/000000000000.0.plan.json"
 FIRST = b'{"first": 1}'
 SECOND = b'{"second": 2}'
 SECRET = "c2VjcmV0LW9mLW91cnM"
-PROGRAM = Path(__file__).with_name("ledger_program.py")
+PROGRAM = Path(__file__).with_name("dying_writer.py")
 
 
 async def error_of(call: Awaitable[object]) -> EventPumpError | None:
@@ -224,7 +224,7 @@ async def test_create_killed_at_any_call_leaves_a_whole_record_or_none(
     never listed, and deleted once it is old.
     """
     step = 1 if request.config.getoption("--long") else 4
-    command = [sys.executable, str(PROGRAM), str(tmp_path), str(step)]
+    command = [sys.executable, str(PROGRAM), "ledger", str(tmp_path), str(step)]
     result = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=True, cwd=PROGRAM.parents[2]
     )

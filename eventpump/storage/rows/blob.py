@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import SecretStr
 
 from eventpump.aio.tasks import gather
+from eventpump.errors import StoreError
 from eventpump.storage.blob_access import Answer, BlobContainer, RefusedError
 from eventpump.storage.blob_address import BlobAddress, split_container_url
 from eventpump.storage.rows.interface import new_name, unseen
@@ -85,7 +86,13 @@ class BlobRowStore(OpenedRows):
     async def check(self, name: str) -> None:
         """Check that a token is there."""
         blobs, path = self._blob("check", name)
-        if await blobs.properties(f"check {name}", None, blobs.blob(path)) is None:
+        try:
+            found = await blobs.properties(f"check {name}", None, blobs.blob(path))
+        except StoreError:
+            if await blobs.is_there(path):
+                raise
+            found = None
+        if found is None:
             raise unseen(f"the container {blobs.name}, under {self._prefix!r},")
 
     async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:

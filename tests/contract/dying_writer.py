@@ -1,7 +1,8 @@
-"""Writes a ledger's record in a process that dies at each step of it: each child forked gets STEP calls further.
+"""Writes a record of a ledger, or an object of rows, in a process that dies at each step of it: each child forked gets
+STEP calls further.
 
-Usage: ledger_program.py DIRECTORY STEP. Prints "killed" for each child that was, and at last what the one that was not
-called.
+Usage: dying_writer.py ledger|rows DIRECTORY STEP. Prints "killed" for each child that was, and at last what the one
+that was not called.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from eventpump.storage.ledgers.directory import DirectoryLedger
+from eventpump.storage.rows.directory import DirectoryRowStore
 
 BODY = b"0123456789abcdef" * 4096
 
@@ -37,25 +39,30 @@ class Dying:
             self.names.append(str(getattr(function, "__name__", function)))
 
 
-async def create(path: Path, name: str, dying: Dying) -> None:
-    """Create the record, dying on the way if there are calls enough."""
-    ledger = DirectoryLedger(path)
-    await ledger.open()
+async def write(kind: str, path: Path, name: str, dying: Dying) -> None:
+    """Write, dying on the way if there are calls enough."""
+    store = DirectoryLedger(path) if kind == "ledger" else DirectoryRowStore(path)
+    await store.open()
+    if isinstance(store, DirectoryRowStore):
+        await store.begin("sink/run")
     # It is for threads that start now.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     threading.setprofile(dying)
-    await ledger.create(name, BODY)
+    if isinstance(store, DirectoryRowStore):
+        await store.write(name, (BODY[:100], memoryview(BODY)[100:]))
+    else:
+        await store.create(name, BODY)
 
 
 def main() -> None:
     """Fork until a child gets through."""
-    path, step = Path(sys.argv[1]), int(sys.argv[2])
+    kind, path, step = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     calls = 0
     while True:
         child = os.fork()
         if child == 0:
             dying = Dying(calls)
-            asyncio.run(create(path, f"sink/{calls:06d}", dying))
+            asyncio.run(write(kind, path, f"sink/{calls:06d}", dying))
             sys.stdout.write(" ".join(dying.names) + "\n")
             sys.stdout.flush()
             os._exit(0)
