@@ -1,8 +1,8 @@
 """A driver of the idempotent sink, and its tasks, in a process that kills itself.
 
 Arguments: connection string, directory, number of batches, the point to die at, or -1, and who publishes batches.
-Points are counted through the whole run: before and after each record that is created, and each message that
-is sent; after it means that the service has stored it and the answer is not read.
+Points are counted through the whole run: before and after each record that is created, each object with rows that is
+written, and each message that is sent; after it means that the service has stored it and the answer is not read.
 What Spark keeps in its checkpoint (the number of the next batch) is the file `committed` in the directory.
 Prints `point N` at the end, where N is how many points there were.
 """
@@ -14,11 +14,12 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eventpump.interfaces import SendLink, SendLinkSpec
 from eventpump.storage.ledgers.directory import DirectoryLedger
+from eventpump.storage.rows.directory import DirectoryRowStore
 from tests.faults.sinking import PATHS, PlainTransport, query_of
 
 
@@ -78,6 +79,22 @@ class DyingLedger(DirectoryLedger):
         return created
 
 
+class DyingRows(DirectoryRowStore):
+    """A row store with a point before and after each object, and before the objects of a batch are deleted."""
+
+    point: Points
+
+    async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:
+        self.point()
+        name = await super().write(stem, parts)
+        self.point()
+        return name
+
+    async def delete(self, names: Sequence[str]) -> None:
+        self.point()
+        await super().delete(names)
+
+
 async def main() -> None:
     """Run the query from where it is committed."""
     connection_string, directory, batches, deadly = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -87,8 +104,10 @@ async def main() -> None:
     async with query_of(connection_string, directory / "ledger", paths=paths) as query:
         query.transport = transport = DyingTransport(query.transport)
         query.store = store = DyingLedger(directory / "ledger")
-        transport.point = store.point = point
+        query.rows = rows = DyingRows(directory / "ledger" / "rows~")
+        transport.point = store.point = rows.point = point
         await store.open()
+        await rows.open()
         for batch_id in range(int(committed.read_text()) if committed.exists() else 0, batches):
             await query.run(batch_id)
             committed.write_text(str(batch_id + 1))

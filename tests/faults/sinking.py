@@ -1,11 +1,11 @@
 """A query without Spark, for the faults of the idempotent sink: its batches, its driver, and attempts at its shares.
 
-What a batch holds follows from its number alone, as with a deterministic query.
+What a batch holds follows from its number alone, unless a test says otherwise.
 """
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,16 +31,20 @@ from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.exactly_once import (
     PartitionPublishing,
     PublishOptions,
+    Stores,
     finish_batch,
     plan_batch,
     prepare_batch,
     sink_of,
 )
+from eventpump.spark.sink.kept import KeptBatch, RowReader, Segment, encode_segments, segmented
 from eventpump.spark.sink.patience import retried
-from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned
-from eventpump.spark.sink.records import Done, PackingLimits, PartitionOutcome, Plan, Sink
-from eventpump.spark.sink.small import KeptPublishers, compare_shares, publish_shares
+from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, WrittenRows
+from eventpump.spark.sink.publishing import KeptPublishers, publish_rows
+from eventpump.spark.sink.records import Done, KeptRows, PackingLimits, PartitionOutcome, Plan, Sink, rows_stem
 from eventpump.storage.ledgers.directory import DirectoryLedger
+from eventpump.storage.rows.directory import DirectoryRowStore
+from eventpump.storage.rows.interface import RowStore
 from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 
 PARTITIONS = ("0", "1", "2", "3")
@@ -49,7 +53,6 @@ OPTIONS = PublishOptions(
     retry=RetryOptions(max_retries=20, base_delay=0.002, max_delay=0.02),
     buffer_bytes=300,
     scan_timeout=20.0,
-    settle_time=0.0,
 )
 
 
@@ -58,7 +61,7 @@ PATHS: dict[str, Callable[[random.Random], Callable[[], bool]]] = {
     "small": lambda _: lambda: True,
     "tasks": lambda _: lambda: False,
 }
-"""Who publishes a batch: the driver, as a small one, or tasks."""
+"""Who writes and publishes a batch: the driver, as a small one, or tasks."""
 
 
 def share(batch_id: int, partition_id: str) -> list[str]:
@@ -82,14 +85,14 @@ class Query:
 
     Args:
         shares: What a batch holds for a partition.
-        paths: Return whether the driver publishes the next batch itself, as a small one.
-        compares: Whether rows that are stored are compared where a plan is not new. Rows of a plan that an earlier run
-            has made are compared in any case.
+        paths: Return whether the driver has the rows of the next batch, and publishes it itself, as a small one.
+        on_plan: Called when a plan of the query's own rows is made.
         may_repeat: Whether an earlier run may have begun the batch.
     """
 
     transport: Transport
     store: DirectoryLedger
+    rows: RowStore
     policy: OnProducerStateLost = OnProducerStateLost.FAIL
     limits: PackingLimits = LIMITS
     is_stamped: bool = False
@@ -100,7 +103,8 @@ class Query:
     paths: Callable[[], bool] = lambda: False
     kept: KeptPublishers = field(default_factory=KeptPublishers)
     is_first: bool = False
-    compares: bool = False
+    batch_of: KeptBatch | None = None
+    on_plan: Callable[[], None] = lambda: None
     sink_id: str = "sink"
     may_repeat: bool = True
     calls: BatchCalls = field(default_factory=BatchCalls)
@@ -110,8 +114,10 @@ class Query:
         """The sink."""
         return sink_of(self.transport, HUB, self.sink_id)
 
-    def _compares(self, plan: Plan) -> bool:
-        return self.compares or plan.run_id != self.driver.run_id
+    @property
+    def stores(self) -> Stores:
+        """The stores."""
+        return Stores(self.store, self.rows)
 
     def batch(self, batch_id: int) -> MicroBatch:
         """Announce a batch."""
@@ -120,25 +126,64 @@ class Query:
             values["renew_at"] = self.renew_at
         return MicroBatch(self.sink, "query", self.driver, batch_id, self.limits, self.is_stamped, **values)
 
-    async def begin(self, batch_id: int, *, is_collected: bool = False) -> Plan | Done:
+    async def begin(self, batch_id: int, *, is_small: bool = True) -> Plan | Done:
         """Begin a batch.
 
         Args:
-            is_collected: Whether the driver has the rows, and knows which partitions have any.
+            is_small: Whether the driver has the rows, and no task writes them.
         """
-        used = [each for each in PARTITIONS if self.shares(batch_id, each)] if is_collected else None
         batch = self.batch(batch_id)
-        step = await retried(lambda: prepare_batch(self.store, self.transport, batch, OPTIONS))
-        self.is_first = False
+        step = await retried(lambda: prepare_batch(self.stores, self.transport, batch, OPTIONS))
+        self.is_first, self.batch_of = False, None
         if isinstance(step, Unplanned):
             unplanned = step
-            step = await retried(lambda: plan_batch(self.store, self.transport, unplanned, used, OPTIONS))
-            self.is_first = step.run_id == self.driver.run_id
+            kept, rows = await self.write(batch_id, unplanned.partition_ids, is_small=is_small)
+            step = await retried(lambda: plan_batch(self.stores, self.transport, unplanned, rows, OPTIONS))
+            self.is_first = step.rows == rows.kept
+            self.batch_of = kept if self.is_first else None
+            if self.is_first:
+                self.on_plan()
+        if isinstance(step, Plan) and step.rows is not None and self.batch_of is None:
+            raw = await self.rows.read(f"{self.sink_id}/{step.rows.name}", 0, step.rows.size)
+            assert raw is not None
+            self.batch_of = KeptBatch.decode(raw, step.rows)
         return step
 
-    async def plan(self, batch_id: int) -> Plan:
+    async def write(
+        self, batch_id: int, partition_ids: tuple[str, ...], *, is_small: bool
+    ) -> tuple[KeptBatch, WrittenRows]:
+        """Keep the rows of a batch, as two tasks and the driver do."""
+        await self.rows.begin(f"{self.sink_id}/token")
+        stem = f"{self.sink_id}/{rows_stem(batch_id)}"
+        found: list[tuple[str, bytes | None]] = []
+        for task in range(2):
+            partitions: list[int] = []
+            events: list[bytes] = []
+            for number, each in enumerate(partition_ids):
+                rows = encoded(self.shares(batch_id, each))
+                own = rows[: len(rows) // 2] if task == 0 else rows[len(rows) // 2 :]
+                partitions += [number] * len(own)
+                events += own
+            if events:
+                parts, segments = segmented(partitions, events)
+                if is_small:
+                    found.append((encode_segments(segments), b"".join(parts)))
+                else:
+                    name = (await self.rows.write(stem, parts)).rpartition("/")[2]
+                    named = [Segment(name, s.partition, s.offset, s.size, s.count, s.crc) for s in segments]
+                    found.append((encode_segments(named), None))
+        batch = KeptBatch.collected(found)
+        if not found:
+            return batch, WrittenRows(None, {}, {})
+        raw = batch.encode()
+        name = (await self.rows.write(stem, [raw])).rpartition("/")[2]
+        kept = KeptRows(name=name, size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+        counts = {partition_ids[number]: count for number, count in batch.counts.items()}
+        return batch, WrittenRows(kept, batch.objects, counts)
+
+    async def plan(self, batch_id: int, *, is_small: bool = True) -> Plan:
         """Begin a batch that is not done."""
-        step = await self.begin(batch_id)
+        step = await self.begin(batch_id, is_small=is_small)
         assert isinstance(step, Plan)
         return step
 
@@ -146,7 +191,7 @@ class Query:
         """Finish a batch."""
         batch = self.batch(plan.batch_id)
         return await retried(
-            lambda: finish_batch(self.store, self.transport, batch, plan, outcomes, self.policy, OPTIONS)
+            lambda: finish_batch(self.stores, self.transport, batch, plan, outcomes, self.policy, OPTIONS)
         )
 
     async def attempt(
@@ -159,43 +204,30 @@ class Query:
             killed_at: The portion before which the attempt is killed.
         """
         rows = encoded(self.shares(plan.batch_id, partition_id))
-        async with PartitionPublishing(
-            self.transport, plan, partition_id, options=OPTIONS, compares=self._compares(plan)
-        ) as publishing:
+        async with PartitionPublishing(self.transport, plan, partition_id, options=OPTIONS) as publishing:
             for number, start in enumerate(range(0, len(rows), portion)):
                 if number == killed_at:
                     raise KilledError
-                if not await publishing.put(rows[start : start + portion]):
-                    break
+                await publishing.put(start, rows[start : start + portion])
             return await publishing.finish()
 
-    async def directly(self, plan: Plan) -> list[PartitionOutcome]:
-        """Publish every share that has rows, as the driver does with a small batch."""
-        shares = {each: encoded(rows) for each in plan.partition_ids if (rows := self.shares(plan.batch_id, each))}
+    async def tasks(self, plan: Plan, *, only: list[str] | None = None) -> list[PartitionOutcome]:
+        """Publish every share that has rows, from what is kept: as the driver a small batch, and as tasks others."""
         is_first, self.is_first = self.is_first, False
-        compares = self._compares(plan) and not is_first
-        return await publish_shares(
-            self.transport, plan, shares, self.kept, OPTIONS, is_first=is_first, compares=compares
-        )
-
-    async def tasks(self, plan: Plan) -> list[PartitionOutcome]:
-        """Publish every share that has rows."""
-        if self.paths():
-            return await self.directly(plan)
-        await self.kept.aclose()
-        if self._compares(plan):
-            every = {each: encoded(self.shares(plan.batch_id, each)) for each in plan.partition_ids}
-            await compare_shares(self.transport, plan, every, OPTIONS)
-        return list(
-            await asyncio.gather(
-                *(self.attempt(plan, each) for each in plan.partition_ids if self.shares(plan.batch_id, each))
-            )
+        if self.batch_of is None:
+            return []
+        kept = self.kept if self.batch_of.is_small else None
+        if kept is None:
+            await self.kept.aclose()
+        reader = RowReader(self.rows, self.sink_id, self.batch_of, timeout=1.0)
+        return await publish_rows(
+            self.transport, plan, reader, OPTIONS, only=only, kept=kept, is_first=is_first and kept is not None
         )
 
     async def run(self, batch_id: int) -> Done:
         """Publish a batch from beginning to end."""
         with self.calls.call(self.sink, self.driver.run_id, batch_id):
-            step = await self.begin(batch_id)
+            step = await self.begin(batch_id, is_small=self.paths())
             while isinstance(step, Plan):
                 step = await self.finish(step, await self.tasks(step))
             return step
@@ -205,17 +237,19 @@ class Query:
 async def query_of(connection_string: str, path: Path, **options: Any) -> AsyncIterator[Query]:
     """Make a run, closed at the end."""
     settings = connection_settings(connection_string, HUB, retry=RETRY, **CONNECTION)
-    transport, store = make_transport(settings), DirectoryLedger(path)
+    transport, store, rows = make_transport(settings), DirectoryLedger(path), DirectoryRowStore(path / "rows~")
     query: Query | None = None
     try:
         await store.open()
-        query = Query(transport, store, **options)
+        await rows.open()
+        query = Query(transport, store, rows, **options)
         yield query
     finally:
         if query is not None:
             await query.kept.aclose()
         await transport.aclose()
         await store.aclose()
+        await rows.aclose()
 
 
 async def require_exactly(emulator: Emulator, batches: Iterator[int] | range) -> None:

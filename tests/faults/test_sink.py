@@ -35,7 +35,7 @@ from eventpump.eventhubs.numbering import NUMBERS
 from eventpump.eventhubs.sealing import SealedBatch
 from eventpump.eventhubs.stamps import STAMP
 from eventpump.producer.publisher import PartitionPublisher
-from eventpump.spark.sink.exactly_once import PartitionPublishing, begin_batch, sink_of
+from eventpump.spark.sink.exactly_once import PartitionPublishing, prepare_batch, sink_of
 from eventpump.spark.sink.protocol import OnProducerStateLost
 from eventpump.spark.sink.records import (
     Done,
@@ -49,7 +49,6 @@ from eventpump.spark.sink.records import (
     done_name,
     encode_record,
 )
-from eventpump.spark.sink.small import compare_shares
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from tests.faults.programs import CONNECTION, HUB, RETRY, stored
 from tests.faults.sinking import (
@@ -67,7 +66,7 @@ from tests.faults.sinking import (
 )
 from tests.support.processes import ChildProcess
 
-FAIL, SCAN, ANYHOW = OnProducerStateLost
+FAIL, SCAN = OnProducerStateLost
 PROGRAM = "tests.faults.sink_program"
 
 
@@ -147,7 +146,7 @@ async def until_fault(
     Returns:
         None if it has died.
     """
-    publishing = asyncio.create_task(query.directly(plan))
+    publishing = asyncio.create_task(query.tasks(plan))
     waiting = [each for each in faults if not each.fired]
     deadly = asyncio.create_task(rng.choice(waiting).until_fired()) if waiting and rng.random() < 0.3 else None
     both = {publishing} if deadly is None else {publishing, deadly}
@@ -175,18 +174,20 @@ async def test_sink_under_random_faults_stores_every_row_once_in_order(
     committed = 0
     try:
         for _ in range(1000):
-            async with query_of(emulator.connection_string, tmp_path, compares=rng.random() < 0.5) as query:
+            async with query_of(emulator.connection_string, tmp_path) as query:
                 dies = None
                 while dies is None and committed < batches:
                     dies = rng.choice([None, None, "planned", "published", "done"])
                     is_small = paths()
-                    step = await query.begin(committed, is_collected=is_small)
+                    step = await query.begin(committed, is_small=is_small)
                     if isinstance(step, Plan) and dies != "planned":
                         if is_small:
                             outcomes = await until_fault(query, step, faults, rng)
-                        else:
+                        elif rng.random() < 0.5:
                             await query.kept.aclose()
                             outcomes = await tasks(query, emulator, step, rng, zombies)
+                        else:
+                            outcomes = await query.tasks(step)
                         if outcomes is None:
                             break
                         if dies != "published":
@@ -249,8 +250,8 @@ async def test_message_without_an_answer_stores_its_rows_once(
     emulator: Emulator, query: Query, action: Action, at: int, directly: bool
 ) -> None:
     """*No duplicate*: whatever happens to a message, its rows are stored once, within the same attempt."""
-    query.shares, query.paths = twelve, lambda: directly
-    plan = await query.plan(0)
+    query.shares = twelve
+    plan = await query.plan(0, is_small=directly)
     fault = lose(emulator, action, after=at)
     (outcome,) = await query.tasks(plan)
     receipt = receipt_of(outcome)
@@ -292,6 +293,13 @@ async def test_attempts_at_once_store_every_row_once(emulator: Emulator, query: 
     assert await stored(emulator.connection_string, "1") == rows
 
 
+async def a_part(query: Query, plan: Plan) -> None:
+    """Store the first seven rows of partition 0, which are one message."""
+    without_room = OPTIONS.model_copy(update={"buffer_bytes": 1})
+    async with PartitionPublishing(query.transport, plan, "0", options=without_room) as publishing:
+        await publishing.put(0, encoded(query.shares(plan.batch_id, "0")[:7]))
+
+
 async def test_attempt_that_is_overtaken_packs_again(emulator: Emulator, query: Query) -> None:
     """*No loss and no duplicate*: overtaken in the middle of its messages, an attempt goes on from there."""
     rows = [str(row) for row in range(40)]
@@ -300,8 +308,7 @@ async def test_attempt_that_is_overtaken_packs_again(emulator: Emulator, query: 
     hold = lose(emulator, Hold())
     slow = asyncio.create_task(query.attempt(plan, "0", portion=40))
     await hold.until_fired()
-    query.shares = lambda *_: rows[:10]
-    await query.attempt(plan, "0")
+    await a_part(query, plan)
     hold.remove()
     receipt = receipt_of(await slow)
     assert (receipt.count, receipt.found) == (40, 0)
@@ -323,7 +330,7 @@ async def test_attempt_of_a_plan_that_was_taken_over_fails(emulator: Emulator, q
     query.shares = twelve
     plan = await query.plan(0)
     async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
-        await publishing.put(encoded(twelve(0, "0"))[:7])
+        await publishing.put(0, encoded(twelve(0, "0"))[:7])
         await query.attempt(plan, "0", portion=100)
         entry = plan.partition("0")
         sequencer = PartitionSequencer[SealedBatch](
@@ -337,136 +344,45 @@ async def test_attempt_of_a_plan_that_was_taken_over_fails(emulator: Emulator, q
     assert await stored(emulator.connection_string, "0") == twelve(0, "0")
 
 
-async def test_attempt_with_fewer_rows_than_are_stored_fails(emulator: Emulator, query: Query) -> None:
-    """A replay that is not the same batch is detected where more rows are stored than it has."""
+async def test_attempt_after_a_later_batch_began_fails(emulator: Emulator, query: Query) -> None:
+    """An attempt whose numbers are used by a later batch, as a zombie's or an older ledger's, sends nothing."""
     query.shares = twelve
     plan = await query.plan(0)
-    await query.attempt(plan, "0")
-    query.shares = lambda *_: ["0.0", "0.1"]
-    with pytest.raises(InvalidClientStateError, match="12 rows of the batch are stored, but it now has only 2"):
+    await query.run(0)
+    await query.run(1)
+    with pytest.raises(
+        InvalidClientStateError, match="24 rows are stored under the numbers of this batch, which has 12"
+    ):
         await query.attempt(plan, "0")
 
 
-def others(rng: random.Random, rows: list[str]) -> list[str]:
-    """Return rows that are those of a share or not: in the same order or another, more, fewer, others."""
-    kind = rng.choice(["same", "more", "other end", "fewer", "other", "inserted", "one of another"])
-    place = rng.randrange(len(rows))
-    return {
-        "same": rows,
-        "more": [*rows, "further"],
-        "other end": [*rows[:place], *(f"{row} of another" for row in rows[place:])],
-        "fewer": rows[:place],
-        "other": [f"{row} of another" for row in rows],
-        "inserted": [*rows[:place], "inserted", *rows[place:]],
-        "one of another": [*rows[:place], "another", *rows[place + 1 :]],
-    }[kind]
-
-
 @pytest.mark.parametrize("directly", [True, False])
-async def test_rows_of_another_query_are_refused_before_any_is_sent(
+async def test_rows_that_differ_when_repeated_are_those_kept_first(
     emulator: Emulator, tmp_path: Path, seed: int, directly: bool
 ) -> None:
-    """*No loss*: a batch that another run has begun goes on only if the rows that are stored are those of this run."""
+    """*No loss and no duplicate*: a batch that another run has begun goes on with the rows of then, whoever sends."""
     rng = random.Random(seed)
-    outcomes = {await a_batch_begun_by_another(emulator, tmp_path / f"{each}", rng, directly) for each in range(16)}
-    assert outcomes == {True, False}
-
-
-async def a_batch_begun_by_another(emulator: Emulator, place: Path, rng: random.Random, directly: bool) -> bool:
-    """Begin a batch, publish part of it, and go on with rows that may be others. Return whether they were published."""
-    began = {each: [f"{place.name}.{each}.{row}" for row in range(rng.choice([0, 1, 9, 40]))] for each in PARTITIONS}
-    count = {each: rng.choice([0, 1, 1, 1]) * rng.randrange(len(rows) + 1) for each, rows in began.items()}
-    changed = dict(began)
-    for each in rng.sample(PARTITIONS, rng.choice([0, 1, 4])):
-        changed[each] = others(rng, began[each]) if began[each] else []
-    before = {each: await stored(emulator.connection_string, each) for each in PARTITIONS}
-    part = {each: rows[: count[each]] for each, rows in began.items()}
-    async with query_of(emulator.connection_string, place, shares=lambda _, each: part[each]) as first:
-        await first.tasks(await first.plan(0))
-    fits = all(changed[each][: count[each]] == part[each] for each in PARTITIONS)
-    async with query_of(
-        emulator.connection_string, place, shares=lambda _, each: changed[each], compares=True
-    ) as second:
-        plan = await second.plan(0)
-        try:
-            if directly:
-                done = await second.finish(plan, await second.directly(plan))
-            else:
-                shares = {each: encoded(rows) for each, rows in changed.items()}
-                await compare_shares(second.transport, plan, shares, OPTIONS)
-                done = await second.finish(plan, await second.tasks(plan))
-            was_refused = not isinstance(done, Done)
-        except (ConfigurationError, InvalidClientStateError):
-            was_refused = True
-    assert was_refused is not fits
+    expected: dict[str, list[str]] = {each: [] for each in PARTITIONS}
+    for batch_id in range(6):
+        shares = [
+            {
+                each: [f"{batch_id}.{run}.{each}.{row}" for row in range(rng.choice([0, 1, 9, 40]))]
+                for each in PARTITIONS
+            }
+            for run in range(2)
+        ]
+        first_of, then_of = (lambda _, each, share=share: share[each] for share in shares)
+        async with query_of(emulator.connection_string, tmp_path, shares=first_of) as first:
+            plan = await first.plan(batch_id, is_small=directly)
+            used = [each.partition_id for each in plan.partitions if each.count]
+            await first.tasks(plan, only=rng.sample(used, rng.randint(0, len(used))))
+            for each in PARTITIONS:
+                expected[each] += shares[0][each]
+        async with query_of(emulator.connection_string, tmp_path, shares=then_of, paths=lambda: not directly) as second:
+            await second.run(batch_id)
     for each in PARTITIONS:
-        expected = (changed if fits else part)[each]
-        assert (await stored(emulator.connection_string, each))[len(before[each]) :] == expected
-    return fits
-
-
-async def begun_by_another(emulator: Emulator, place: Path) -> None:
-    """Begin a batch of twelve rows in partition 0, and store seven of them."""
-    async with query_of(emulator.connection_string, place, shares=twelve) as first:
-        plan = await first.plan(0)
-        first.shares = lambda _, each: twelve(0, each)[:7]
-        await first.tasks(plan)
-
-
-async def test_rows_in_a_tail_that_may_not_be_read_are_not_compared(
-    emulator: Emulator, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A restart is not held up by a reader with an owner level: the batch goes on, and that is logged."""
-    await begun_by_another(emulator, tmp_path)
-    reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", owner_level=1, **CONNECTION)
-    async with reader, query_of(emulator.connection_string, tmp_path, shares=twelve, compares=True) as second:
-        await anext(aiter(reader))
-        plan = await second.plan(0)
-        assert isinstance(await second.finish(plan, await second.directly(plan)), Done)
-    assert "7 rows of batch 0 of the sink 'sink' are stored in partition 0, but are not compared" in caplog.text
-    assert await stored(emulator.connection_string, "0") == twelve(0, "0")
-
-
-async def test_comparing_refuses_fewer_rows_than_are_stored_in_a_tail_that_may_not_be_read(
-    emulator: Emulator, tmp_path: Path
-) -> None:
-    """*No loss*: their number alone shows that they are others, before any is sent."""
-    await begun_by_another(emulator, tmp_path)
-    reader = PartitionReader(emulator.connection_string, HUB, partition_id="0", owner_level=1, **CONNECTION)
-    async with reader, query_of(emulator.connection_string, tmp_path) as second:
-        await anext(aiter(reader))
-        plan = await second.plan(0)
-        without_room = OPTIONS.model_copy(update={"buffer_bytes": 1})
-        async with PartitionPublishing(
-            second.transport, plan, "0", options=without_room, compares=True, sends=False
-        ) as comparing:
-            assert not await comparing.put(encoded(twelve(0, "0")[:3]))
-            with pytest.raises(InvalidClientStateError, match="7 rows of the batch are stored, but it now has only 3"):
-                await comparing.compare()
-
-
-async def test_comparing_with_a_producer_that_is_lost_sends_nothing(emulator: Emulator, tmp_path: Path) -> None:
-    """*No duplicate*: the loss is dealt with before any partition gets a row of what may be another query."""
-    await begun_by_another(emulator, tmp_path)
-    emulator.forget_producers(HUB)
-    async with query_of(emulator.connection_string, tmp_path, compares=True) as second:
-        second.shares = lambda _, each: [f"another {each}"] * 9
-        plan = await second.plan(0)
-        outcomes = await second.directly(plan)
-        assert [lost_of(each).partition_id for each in outcomes] == list(PARTITIONS)
-        with pytest.raises(ProducerStateLostError):
-            await second.finish(plan, outcomes)
-    assert [len(await stored(emulator.connection_string, each)) for each in PARTITIONS] == [7, 0, 0, 0]
-
-
-async def test_digest_depends_on_rows_not_on_portions(query: Query) -> None:
-    """Attempts that give the same rows in other portions have the same digest; other rows have another."""
-    query.shares = twelve
-    plan = await query.plan(0)
-    digests = {receipt_of(await query.attempt(plan, "0", portion=each)).digest for each in (1, 5, 12)}
-    query.shares = lambda *_: twelve(1, "0")
-    assert len(digests) == 1
-    assert receipt_of(await query.attempt(plan, "0")).digest not in digests
+        assert await stored(emulator.connection_string, each) == expected[each]
+    assert not list((tmp_path / "rows~" / "sink").glob("0*"))
 
 
 async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query: Query) -> None:
@@ -482,11 +398,12 @@ async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query
 async def test_put_of_an_event_with_numbers_names_its_row(emulator: Emulator, query: Query) -> None:
     """A row that was numbered before cannot be published; the error names it, and nothing after it is sent."""
     message = Message(message_annotations={PRODUCER_ID: 1}, body=Data((b"c",)))
+    query.shares = lambda *_: ["a", "b", "c", "d"]
     plan = await query.plan(0)
 
     async def publish() -> None:
         async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
-            await publishing.put([*encoded(["a", "b"]), message.encode(), *encoded(["d"])])
+            await publishing.put(0, [*encoded(["a", "b"]), message.encode(), *encoded(["d"])])
             await publishing.finish()
 
     with pytest.raises(EventError, match="carries numbers") as caught:
@@ -515,16 +432,16 @@ async def test_put_of_rows_that_fill_no_message_does_not_wait(emulator: Emulator
 
 async def test_put_waits_for_room(emulator: Emulator, query: Query) -> None:
     """Rows are taken as fast as they are stored: with a service that stores nothing, `put` waits."""
-    query.shares = twelve
     rows = encoded([f"{row}" * 50 for row in range(30)])
+    query.shares = lambda *_: [f"{row}" * 50 for row in range(30)]
     plan = await query.plan(0)
     hold = lose(emulator, Hold())
     async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
-        giving = asyncio.create_task(publishing.put(rows))
+        giving = asyncio.create_task(publishing.put(0, rows))
         await hold.until_fired()
         assert not giving.done()
         hold.remove()
-        assert await giving
+        await giving
         assert receipt_of(await publishing.finish()).count == 30
 
 
@@ -557,9 +474,10 @@ async def test_small_batches_keep_their_links(emulator: Emulator, tmp_path: Path
         assert transport.attached == []
         query.paths = lambda: False
         await query.run(3)
+        transport.attached.clear()
         query.paths = lambda: True
         await query.run(4)
-        assert [each.properties[PRODUCER_SEQUENCE_NUMBER] for each in transport.attached] == [None, None]
+        assert [each.properties[PRODUCER_SEQUENCE_NUMBER] for each in transport.attached] == [None]
     assert await stored(emulator.connection_string, "0") == [row for each in range(5) for row in twelve(each, "0")]
 
 
@@ -572,9 +490,10 @@ async def test_small_batch_that_is_repeated_looks_first(emulator: Emulator, tmp_
     ):
         await query.run(0)
         plan = await query.plan(1)
-        await rival.directly(plan)
+        rival.batch_of = query.batch_of
+        await rival.tasks(plan)
         query.is_first = False
-        outcomes = await query.directly(plan)
+        outcomes = await query.tasks(plan)
         assert [receipt_of(each).found for each in outcomes] == [12]
         again = await query.plan(1)
         assert not query.is_first
@@ -602,7 +521,7 @@ async def test_outage_is_waited_for_and_its_last_error_raised(emulator: Emulator
     few = OPTIONS.model_copy(update={"retry": RetryOptions(max_retries=0, base_delay=0.002, max_delay=0.02)})
     fault = lose(emulator, DropConnection(), count=4)
     async with PartitionPublishing(query.transport, plan, "0", options=few) as publishing:
-        await publishing.put(encoded(twelve(0, "0")))
+        await publishing.put(0, encoded(twelve(0, "0")))
         assert receipt_of(await publishing.finish()).count == 12
     assert fault.fired == 4
     await query.finish(plan, await query.tasks(plan))
@@ -610,7 +529,7 @@ async def test_outage_is_waited_for_and_its_last_error_raised(emulator: Emulator
     lose(emulator, DropConnection(), count=None)
     impatient = few.model_copy(update={"retry_timeout": 0.05})
     async with PartitionPublishing(query.transport, following, "0", options=impatient) as publishing:
-        await publishing.put(encoded(twelve(1, "0")))
+        await publishing.put(0, encoded(twelve(1, "0")))
         with pytest.raises(EventPumpError) as caught:
             await publishing.finish()
     assert isinstance(caught.value.__cause__ or caught.value, ServiceError)
@@ -663,7 +582,6 @@ async def near_the_wrap(emulator: Emulator, tmp_path: Path, before: int, **optio
                     tail=0,
                     count=1,
                     first_number=NUMBERS - before - 1,
-                    digest=None,
                 ),
             ),
             receipts=(),
@@ -737,19 +655,17 @@ async def test_tail_scan_of_a_forgotten_producer_publishes_rows_once(
     accept_unknown_producers: bool,
     directly: bool,
 ) -> None:
-    """*No loss and no duplicate* by `tailScan`: stamps show what is stored, whatever the service forgets, and when."""
+    """*No loss and no duplicate* by `scan`: stamps show what is stored, whatever the service forgets, and when."""
     options: dict[str, Any] = {"policy": SCAN, "is_stamped": True, "shares": twelve, "paths": lambda: directly}
     async with query_of(emulator.connection_string, tmp_path, **options) as query:
         batch_id = 0
         if not is_first_batch:
             await query.run(0)
             batch_id = 1
-        plan = await query.plan(batch_id)
+        plan = await query.plan(batch_id, is_small=directly)
         await publish_others(emulator, "other")
         if portions:
-            query.shares = lambda _, each: twelve(batch_id, each)[:7]
-            await query.tasks(plan)
-            query.shares = twelve
+            await a_part(query, plan)
         await publish_others(emulator, "another")
         emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
         done = await query.run(batch_id)
@@ -781,12 +697,13 @@ async def test_tail_of_a_forgotten_fresh_producer_is_checked(
 
 async def test_tail_of_rows_with_nan_is_checked(emulator: Emulator, query: Query) -> None:
     """A row whose property is no number is found in the hub, although it does not equal itself as a value."""
+    query.shares = lambda *_: ["a"]
     plan = await query.plan(0)
     row = EventData("a", properties={"q": 1.5, "p": float("nan")}).encode(None)
 
     async def publish() -> PartitionOutcome:
         async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
-            await publishing.put([row])
+            await publishing.put(0, [row])
             return await publishing.finish()
 
     await publish()
@@ -801,24 +718,6 @@ async def test_tail_with_events_of_others_is_no_loss(emulator: Emulator, query: 
     plan = await query.plan(0)
     await publish_others(emulator, "0.00", "0.1", "0.2")
     assert isinstance(await query.finish(plan, [await query.attempt(plan, "0")]), Done)
-
-
-@pytest.mark.parametrize("directly", [False, True])
-@pytest.mark.parametrize("accept_unknown_producers", [False, True], ids=["refused", "as new"])
-async def test_at_least_once_sends_everything_again(
-    emulator: Emulator, tmp_path: Path, accept_unknown_producers: bool, directly: bool
-) -> None:
-    """*No loss* by `atLeastOnce`: what was stored is stored again, the whole share in order."""
-    options: dict[str, Any] = {"policy": ANYHOW, "shares": twelve, "paths": lambda: directly}
-    async with query_of(emulator.connection_string, tmp_path, **options) as query:
-        await query.run(0)
-        plan = await query.plan(1)
-        query.shares = lambda _, each: twelve(1, each)[:7]
-        await query.tasks(plan)
-        query.shares = twelve
-        emulator.forget_producers(HUB, accept_unknown_producers=accept_unknown_producers)
-        await query.run(1)
-    assert await stored(emulator.connection_string, "0") == [*twelve(0, "0"), *twelve(1, "0")[:7], *twelve(1, "0")]
 
 
 async def test_attempts_of_a_plan_that_was_taken_over_store_nothing(emulator: Emulator, tmp_path: Path) -> None:
@@ -839,11 +738,13 @@ async def test_attempts_of_a_plan_that_was_taken_over_store_nothing(emulator: Em
 
 async def test_stamps_name_every_row(emulator: Emulator, tmp_path: Path) -> None:
     """Stamped events carry sink, batch, partition and place, in place of a stamp they had."""
-    async with query_of(emulator.connection_string, tmp_path, is_stamped=True, shares=twelve, first_batch=3) as query:
+    async with query_of(
+        emulator.connection_string, tmp_path, is_stamped=True, shares=lambda *_: ["a", "b"], first_batch=3
+    ) as query:
         plan = await query.plan(3)
         events = [EventData("a").encode(None), EventData("b", properties={"x": 1, STAMP: "old"}).encode(None)]
         async with PartitionPublishing(query.transport, plan, "0", options=OPTIONS) as publishing:
-            await publishing.put(events)
+            await publishing.put(0, events)
             await publishing.finish()
     assert await stamps(emulator) == [("a", "sink:3:0:0"), ("b", "sink:3:0:1")]
 
@@ -855,7 +756,7 @@ async def test_plan_at_a_service_without_the_capability_is_refused(query: Query)
     """A service that answers without producers is found out at planning, before any record or row."""
     batch = query.batch(0)
     with pytest.raises(ConfigurationError, match="offers no idempotent publishing"):
-        await begin_batch(query.store, PlainTransport(query.transport), batch, OPTIONS)
+        await prepare_batch(query.stores, PlainTransport(query.transport), batch, OPTIONS)
     assert await query.store.list("sink") == []
 
 
@@ -891,4 +792,4 @@ async def test_ledger_store_that_fails_is_retried(query: Query, tmp_path: Path) 
     store.failures = 10**6
     impatient = OPTIONS.model_copy(update={"retry_timeout": 0.05})
     with pytest.raises(StoreError, match="the answer was lost"):
-        await begin_batch(query.store, query.transport, query.batch(0), impatient)
+        await prepare_batch(query.stores, query.transport, query.batch(0), impatient)

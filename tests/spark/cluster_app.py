@@ -17,15 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 def sink(options: dict[str, Any]) -> Any:
     """Make the sink, which with `small_batches` "switching" publishes each batch in one way or the other, by chance."""
     import eventpump.spark
-    from eventpump.spark.sink.small import BatchSizes
 
     if options.get("small_batches") != "switching":
         return eventpump.spark.foreach_batch_producer(**options)
-    publish = eventpump.spark.foreach_batch_producer(**{**options, "small_batches": "auto"})
+    make = eventpump.spark.foreach_batch_producer
 
     def switching(frame: DataFrame, batch_id: int) -> None:
-        publish._running(options["sink_id"]).sizes = BatchSizes(random.choice(("always", "never")))
-        publish(frame, batch_id)
+        make(**{**options, "small_batches": random.choice(("auto", "never"))})(frame, batch_id)
 
     return switching
 

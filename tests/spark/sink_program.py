@@ -35,12 +35,11 @@ def main(settings: dict[str, Any]) -> None:
         settings["hub"],
         sink_id="sink",
         ledger=kept,
-        staging=settings["staging"],
         on_receipt=write_receipt,
         **{"order_by": "n", **settings["options"]},
     )
     spark = local_session(directory, master=settings["master"], settings=settings["spark"])
-    writing = numbered_stream(spark, settings["rows"]).writeStream.foreachBatch(producer)
+    writing = numbered_stream(spark, settings["rows"], tasks=2).writeStream.foreachBatch(producer)
     query = writing.option("checkpointLocation", settings["checkpoint"]).trigger(availableNow=True).start()
     query.awaitTermination()
     spark.stop()

@@ -39,14 +39,14 @@ class StumblingLedger(DirectoryLedger):
     """A ledger in a directory, which stumbles once, at a record that is created.
 
     Args:
-        record: What it is of: "plan", "done" or "staged".
+        record: What it is of: "plan", "done" or "claim".
         moment: "before" it, "after" it, or "within": when it is written and not yet under its name.
         stumble: What happens there.
     """
 
     def __init__(self, path: Path, record: str, moment: str, stumble: Callable[[], None] = stop_here) -> None:
         super().__init__(path)
-        self._record = f".{record}."
+        self._record = f"{record}."
         self._moment = moment
         self._stumble = stumble
         self._is_due = True
@@ -121,7 +121,7 @@ class SinkHub:
     def writer(self, **options: Any) -> ForeachBatchWriter:
         """Make the sink, as each run of a driver does."""
         if options.get("idempotent", True):
-            given = {"ledger": self.ledger, "sink_id": "sink", "order_by": "n", "small_batches": self.small_batches}
+            given = {"ledger": self.ledger, "sink_id": "sink", "small_batches": self.small_batches}
             options = {**given, **options}
         options.setdefault("on_receipt", self.receipts.append)
         return foreach_batch_producer(self.service.connection_string, self.name, **options)
@@ -134,11 +134,15 @@ class SinkHub:
         """Check that the hub holds each of the numbers once.
 
         Args:
-            is_ordered: Also check that those of a partition are in order, which takes `order_by`.
+            is_ordered: Also check that those of a partition are in order.
         """
         found = self.stored()
         assert sorted(number for each in found.values() for number in each) == sorted(numbers)
         assert not is_ordered or all(each == sorted(each) for each in found.values())
+
+    def kept(self) -> list[str]:
+        """Return the names of the objects with rows that are kept."""
+        return sorted(each.name for each in (self.ledger / "rows~" / "sink").glob("0*"))
 
     def await_events(self, partition_id: str, count: int) -> None:
         """Wait until a partition holds so many events."""
@@ -159,14 +163,15 @@ def numbered(spark: SparkSession, start: int, end: int, *columns: str) -> DataFr
     return spark.range(start, end, 1, 2).selectExpr(*(columns or COLUMNS))
 
 
-def numbered_stream(spark: Any, rows_per_batch: int = 40) -> DataFrame:
+def numbered_stream(spark: Any, rows_per_batch: int = 40, *, tasks: int = 1) -> DataFrame:
     """Make a stream that gives so many of the same rows with each start of its query.
 
     Args:
         spark: Of either kind.
+        tasks: How many tasks have them, dealt out in turn: with one, they are in order.
     """
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch).load()
-    made: DataFrame = source.withColumnRenamed("value", "id").selectExpr(*COLUMNS)
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows_per_batch)
+    made: DataFrame = source.option("numPartitions", tasks).load().withColumnRenamed("value", "id").selectExpr(*COLUMNS)
     return made
 
 

@@ -146,8 +146,8 @@ TOO_SLOW = "terminated with exception: Python worker failed to connect back"
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("order_by", ["n", ()], ids=["rows", "blocks"])
-@pytest.mark.parametrize("small_batches", ["never", "always", "switching"])
+@pytest.mark.parametrize("order_by", ["n", ()], ids=["ordered", "as they are"])
+@pytest.mark.parametrize("small_batches", ["never", "auto", "switching"])
 def test_killed_executors_workers_and_drivers_lose_and_repeat_no_row(
     cluster: StandaloneCluster, service: SparkService, small_batches: str, order_by: str | tuple[()]
 ) -> None:

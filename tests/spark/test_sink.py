@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
-import math
 import os
 import pickle
 import random
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +26,7 @@ from eventpump.options.base import RetryOptions
 from eventpump.spark import BatchReceipt, PublishedRows, foreach_batch_producer
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.small import is_orderable, order_keys
+from eventpump.storage.rows.directory import DirectoryRowStore
 from tests.spark.service import SparkService
 from tests.spark.sinks import (
     COLUMNS,
@@ -50,10 +45,8 @@ from tests.support.telemetry import Recording
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make the cases of which the short form takes the first."""
     cases: dict[str, list[Any]] = {
-        "record, moment, stored": [("done", "before", 100), ("plan", "before", 0), ("plan", "after", 0)],
-        "policy": ["tailScan", "atLeastOnce"],
-        "staged_at": ["staged", "done"],
-        "path": ["auto", "never", "always"],
+        "record, moment, stored": [("plan", "after", 0), ("done", "before", 100), ("plan", "before", 0)],
+        "path": ["auto", "never"],
     }
     for names, values in cases.items():
         if names.split(", ")[0] in metafunc.fixturenames:
@@ -170,21 +163,39 @@ def test_sink_with_fewer_tasks_publishes_several_partitions_each(spark: SparkSes
     assert len(sink.receipts[0].partitions) == 3
 
 
-@pytest.mark.long
-def test_sink_orders_rows_without_an_order_given(spark: SparkSession, sink: SinkHub) -> None:
-    """Without an order of the user's the same rows come in the same order, however Spark has divided them."""
+def test_sink_keeps_the_order_of_the_frame(spark: SparkSession, sink: SinkHub) -> None:
+    """*No reorder*: without an order of the user's, rows of a hub partition are in that of the frame, in both ways."""
+    frame = numbered(spark, 0, 400).selectExpr("399 - n AS n", "CAST(399 - n AS STRING) AS body", "partitionKey")
     other = SinkHub(sink.service, sink.ledger.parent)
-    rows = numbered(spark, 0, 200, "CAST(id % 190 AS STRING) AS body")
-    sink.writer(order_by=())(rows, 0)
-    other.writer(order_by=())(rows.repartition(5), 0)
+    sink.writer()(frame, 0)
+    other.writer(small_batches="never", max_batch_events=7)(frame, 0)
+    for found in (sink.stored(), other.stored()):
+        assert all(each == sorted(each, reverse=True) for each in found.values())
     assert sink.stored() == other.stored()
-    assert all(len(each) > 10 for each in sink.stored().values())
+    assert sum(map(len, sink.stored().values())) == 400
+
+
+@pytest.mark.parametrize("small_batches", ["auto", pytest.param("never", marks=pytest.mark.long)])
+def test_sink_orders_rows_by_columns_and_then_as_the_frame(
+    spark: SparkSession, sink: SinkHub, small_batches: str
+) -> None:
+    """Rows that are equal in the ordering columns stay in the order of the frame."""
+    frame = numbered(spark, 0, 200, *COLUMNS, "id DIV 50 AS tens")
+    sink.writer(order_by="TENS", small_batches=small_batches)(frame.selectExpr("*", "-tens AS back"), 0)
+    sink.writer(order_by="back", small_batches=small_batches)(
+        frame.selectExpr("n + 200 AS n", "CAST(n + 200 AS STRING) AS body", "partitionKey", "-tens AS back"), 1
+    )
+    for found in sink.stored().values():
+        first, second = [each for each in found if each < 200], [each for each in found if each >= 200]
+        assert [*first, *second] == found
+        assert first == sorted(first)
+        assert second == sorted(second, key=lambda each: (-((each - 200) // 50), each))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("large", ["false", "true"])
 def test_sink_orders_rows_by_columns_of_any_type(spark: SparkSession, sink: SinkHub, large: str) -> None:
-    """What orders rows comes through the shuffle as it is, staged too, in any time zone and form of Arrow."""
+    """What orders rows comes through the shuffle as it is, in any time zone and form of Arrow."""
     names = ("moment", "day", "amount", "part", "local", "words", "span", "body")
     rows = spark.range(20).selectExpr(
         "CAST(100 + id AS STRING) AS body",
@@ -202,7 +213,7 @@ def test_sink_orders_rows_by_columns_of_any_type(spark: SparkSession, sink: Sink
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
-        sink.writer(order_by=names, staging=True)(rows, 0)
+        sink.writer(order_by=names)(rows, 0)
     finally:
         for name, known in before.items():
             assert known is not None
@@ -224,21 +235,21 @@ def test_sink_with_stamp_names_the_origin_of_events(spark: SparkSession, sink: S
 
 
 ORDERS = [(), pytest.param(("n",), marks=pytest.mark.long)]
-"""By content, where tasks exchange blocks of rows, and by a column, where they exchange rows."""
+"""As the frame, and by a column."""
 
 
 @pytest.mark.parametrize("order_by", ORDERS)
 def test_sink_publishes_small_and_large_batches_alike(
     spark: SparkSession, sink: SinkHub, order_by: tuple[str, ...]
 ) -> None:
-    """*No loss and no duplicate* when the size jumps: what is too large to be collected is published by tasks."""
+    """*No loss and no duplicate* when the size jumps: what is too large for the driver is published by tasks."""
     writer, other = sink.writer(order_by=order_by), SinkHub(sink.service, sink.ledger.parent)
     sizes = [20, 4500, 25, 0, 60]
     start = 0
     for batch_id, size in enumerate(sizes):
         writer(numbered(spark, start, start + size), batch_id)
         tasks = other.writer(small_batches="never", order_by=order_by)
-        tasks(numbered(spark, start, start + size).repartition(3), batch_id)
+        tasks(numbered(spark, start, start + size), batch_id)
         start += size
     assert sorted(number for each in sink.stored().values() for number in each) == list(range(start))
     assert sink.stored() == other.stored(), "the order is the same in both ways"
@@ -250,19 +261,39 @@ def kept_links(writer: Any) -> int:
     return len(writer._running("sink").kept)
 
 
-def test_sink_stops_reading_a_batch_that_is_too_large_to_be_collected(spark: SparkSession, sink: SinkHub) -> None:
-    """Of a batch that is not small after all, the driver gets no rows, and nothing is sent before it is planned."""
-    rows = numbered(spark, 0, 3000, "id AS n", "repeat(CAST(id AS STRING), 600) AS body", "0 AS partition")
-    writer = sink.writer(small_batches="always")
+def test_sink_of_a_batch_that_is_not_small_gives_the_driver_no_rows(spark: SparkSession, sink: SinkHub) -> None:
+    """Tasks write rows that are many, and publish them; the driver keeps no link, and the rows go with the batch."""
+    rows = numbered(spark, 0, 3000, "id AS n", "repeat(CAST(id AS STRING), 900) AS body", "0 AS partition")
+    writer = sink.writer(ledger=(ledger := WatchingLedger(sink)))
     for batch_id in range(2):
         writer(rows, batch_id)
     assert [each.count for each in sink.receipts] == [3000] * 2
     assert kept_links(writer) == 0
+    assert [len(each) for each in ledger.kept] == [3, 3], "an object for each task, and the one of the plan"
+    assert sink.kept() == []
+
+
+class WatchingLedger(StumblingLedger):
+    """A ledger that looks at the rows that are kept where a plan is created.
+
+    Attributes:
+        kept: Their objects, by plan.
+    """
+
+    def __init__(self, sink: SinkHub) -> None:
+        super().__init__(sink.ledger, "none", "before")
+        self._sink = sink
+        self.kept: list[list[str]] = []
+
+    async def create(self, name: str, body: bytes) -> bool:
+        if ".plan." in name:
+            self.kept.append(self._sink.kept())
+        return await super().create(name, body)
 
 
 def test_sink_keeps_links_from_batch_to_batch(spark: SparkSession, sink: SinkHub) -> None:
     """A small batch is published over the links of the one before; a batch of tasks closes them."""
-    writer = sink.writer(small_batches="always")
+    writer = sink.writer()
     for batch_id in range(3):
         writer(numbered(spark, batch_id * 10, batch_id * 10 + 10), batch_id)
     assert kept_links(writer) == 3
@@ -286,49 +317,15 @@ def test_sink_switching_its_way_at_random_stores_rows_once(spark: SparkSession, 
         options: dict[str, Any] = {"max_batch_events": 5, "order_by": order_by}
         if rng.random() < 0.5:
             record, moment = rng.choice(["plan", "done"]), rng.choice(["before", "after"])
-            options["small_batches"] = rng.choice(["always", "never"])
+            options["small_batches"] = rng.choice(["auto", "never"])
             with contextlib.suppress(StumbleError):
                 sink.writer(ledger=StumblingLedger(sink.ledger, record, moment), **options)(rows, batch_id)
-        options["small_batches"] = rng.choice(["always", "never"])
-        sink.writer(**options)(rows.repartition(3), batch_id)
-        other.writer(small_batches="always", order_by=order_by)(rows, batch_id)
+        options["small_batches"] = rng.choice(["auto", "never"])
+        sink.writer(**options)(rows, batch_id)
+        other.writer(order_by=order_by)(rows, batch_id)
         batch_id += 1
     assert sorted(number for each in sink.stored().values() for number in each) == list(range(360))
     assert sink.stored() == other.stored()
-
-
-@pytest.mark.parametrize("has_nulls", [False, True])
-def test_rows_are_ordered_by_the_driver_as_by_spark(spark: SparkSession, has_nulls: bool) -> None:
-    """Attempts of both ways number the rows alike: for every type that the driver orders by, whatever the values."""
-    rng = random.Random(7)
-    texts = ["", "a", "B", "\u00e9", "\uffff", "\U0001f600", "ab", "a\u0000", "Z", "z"]
-    floats = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -2.5, 5e-324, 1e308]
-    columns: dict[str, tuple[str, Callable[[], Any]]] = {
-        "text": ("string", lambda: rng.choice(texts)),
-        "raw": ("binary", lambda: bytearray(rng.choice([b"", b"\x7f", b"\x80", b"\xff", b"a", b"ab"]))),
-        "is_it": ("boolean", lambda: rng.random() < 0.5),
-        "day": ("date", lambda: datetime.date(rng.choice([1, 1582, 1969, 1970, 9999]), rng.randint(1, 12), 3)),
-        "moment": ("timestamp", lambda: datetime.datetime.fromtimestamp(rng.choice([-1.5, 0, 1e9, 1e9 + 1e-6]), UTC)),
-        "local": ("timestamp_ntz", lambda: datetime.datetime(rng.choice([1, 1969, 2024]), 3, 31, 2, 30)),
-        "amount": ("decimal(38,3)", lambda: Decimal(rng.choice(["0", "-0.001", "10", "9", "-10", "99999999999"]))),
-        "small": ("tinyint", lambda: rng.randint(-128, 127)),
-        "large": ("bigint", lambda: rng.choice([-(2**63), -1, 0, 2**63 - 1])),
-        "single": ("float", lambda: rng.choice(floats[:7])),
-        "double": ("double", lambda: rng.choice(floats)),
-    }
-    made = [
-        (number, *(None if has_nulls and rng.random() < 0.2 else value() for _, value in columns.values()))
-        for number in range(60)
-    ]
-    schema = ", ".join(["n int", *(f"{name} {kind}" for name, (kind, _) in columns.items())])
-    frame = spark.createDataFrame(made, schema)
-    table = frame.toArrow()
-    for name in columns:
-        assert is_orderable(frame.schema[name].dataType)
-        ordered = [row["n"] for row in frame.coalesce(1).sortWithinPartitions(name, "n").select("n").collect()]
-        keys = order_keys(table.column(name).combine_chunks())
-        ours = [number for _, number in sorted(zip(keys, table.column("n").to_pylist(), strict=True))]
-        assert ours == ordered, name
 
 
 # ------------------------------------------------------------------------------------------------------ streams
@@ -336,17 +333,17 @@ def test_rows_are_ordered_by_the_driver_as_by_spark(spark: SparkSession, has_nul
 
 def test_sink_without_a_sink_id_uses_the_querys(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
     """In a classic session the ledger's name is the query's id, which its checkpoint keeps over restarts."""
-    writer = foreach_batch_producer(sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
+    writer = foreach_batch_producer(sink.service.connection_string, sink.name, ledger=sink.ledger)
     run_query(numbered_stream(spark), writer, checkpoint)
     run_query(numbered_stream(spark), writer, checkpoint)
     sink.require_exactly(range(80))
     identity = json.loads(Path(checkpoint, "metadata").read_text())["id"]
-    assert [each.name for each in sink.ledger.iterdir()] == [identity]
+    assert {each.name for each in sink.ledger.iterdir()} == {identity, "rows~"}
 
 
 def test_sinks_of_queries_that_share_a_writer_are_separate(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
     """Without a sink id, a writer may serve several queries, each with its own ledger, claim and links."""
-    make = partial(foreach_batch_producer, sink.service.connection_string, sink.name, ledger=sink.ledger, order_by="n")
+    make = partial(foreach_batch_producer, sink.service.connection_string, sink.name, ledger=sink.ledger)
     shared = make()
     for each, name in ((make(), "two"), (make(), "two"), (shared, "one"), (shared, "two")):
         run_query(numbered_stream(spark), each, str(tmp_path / name))
@@ -389,7 +386,7 @@ def test_sink_under_spark_connect_publishes(
             file.write(f"{receipt.count}\n")
 
     with pytest.raises(ConfigurationError, match="sink_id: is required"):
-        sink.writer(sink_id=None, order_by=())(connect.createDataFrame([("a",)], "body string"), 0)
+        sink.writer(sink_id=None)(connect.createDataFrame([("a",)], "body string"), 0)
     runs = 2 if request.config.getoption("--long") else 1
     for _ in range(runs):
         run_query(numbered_stream(connect), sink.writer(on_receipt=note), checkpoint)
@@ -397,54 +394,25 @@ def test_sink_under_spark_connect_publishes(
     assert receipts.read_text().split() == ["40"] * runs
 
 
-@pytest.mark.parametrize(
-    ("small_batches", "order_by"),
-    [("always", ("n",)), ("never", ()), pytest.param("never", ("n",), marks=pytest.mark.long)],
-)
-def test_sink_of_an_unknown_query_compares_a_batch_that_is_done(
-    spark: SparkSession,
-    sink: SinkHub,
-    small_batches: str,
-    order_by: tuple[str, ...],
-    caplog: pytest.LogCaptureFixture,
+def test_sink_of_an_unknown_query_warns_of_a_batch_that_is_done(
+    spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """*No loss*: where Spark does not name the query, a batch that is done is skipped only if its rows are the same."""
-    sink.writer(order_by=order_by)(numbered(spark, 0, 40), 0)
-    for other in (numbered(spark, 0, 50), numbered(spark, 1, 41), numbered(spark, 0, 39), numbered(spark, 0, 0)):
-        with pytest.raises(ConfigurationError, match=r"batch 0 .* is done with other rows than this query's"):
-            sink.writer(small_batches=small_batches, order_by=order_by)(other, 0)
-    # As after a crash between the ledger and Spark's commit.
-    sink.writer(small_batches=small_batches, order_by=order_by)(numbered(spark, 0, 40).repartition(3), 0)
-    assert sink.receipts[0] == sink.receipts[1]
-    with pytest.raises(ConfigurationError, match=r"order_by: batch 0 of the sink 'sink' was begun with"):
-        sink.writer(small_batches=small_batches, order_by=() if order_by else ("n",))(numbered(spark, 0, 40), 0)
-    # Staged rows may differ when they are repeated.
-    sink.writer(small_batches=small_batches, staging=True)(numbered(spark, 0, 50), 0)
-    assert "is done already and is not published" in caplog.text
-    assert sorted(number for each in sink.stored().values() for number in each) == list(range(40))
-
-
-@pytest.mark.long
-def test_sink_of_a_new_query_under_an_old_sink_id_is_refused_on_connect(
-    connect: ConnectSession, sink: SinkHub, tmp_path: Path
-) -> None:
-    """*No loss*: a query of one batch, and then another with the same sink id and a new checkpoint."""
-    run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "one"))
-    with pytest.raises(Exception, match="is done with other rows than this query's"):
-        run_query(numbered_stream(connect, 50), sink.writer(on_receipt=None), str(tmp_path / "two"))
-    sink.require_exactly(range(40))
-    run_query(numbered_stream(connect, 40), sink.writer(on_receipt=None), str(tmp_path / "three"))
+    """Where Spark does not name the query, it is not known whether a batch that is done is this query's."""
+    sink.writer()(numbered(spark, 0, 40), 0)
+    assert "is done already" not in caplog.text
+    sink.writer()(numbered(spark, 0, 50), 0)
+    assert "batch 0 of the sink 'sink' is done already" in caplog.text
     sink.require_exactly(range(40))
 
 
 def test_sink_publishes_frames_of_spark_connect_in_every_way(connect: ConnectSession, sink: SinkHub) -> None:
-    """Without a JVM at hand: by the driver, by tasks, and staged."""
-    ways: list[dict[str, Any]] = [{"small_batches": "always"}, {"small_batches": "never"}, {"staging": True}]
+    """Without a JVM at hand: by the driver, by tasks, and ordered."""
+    ways: list[dict[str, Any]] = [{}, {"small_batches": "never"}, {"order_by": "n"}]
     for batch_id, options in enumerate(ways):
         rows: Any = connect.range(batch_id * 40, batch_id * 40 + 40).selectExpr(*COLUMNS)
         sink.writer(**options)(rows, batch_id)
     sink.require_exactly(range(120))
-    assert not list((sink.ledger / "staging~" / "sink").iterdir())
+    assert sink.kept() == []
 
 
 def test_sink_called_twice_for_a_batch_is_refused(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
@@ -459,26 +427,26 @@ def test_sink_called_twice_for_a_batch_is_refused(spark: SparkSession, sink: Sin
         with pytest.raises(Exception, match=r"'sink' is called for batch 0 a second time in this run.*unionByName"):
             run_query(numbered_stream(spark), both, checkpoint)
         sink.require_exactly(range(0, 40, 2))
-    # By hand, without a query, the rows are compared.
-    with pytest.raises(ConfigurationError, match=r"batch 0 .* is done with other rows than this query's"):
-        writer(numbered(spark, 1, 40), 0)
+    # Also by hand, without a query.
+    by_hand = sink.writer()
+    by_hand(numbered(spark, 0, 40), 7)
+    with pytest.raises(ConfigurationError, match=r"'sink' is called for batch 7 a second time"):
+        by_hand(numbered(spark, 1, 40), 7)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"staging": True}, marks=pytest.mark.long)])
-def test_sink_of_a_query_that_is_changed_within_a_batch_is_refused(
-    spark: SparkSession, sink: SinkHub, checkpoint: str, options: dict[str, Any]
+def test_sink_of_a_query_that_is_changed_within_a_batch_publishes_the_rows_that_it_had(
+    spark: SparkSession, sink: SinkHub, checkpoint: str
 ) -> None:
-    """*No loss, no duplicate*: a batch that was interrupted goes on only with the rows that it had."""
+    """*No loss, no duplicate*: an interrupted batch goes on with the rows that were kept; the next one is as now."""
     rows = numbered_stream(spark)
     with pytest.raises(Exception, match="StumbleError"):
-        run_query(rows, sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before")), checkpoint)
+        run_query(rows, sink.writer(ledger=StumblingLedger(sink.ledger, "plan", "after")), checkpoint)
+    assert len(sink.kept()) == 1
     changed = rows.selectExpr("n", "CAST(n + 1000 AS STRING) AS body", "partitionKey")
-    # Staged now, they would be those of now, which are not those that are stored.
-    with pytest.raises(Exception, match="are other rows than this query's"):
-        run_query(changed, sink.writer(**options), checkpoint)
-    sink.require_exactly(range(40))
-    run_query(rows, sink.writer(), checkpoint)
-    sink.require_exactly(range(80))
+    run_query(changed, sink.writer(order_by="n"), checkpoint)
+    assert len(sink.receipts) == 2
+    sink.require_exactly([*range(40), *range(1040, 1080)])
+    assert sink.kept() == []
 
 
 def files_stream(spark: SparkSession, place: Path, batches: int) -> DataFrame:
@@ -510,44 +478,32 @@ def test_sink_that_is_not_called_for_empty_batches_goes_on(
     assert all(each.first == ends[each.partition_id] + 1 for each in sink.receipts[1].partitions)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"staging": True}, marks=pytest.mark.long)])
-def test_sink_evaluates_a_repeated_batch_of_a_stateful_query(
-    spark: SparkSession, sink: SinkHub, checkpoint: str, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    """A batch that is done runs its rows into nothing, because Spark demands that every batch stores its state."""
-    (place := tmp_path / "files").mkdir()
-    rows = files_stream(spark, place, 2).groupBy("n").agg({"body": "max", "partitionKey": "max"})
-    rows = rows.selectExpr("n", "`max(body)` AS body", "`max(partitionKey)` AS partitionKey")
-    last = [sink.writer(**options)]
+MOMENTS = [("done", "after"), ("plan", "after"), ("plan", "before")]
 
-    def crashing(frame: DataFrame, batch_id: int) -> None:
-        last[0](frame, batch_id)
-        raise StumbleError
+
+@pytest.mark.parametrize("at", [MOMENTS[0], *(pytest.param(each, marks=pytest.mark.long) for each in MOMENTS[1:])])
+@pytest.mark.parametrize("operator", ["aggregate", pytest.param("distinct", marks=pytest.mark.long)])
+def test_sink_evaluates_a_repeated_batch_of_a_stateful_query(
+    spark: SparkSession, sink: SinkHub, checkpoint: str, tmp_path: Path, operator: str, at: tuple[str, str]
+) -> None:
+    """A repeated batch runs its rows to their end, because Spark demands that every batch stores its state."""
+    (place := tmp_path / "files").mkdir()
+    rows = files_stream(spark, place, 2)
+    if operator == "aggregate":
+        rows = rows.groupBy("n").agg({"body": "max", "partitionKey": "max"})
+        rows = rows.selectExpr("n", "`max(body)` AS body", "`max(partitionKey)` AS partitionKey")
+    else:
+        rows = rows.dropDuplicates(["n"])
 
     def run(writer: Any) -> None:
         writing = rows.writeStream.foreachBatch(writer).option("checkpointLocation", checkpoint).outputMode("update")
         writing.trigger(availableNow=True).start().awaitTermination()
 
     with pytest.raises(Exception, match="StumbleError"):
-        run(crashing)
-    run(sink.writer(**options))
-    sink.require_exactly(range(40))
-
-
-def test_sink_with_keys_and_without_an_order_is_warned_of_once(
-    spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rows of a key are then in an order that is not the source's."""
-    ordered, unordered = sink.writer(), sink.writer(sink_id="unordered", order_by=())
-    for batch_id in range(2):
-        frame = numbered(spark, 0, 5, *COLUMNS, "id AS SequenceNumber")
-        ordered(frame, batch_id)
-        unordered(frame, batch_id)
-    unordered(numbered(spark, 0, 5, "'' AS body"), 2)
-    warnings = [each.getMessage() for each in caplog.records if "no order_by" in each.getMessage()]
-    assert len(warnings) == 1
-    assert "sink 'unordered'" in warnings[0]
-    assert "such as 'SequenceNumber'" in warnings[0]
+        run(sink.writer(ledger=StumblingLedger(sink.ledger, *at)))
+    run(sink.writer())
+    sink.require_exactly(range(40), is_ordered=False)
+    assert sink.kept() == []
 
 
 @pytest.mark.long
@@ -598,7 +554,7 @@ def test_sink_refuses_a_frame_without_its_columns(
 ) -> None:
     """A column that is missing or of a wrong type is named before anything happens."""
     with pytest.raises(ConfigurationError, match=problem):
-        sink.writer()(numbered(spark, 0, 5, *columns), 0)
+        sink.writer(order_by="n")(numbered(spark, 0, 5, *columns), 0)
     assert not sink.ledger.exists()
 
 
@@ -623,11 +579,13 @@ def test_sink_refuses_a_row_that_cannot_be_sent_before_sending(spark: SparkSessi
         ({"ledger": 7}, "ledger"),
         ({"ledger": "s3://bucket/ledgers"}, "ledger"),
         ({"sink_id": "\n"}, "sink_id"),
-        ({"idempotent": False, "staging": "/tmp/rows"}, "staging"),
+        ({"idempotent": False, "rows": "rows"}, "rows"),
+        ({"rows": "s3://bucket/rows"}, "rows"),
         ({"idempotent": False, "order_by": "n"}, "order_by"),
-        ({"on_producer_state_lost": "tailScan"}, "on_producer_state_lost"),
+        ({"on_producer_state_lost": "scan"}, "on_producer_state_lost"),
+        ({"small_batches": "always"}, "small_batches"),
         ({"on_producer_state_lost": "shrug"}, "on_producer_state_lost"),
-        ({"staging": True, "ledger": StumblingLedger(Path("unused"), "plan", "before")}, "staging"),
+        ({"staging": True}, "staging"),
         ({"max_tasks": 0}, "max_tasks"),
         ({"order_bye": "n"}, "order_bye"),
     ],
@@ -730,28 +688,7 @@ def test_sink_whose_driver_ends_amid_a_batch_finishes_it_once(
     sink.writer()(numbered(spark, 0, 100), 0)
     sink.writer()(numbered(spark, 100, 120), 1)
     sink.require_exactly(range(120))
-
-
-def test_sink_replay_in_another_order_is_refused(spark: SparkSession, sink: SinkHub) -> None:
-    """*No loss, no duplicate*: the numbers of rows that are stored would be those of others."""
-    with pytest.raises(StumbleError):
-        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
-    with pytest.raises(ConfigurationError, match=r"order_by: batch 0 of the sink 'sink' was begun with \('n',\)"):
-        sink.writer(order_by=())(numbered(spark, 0, 100), 0)
-    sink.writer(order_by="N")(numbered(spark, 0, 100), 0)
-    sink.require_exactly(range(100))
-
-
-def test_sink_of_other_rows_for_a_batch_that_is_unfinished_is_refused(spark: SparkSession, sink: SinkHub) -> None:
-    """*No loss*: where Spark does not name the query, an unfinished batch goes on only with the same rows."""
-    with pytest.raises(StumbleError):
-        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
-    for rows in (numbered(spark, 1000, 1200), numbered(spark, 0, 50)):
-        with pytest.raises(Exception, match=r"are other rows than this query's|the batch.* now has only"):
-            sink.writer()(rows, 0)
-        sink.require_exactly(range(100))
-    sink.writer()(numbered(spark, 0, 100).repartition(3), 0)
-    sink.require_exactly(range(100))
+    assert sink.kept() == []
 
 
 @pytest.mark.long
@@ -768,8 +705,8 @@ def test_sink_replay_keeps_the_partitions_of_its_plan(spark: SparkSession, sink:
     assert all(sink.stored().values())
 
 
-def test_sink_replay_with_forgotten_producers_fails_by_default(spark: SparkSession, sink: SinkHub, policy: str) -> None:
-    """A replay whose producers are gone fails; if so set, it counts stamps and is exact, or sends everything again."""
+def test_sink_replay_with_forgotten_producers_fails_by_default(spark: SparkSession, sink: SinkHub) -> None:
+    """A replay whose producers are gone fails; if so set, it counts stamps and is exact."""
     sink.writer(stamp=True)(numbered(spark, 0, 50), 0)
     with pytest.raises(StumbleError):
         sink.writer(stamp=True, ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 50, 100), 1)
@@ -777,17 +714,13 @@ def test_sink_replay_with_forgotten_producers_fails_by_default(spark: SparkSessi
     with pytest.raises(ProducerStateLostError):
         sink.writer(stamp=True)(numbered(spark, 50, 100), 1)
     sink.require_exactly(range(100))
-    writer = sink.writer(stamp=True, on_producer_state_lost=policy)
+    writer = sink.writer(stamp=True, on_producer_state_lost="scan")
     writer(numbered(spark, 50, 100), 1)
     writer(numbered(spark, 100, 150), 2)
-    if policy == "tailScan":
-        sink.require_exactly(range(150))
-    else:
-        found = sorted(number for each in sink.stored().values() for number in each)
-        assert found == sorted([*range(150), *range(50, 100)])
+    sink.require_exactly(range(150))
 
 
-# ------------------------------------------------------------------------------------------------------ staging
+# ------------------------------------------------------------------------------------------------------ kept rows
 
 
 def varying(spark: SparkSession) -> DataFrame:
@@ -799,52 +732,74 @@ def varying(spark: SparkSession) -> DataFrame:
     )
 
 
-def test_sink_with_staging_publishes_the_rows_written_first(spark: SparkSession, sink: SinkHub, staged_at: str) -> None:
-    """With staging the rows that were written first are published, once each, whatever the query gives later."""
+@pytest.mark.parametrize("small_batches", ["auto", "never"])
+@pytest.mark.parametrize("at", [MOMENTS[1], pytest.param(("done", "before"), marks=pytest.mark.long)])
+def test_sink_publishes_the_rows_that_were_kept_first(
+    spark: SparkSession, sink: SinkHub, at: tuple[str, str], small_batches: str
+) -> None:
+    """*No loss and no duplicate*: once each, whatever the query gives when the batch is repeated."""
+    options: dict[str, Any] = {"small_batches": small_batches, "max_batch_events": 5}
     with pytest.raises(StumbleError):
-        sink.writer(staging=str(sink.ledger / "staging~"), ledger=StumblingLedger(sink.ledger, staged_at, "before"))(
-            varying(spark), 0
-        )
-    first = sink.stored()
-    hold = sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name, after=1)
-    sink.writer(staging=True, max_batch_events=5)(varying(spark), 0)
+        sink.writer(ledger=StumblingLedger(sink.ledger, *at), **options)(varying(spark), 0)
+    first, kept = sink.stored(), sink.kept()
+    assert len(kept) == (1 if small_batches == "auto" else 3)
+    sink.service.add_fault(DropConnection(stored=True), role=LinkRole.PRODUCER, hub=sink.name, after=1)
+    sink.writer(**options)(varying(spark), 0)
     found = sink.stored()
-    if staged_at == "done":
-        assert found == first
-    else:
-        assert not any(first.values())
-        assert hold.fired
+    assert found == first or at[0] == "plan"
     numbers = sorted(number for each in found.values() for number in each)
     assert len(numbers) == len(set(numbers)) == sink.receipts[0].count
     sink.require_exactly(numbers)
-    assert not list((sink.ledger / "staging~" / "sink").iterdir())
-    assert not list((sink.ledger / "sink").glob("*staged*"))
+    assert sink.kept() == []
+
+
+@pytest.mark.parametrize("damage", ["is gone", pytest.param("is damaged", marks=pytest.mark.long)])
+def test_sink_whose_kept_rows_are_damaged_stops(spark: SparkSession, sink: SinkHub, damage: str) -> None:
+    """*No loss*: a missing or damaged object stops the query, which names the rows and sends none of them."""
+    writer = sink.writer(small_batches="never", ledger=StumblingLedger(sink.ledger, "plan", "after"))
+    with pytest.raises(StumbleError):
+        writer(numbered(spark, 0, 400), 0)
+    largest = max((sink.ledger / "rows~" / "sink").glob("0*"), key=lambda each: each.stat().st_size)
+    if damage == "is gone":
+        largest.unlink()
+    else:
+        largest.write_bytes(largest.read_bytes()[:-1] + b"?")
+    with pytest.raises(Exception, match=rf"rows \d+ to \d+ of batch 0 for partition \d.*{damage}"):
+        sink.writer()(numbered(spark, 0, 400), 0)
+
+
+def test_sink_on_a_directory_of_the_driver_alone_is_refused(spark: SparkSession, sink: SinkHub, tmp_path: Path) -> None:
+    """Executors that do not see what the driver has written say so in the first batch; they create nothing."""
+    rows = HiddenRows(tmp_path / "rows")
+    with pytest.raises(PythonException, match="rows: this executor does not see in"):
+        sink.writer(rows=rows, small_batches="never")(numbered(spark, 0, 400), 0)
+    assert not any(sink.stored().values())
+    sink.writer(rows=rows)(numbered(spark, 0, 40), 0)  # the driver has the rows of a small batch
+    sink.require_exactly(range(40))
+
+
+class HiddenRows(DirectoryRowStore):
+    """A directory which other processes see as another one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._process_id = os.getpid()
+
+    async def open(self) -> None:
+        if os.getpid() != self._process_id:
+            self._path = self._path.with_name("elsewhere")
+        await super().open()
 
 
 @pytest.mark.long
-def test_sink_with_staging_waits_for_a_ledger_that_fails(
-    spark: SparkSession, sink: SinkHub, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An outage of the ledger at any of its calls is waited for; what is not deleted after the batch is only logged."""
+def test_sink_waits_for_a_ledger_that_fails(spark: SparkSession, sink: SinkHub) -> None:
+    """An outage of the ledger at any of its calls is waited for."""
     ledger = FailingLedger(sink.ledger)
     retry = RetryOptions(base_delay=0.01, max_delay=0.05)
     for batch_id in range(2):
-        sink.writer(staging=str(sink.ledger / "staging~"), ledger=ledger, retry=retry)(
-            numbered(spark, batch_id * 50, batch_id * 50 + 50), batch_id
-        )
+        sink.writer(ledger=ledger, retry=retry)(numbered(spark, batch_id * 50, batch_id * 50 + 50), batch_id)
     sink.require_exactly(range(100))
-    assert ledger.failed >= {"open", "read", "create", "delete"}
-    assert "is done, but its staged rows are left" in caplog.text
-
-
-def test_sink_without_staging_fails_where_rows_are_missing(spark: SparkSession, sink: SinkHub) -> None:
-    """A repeated batch with fewer rows than are stored already fails, and says why; nothing more is sent."""
-    with pytest.raises(StumbleError):
-        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))(numbered(spark, 0, 100), 0)
-    for small_batches in ("always", "never"):
-        with pytest.raises(Exception, match=r"the query is not deterministic.* use a new sink_id"):
-            sink.writer(small_batches=small_batches)(numbered(spark, 0, 50), 0)
-    sink.require_exactly(range(100))
+    assert ledger.failed >= {"open", "read", "create"}
 
 
 # ------------------------------------------------------------------------------------------------------ at least once

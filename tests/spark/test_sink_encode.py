@@ -722,7 +722,7 @@ def test_encode_round_robin_gives_every_row_the_next_partition() -> None:
 
 
 def test_sink_refuses_a_router_that_would_reroute_a_row() -> None:
-    """A repeated batch must route each row as before; publishing at least once may do as it likes."""
+    """Exactly once, rows are routed by key or by content; publishing at least once may do as it likes."""
     options: dict[str, Any] = {
         "connection": SparkConnection(hub="h", connection_string=SecretStr(_NAMESPACE)),
         "ledger": "/tmp",
@@ -733,24 +733,6 @@ def test_sink_refuses_a_router_that_would_reroute_a_row() -> None:
         assert SinkSettings(router=name, idempotent=False, connection=options["connection"]).router == name
     with pytest.raises(ConfigurationError, match="router"):
         SinkSettings(**{**options, "router": "random"})
-
-
-def test_plan_keeps_the_router_that_it_was_made_with() -> None:
-    """A record of an earlier version has the service's hash."""
-    entry = PartitionPlan(
-        partition_id="0", producer_id=1, owner_level=1, next_number=0, nothing=-1, is_fresh=True, tail=-1
-    )
-    facts: dict[str, Any] = {
-        "sink": Sink(namespace="n", hub="h", sink_id="s"),
-        "query_id": None,
-        "run_id": "r",
-        "batch_id": 0,
-        "partitions": (entry,),
-        "limits": PackingLimits(),
-        "is_stamped": False,
-    }
-    assert Plan(**facts).router == "hash"
-    assert Plan.model_validate_json(Plan(**facts, router="ring").model_dump_json()).router == "ring"
 
 
 # ------------------------------------------------------------------------------------------------------- codecs

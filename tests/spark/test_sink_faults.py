@@ -28,8 +28,8 @@ OURS = ("aiohttp>=3.10", "azure-storage-blob>=12.20", "pydantic>=2.7")
 ROOT = Path(__file__).parents[2]
 ROWS = 60
 """A batch's; with 5 in a message, several messages go to each of three partitions."""
-BLOCKS: dict[str, Any] = {"small_batches": "never", "order_by": ()}
-"""The sink's options with which tasks exchange the rows in blocks, as those of large batches by default."""
+AS_THEY_ARE: dict[str, Any] = {"small_batches": "never", "order_by": ()}
+"""The sink's options with which tasks keep rows in the order of the frame, as those of large batches by default."""
 ORDERED: dict[str, Any] = {"small_batches": "never", "order_by": "n"}
 CLUSTER = {
     "spark.executorEnv.PYTHONPATH": str(ROOT),
@@ -55,7 +55,6 @@ class Drivers:
         die_at: tuple[str, str] | None = None,
         master: str = "local[2,4]",
         spark: dict[str, str] | None = None,
-        staging: bool = False,
         python: str = sys.executable,
         **options: Any,
     ) -> subprocess.Popen[bytes]:
@@ -69,7 +68,6 @@ class Drivers:
             "die_at": die_at,
             "master": master,
             "spark": spark or {},
-            "staging": str(self.sink.ledger / "staging~") if staging else False,
             "options": {"max_batch_events": 5, **options},
         }
         with self._log.open("a") as log:
@@ -135,32 +133,32 @@ def held_midway(sink: SinkHub) -> Iterator[Fault]:
 def test_killed_driver_is_followed_by_another(spark: SparkSession, drivers: Drivers) -> None:
     """*Driver killed between two sends*: its successor finds what is stored, and publishes the rest once."""
     with held_midway(drivers.sink):
-        driver = drivers.start(**BLOCKS)
+        driver = drivers.start(**AS_THEY_ARE)
         drivers.sink.await_events("1", 10)
         driver.kill()
     driver.wait()
     assert drivers.batches() == 0
-    run_query(numbered_stream(spark, ROWS), drivers.sink.writer(max_batch_events=5, order_by=()), drivers.checkpoint)
+    run_query(numbered_stream(spark, ROWS), drivers.sink.writer(max_batch_events=5), drivers.checkpoint)
     drivers.sink.require_exactly(range(drivers.batches() * ROWS), is_ordered=False)
 
 
 # ------------------------------------------------------------------------------------------------------ long
 
 
-LEDGER_MOMENTS = [(record, moment) for record in ("plan", "staged", "done") for moment in ("before", "within", "after")]
+LEDGER_MOMENTS = [(record, moment) for record in ("plan", "done") for moment in ("before", "within", "after")]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("staging", [False, True])
-def test_killed_drivers_at_every_write_of_the_ledger_lose_no_row(drivers: Drivers, staging: bool) -> None:
+@pytest.mark.parametrize("small_batches", ["auto", "never"])
+def test_killed_drivers_at_every_write_of_the_ledger_lose_no_row(drivers: Drivers, small_batches: str) -> None:
     """*Driver killed before, within and after each write*: a chain of drivers, each of which dies, loses no row."""
-    deaths = [each for each in LEDGER_MOMENTS if staging or each[0] != "staged"]
-    for die_at in deaths:
-        assert drivers.run(die_at=die_at, staging=staging) == -signal.SIGKILL
-    assert drivers.run(staging=staging) == 0
+    for die_at in LEDGER_MOMENTS:
+        assert drivers.run(die_at=die_at, small_batches=small_batches) == -signal.SIGKILL
+    assert drivers.run(small_batches=small_batches) == 0
     assert drivers.batches() > 1
     drivers.sink.require_exactly(range(drivers.batches() * ROWS))
+    assert drivers.sink.kept() == []
 
 
 @pytest.mark.long
@@ -180,7 +178,7 @@ def test_killed_driver_whose_workers_live_on_adds_nothing(drivers: Drivers) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [ORDERED, BLOCKS], ids=["rows", "blocks"])
+@pytest.mark.parametrize("options", [ORDERED, AS_THEY_ARE], ids=["ordered", "as they are"])
 def test_killed_executor_is_replaced(drivers: Drivers, options: dict[str, Any]) -> None:
     """*Executor killed*: the task goes to another, and the rows it had published are not published again."""
     with held_midway(drivers.sink):
@@ -202,7 +200,7 @@ def _executor_of(worker: psutil.Process) -> psutil.Process:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [ORDERED, BLOCKS], ids=["rows", "blocks"])
+@pytest.mark.parametrize("options", [ORDERED, AS_THEY_ARE], ids=["ordered", "as they are"])
 def test_speculative_attempts_store_rows_once(drivers: Drivers, tmp_path: Path, options: dict[str, Any]) -> None:
     """*Speculation*: an attempt that hangs is overtaken by another, which goes on where the first one was."""
     # Spark begins the second attempt on another host only, which no local-cluster has. The first attempt would wait for

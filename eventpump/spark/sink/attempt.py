@@ -22,12 +22,10 @@ class WorkStep(enum.Enum):
     """Attach as the plan's producer with a null number; then `looked`, `unknown_producer` or `fenced`."""
     SCAN = "scan"
     """Look for the stamp, or else the content, of row `offset` after the planned tail; then `scanned`."""
-    COMPARE = "compare"
-    """Compare the rows from `compared` up to `position` with what is stored; then `same`."""
     SEND = "send"
     """Publish from row `position` on; then `published`, `troubled` or `fenced`."""
     REST = "rest"
-    """Wait for rows, or for their end."""
+    """Wait for rows."""
     END = "end"
     """All rows are stored: `receipt`."""
     LOST = "lost"
@@ -61,27 +59,20 @@ class PartitionWork:
 
     Args:
         max_tries: How many failures in a row that count, without any row being stored, are retried; None for no limit.
-        compares: Whether rows that others have stored are compared with those of this attempt, as they may differ.
-        sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Attributes:
-        rows: How many rows have been received so far.
+        rows: How many rows have been received so far, with those that are stored already.
         position: Rows before it are stored; None before the first look.
-        compared: Rows before it need not be compared any more.
         found: How many rows were stored at the first look.
     """
 
     __slots__ = (
         "_entry",
         "_failure",
-        "_is_ended",
         "_is_suspicious",
         "_must_look",
         "_must_scan",
-        "_sends",
         "_tries",
-        "compared",
-        "compares",
         "found",
         "loss",
         "max_tries",
@@ -89,20 +80,14 @@ class PartitionWork:
         "rows",
     )
 
-    def __init__(
-        self, entry: PartitionPlan, *, max_tries: int | None = 3, compares: bool = False, sends: bool = True
-    ) -> None:
+    def __init__(self, entry: PartitionPlan, *, max_tries: int | None = 3) -> None:
         self._entry = entry
-        self._sends = sends
         self.max_tries = max_tries
-        self.compares = compares
-        self.compared = entry.offset
-        self.rows = 0
+        self.rows = entry.offset
         self.position: int | None = None
         self.found = entry.offset
         self.loss: StateLost | None = None
         self._failure: EventPumpError | None = None
-        self._is_ended = False
         self._must_look = True
         self._must_scan = False
         self._is_suspicious = False
@@ -117,32 +102,25 @@ class PartitionWork:
             return WorkStep.LOST
         if self._must_look:
             return WorkStep.LOOK
-        if self.must_compare:
-            return WorkStep.COMPARE
-        position = self._entry.offset if self._must_scan else self.position
-        assert position is not None
-        if position < self.rows and self._sends:
-            return WorkStep.SCAN if self._must_scan else WorkStep.SEND
-        return WorkStep.END if self._is_ended or not self._sends else WorkStep.REST
-
-    @property
-    def must_compare(self) -> bool:
-        """Whether rows are stored that were not compared yet."""
-        return self.compares and self.position is not None and self.compared < self.position
+        needed = self.needed
+        assert needed is not None
+        if needed >= self._entry.count:
+            return WorkStep.END
+        if needed >= self.rows:
+            return WorkStep.REST
+        return WorkStep.SCAN if self._must_scan else WorkStep.SEND
 
     @property
     def needed(self) -> int | None:
-        """Rows before it are not needed any more; None before the first look."""
-        if self.position is None:
-            return None
-        return min(self.compared, self.position) if self.compares else self.position
+        """The first row that is needed; None before the first look."""
+        return self._entry.offset if self._must_scan else self.position
 
     def error(self) -> EventPumpError:
         """Return the error the attempt failed with."""
         assert self._failure is not None
         return self._failure
 
-    def receipt(self, digest: str) -> PartitionReceipt:
+    def receipt(self) -> PartitionReceipt:
         """Return the receipt, if the step is to end."""
         assert self.step is WorkStep.END
         entry = self._entry
@@ -150,23 +128,16 @@ class PartitionWork:
             partition_id=entry.partition_id,
             producer_id=entry.producer_id,
             owner_level=entry.owner_level,
-            count=self.rows,
+            count=entry.count,
             offset=entry.offset,
-            first_number=entry.next_number if self.rows > entry.offset else None,
-            next_number=entry.number_of(self.rows),
-            digest=digest,
+            first_number=entry.next_number if entry.count > entry.offset else None,
+            next_number=entry.number_of(entry.count),
             found=self.found,
         )
 
-    def received(self, count: int) -> None:
-        """Record that rows were received."""
-        assert not self._is_ended
-        self.rows += count
-
-    def ended(self) -> None:
-        """Record that there are no more rows."""
-        self._is_ended = True
-        self._check_end()
+    def received(self, rows: int) -> None:
+        """Record that the rows before one are here, or stored."""
+        self.rows = max(self.rows, rows)
 
     def continued(self) -> None:
         """Record that the attempt begins with a link that was kept, instead of looking: see `may_continue`."""
@@ -205,11 +176,6 @@ class PartitionWork:
         else:
             self._arrived_at(self._entry.offset)
 
-    def same(self, count: int) -> None:
-        """Record that rows from `compared` on are stored as they are here."""
-        assert self.must_compare
-        self.compared += count
-
     def published(self, first_number: int, count: int) -> None:
         """Record that rows from `position` on were accepted.
 
@@ -217,8 +183,6 @@ class PartitionWork:
             first_number: The number of the first of them.
         """
         assert self.position is not None
-        assert not self.must_compare
-        self.compared = self.position + count
         assert first_number == self._entry.number_of(self.position), "rows were sent under the numbers of other rows"
         self._arrived_at(self.position + count)
 
@@ -253,16 +217,12 @@ class PartitionWork:
         if self.position is None or position > self.position:
             self._tries = 0
         self.position = position
-        self._check_end()
-
-    def _check_end(self) -> None:
-        stored = self._entry.offset if self.position is None else self.position
-        if self._is_ended and stored > self.rows and self._failure is None and self.loss is None:
+        count = self._entry.count
+        if position > count:
             self._failure = InvalidClientStateError(
                 self._entry.partition_id,
-                f"{stored} rows of the batch are stored, but it now has only {self.rows}: the query is not "
-                "deterministic, so the stored rows may differ from the batch's. To continue, use a new sink_id, under "
-                "which the batch is published again, with staging=True, which keeps the rows of a batch",
+                f"{position} rows are stored under the numbers of this batch, which has {count}: a later batch has "
+                "begun since, and this attempt is late; otherwise the ledger is an older copy: restore the newest",
             )
 
     def _lose(self, reason: LossReason) -> None:

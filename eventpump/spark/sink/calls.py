@@ -22,7 +22,7 @@ class BatchCalls:
     """The newest call of every sink. Thread-safe.
 
     A second call for a batch would find it done, or share its numbers, and so lose its rows. The next run of a query
-    may repeat the batch, and so may the same run after a call that has failed: then the rows are compared.
+    may repeat the batch, and so may the same run after a call that has failed.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,11 @@ class BatchCalls:
         self._newest: dict[Sink, _Call] = {}
 
     @contextmanager
-    def call(self, sink: Sink, run_id: str, batch_id: int, *, is_certain: bool = True) -> Iterator[None]:
+    def call(self, sink: Sink, run_id: str, batch_id: int) -> Iterator[None]:
         """Record a call while it lasts, and after it if it has not failed.
 
         Args:
             run_id: The run of the query.
-            is_certain: Whether a run of the query surely has its own id. Otherwise a call after another may be that of
-                a next run, and only calls at the same time are refused.
 
         Raises:
             ConfigurationError: There is, or was, another call for this batch in this run.
@@ -45,7 +43,7 @@ class BatchCalls:
         over = _Call(run_id, batch_id, is_over=True)
         with self._lock:
             before = self._newest.get(sink)
-            if before == mine or (before == over and is_certain):
+            if before in (mine, over):
                 raise ConfigurationError(
                     "sink_id",
                     f"{sink.sink_id!r} is called for batch {batch_id} a second time in this run of the query, and the "
@@ -53,14 +51,14 @@ class BatchCalls:
                     "publish(first.unionByName(second), batch_id), or give each call a producer with its own sink_id",
                 )
             self._newest[sink] = mine
-        after = before if before == over else None
+        is_over = False
         try:
             yield
-            after = over
+            is_over = True
         finally:
             with self._lock:
                 if self._newest.get(sink) is mine:  # not if a next run has begun
-                    if after is None:
-                        del self._newest[sink]
+                    if is_over:
+                        self._newest[sink] = over
                     else:
-                        self._newest[sink] = after
+                        del self._newest[sink]

@@ -1,31 +1,32 @@
 """Publishing a batch exactly once: the shells around the ledger, for the driver and for the tasks.
 
-On the driver::
+On the driver, after the rows were written (see :mod:`eventpump.spark.sink.kept`)::
 
-    batch = Batch(sink_of(transport, hub, sink_id), query_id, run, batch_id, limits, is_stamped)
-    step = await begin_batch(store, transport, batch)
+    batch = MicroBatch(sink_of(transport, hub, sink_id), query_id, run, batch_id, limits, is_stamped)
+    step = await prepare_batch(stores, transport, batch)
+    if isinstance(step, Unplanned):
+        step = await plan_batch(stores, transport, step, rows)
     while isinstance(step, Plan):
-        outcomes = ...  # one task per hub partition, see below
-        step = await finish_batch(store, transport, batch, step, outcomes, policy)
+        outcomes = ...  # of every partition with rows, see below
+        step = await finish_batch(stores, transport, batch, step, outcomes, policy)
     step.receipts
 
-In a task, for each hub partition that has rows::
+For each hub partition that has rows, in the driver or in a task::
 
     async with PartitionPublishing(transport, plan, partition_id) as publishing:
-        await publishing.put(events)  # in the order that every attempt has, in portions of any size
+        await publishing.put(await publishing.needed(), events)  # in portions of any size
         outcome = await publishing.finish()
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -45,7 +46,6 @@ from eventpump.errors import (
     PublishOutcomeUnknownError,
     Recovery,
     ServiceError,
-    ServiceTimeoutError,
     StoreError,
 )
 from eventpump.eventhubs.conditions import NOT_ALLOWED
@@ -66,8 +66,10 @@ from eventpump.spark.sink.protocol import (
     AttachProducers,
     CreateRecord,
     DeleteRecords,
+    DeleteRows,
     FindRows,
     ListRecords,
+    ListRows,
     MicroBatch,
     OnProducerStateLost,
     PartitionTail,
@@ -77,28 +79,46 @@ from eventpump.spark.sink.protocol import (
     ReadTails,
     Request,
     Unplanned,
-    begin,
-    find_plan,
+    WrittenRows,
     finish,
     make_plan,
+    overtaken,
     prepare,
 )
-from eventpump.spark.sink.records import Done, PartitionOutcome, PartitionPlan, Plan, Sink, StateLost, directory_name
+from eventpump.spark.sink.records import (
+    Done,
+    PartitionOutcome,
+    PartitionPlan,
+    Plan,
+    Sink,
+    batch_of_rows,
+    directory_name,
+)
 
 if TYPE_CHECKING:
-    from eventpump.storage.ledgers.interface import (
-        LedgerStore,  # not loaded by executors: it brings the blob SDK with it
-    )
+    # Not loaded by executors: they bring the blob SDK with them.
+    from eventpump.storage.ledgers.interface import LedgerStore
+    from eventpump.storage.rows.interface import RowStore
 
 _log = logging.getLogger("eventpump.spark")
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-_DROPPED_AT_ONCE: Final = 1024
-"""Rows that are compared before they are dropped."""
-_AT_ONCE: Final = 32
-"""Requests for partitions that are on their way at a time."""
+AT_ONCE: Final = 32
+"""Partitions that are asked for, or published to, at a time."""
+
+
+class Stores(NamedTuple):
+    """What a sink keeps outside of the service: open stores.
+
+    Args:
+        ledger: Its records.
+        rows: The rows of batches that are not done.
+    """
+
+    ledger: LedgerStore
+    rows: RowStore
 
 
 class PublishOptions(SettingsModel):
@@ -112,8 +132,6 @@ class PublishOptions(SettingsModel):
             may a message that is not full.
         consumer_group: Whom the tail is read as. It takes one of the group's five readers of a partition.
         scan_timeout: Seconds to wait for the next event of the tail.
-        settle_time: Seconds for which the service may answer with an end of a partition that was reached before: rows
-            that are not found until then are not there.
     """
 
     retry: RetryOptions = RetryOptions()
@@ -121,7 +139,6 @@ class PublishOptions(SettingsModel):
     buffer_bytes: int = Field(default=4 * 1024 * 1024, ge=1)
     consumer_group: Name = "$Default"
     scan_timeout: Seconds = 60.0
-    settle_time: float = Field(default=5.0, ge=0)
 
 
 _DEFAULTS: Final = PublishOptions()
@@ -137,15 +154,10 @@ def sink_of(transport: Transport, hub: str, sink_id: str) -> Sink:
     return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub)
 
 
-async def begin_batch(
-    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
-) -> Plan | Done:
-    """Find that a batch is done, or make its plan, or find the one it has; nothing of it is sent before.
-
-    Cancelled, a plan is made or not; call it again.
-
-    Args:
-        store: An open one.
+async def prepare_batch(
+    stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
+) -> Plan | Done | Unplanned:
+    """Find that a batch is done, or the plan it has, or what its plan is made of. It can run while rows are encoded.
 
     Raises:
         ConfigurationError: The sink belongs to another query or hub, its ledger does not fit the query, or the hub
@@ -154,49 +166,45 @@ async def begin_batch(
         ProducerStateLostError: A take-over that was begun cannot count what is stored.
         ServiceError: The service could not be asked.
     """
-    step = await _Outside(store, transport, batch, options).carry_out(begin(batch))
+    step = await _Outside(stores, transport, batch, options).carry_out(prepare(batch))
     if isinstance(step, Plan):
         _warn_of_missing(batch, step)
     return step
 
 
-async def prepare_batch(
-    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
-) -> Plan | Done | Unplanned:
-    """The part of `begin_batch` that can run while the rows are encoded. Parameters and errors are the same."""
-    return await _Outside(store, transport, batch, options).carry_out(prepare(batch))
-
-
 async def plan_batch(
-    store: LedgerStore,
+    stores: Stores,
     transport: Transport,
     unplanned: Unplanned,
-    used: Collection[str] | None = None,
+    rows: WrittenRows,
     options: PublishOptions = _DEFAULTS,
 ) -> Plan:
     """Make the plan of a batch that has none. Nothing of the batch is sent before.
 
+    Cancelled, the plan is made or not; call it again.
+
     Args:
-        used: The partitions that have rows; None if that is not known.
+        rows: Where the rows are.
 
     Raises:
-        Exception: As `begin_batch`.
+        ConfigurationError: This driver does not see rows that tasks have written.
+        Exception: As `prepare_batch`.
     """
     batch = unplanned.batch
-    plan = await _Outside(store, transport, batch, options).carry_out(make_plan(unplanned, used))
+    plan = await _Outside(stores, transport, batch, options).carry_out(make_plan(unplanned, rows))
     _warn_of_missing(batch, plan)
     return plan
 
 
-async def planned_batch(
-    store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
-) -> Plan | None:
-    """Return the plan of a batch that is done; None if the ledger has none.
+async def check_overtaken(
+    stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
+) -> None:
+    """Check, where publishing has failed, whether that is because another run of the query goes on.
 
     Raises:
-        StoreError: The store failed, or the record cannot be read.
+        StoreError: It is; or the store failed.
     """
-    return await _Outside(store, transport, batch, options).carry_out(find_plan(batch))
+    await _Outside(stores, transport, batch, options).carry_out(overtaken(batch))
 
 
 def _warn_of_missing(batch: MicroBatch, plan: Plan) -> None:
@@ -212,7 +220,7 @@ def _warn_of_missing(batch: MicroBatch, plan: Plan) -> None:
 
 
 async def finish_batch(
-    store: LedgerStore,
+    stores: Stores,
     transport: Transport,
     batch: MicroBatch,
     plan: Plan,
@@ -235,14 +243,14 @@ async def finish_batch(
         StoreError: The store failed; or another run of the query has finished the batch.
         ServiceError: The service could not be asked.
     """
-    return await _Outside(store, transport, batch, options).carry_out(finish(batch, plan, outcomes, policy))
+    return await _Outside(stores, transport, batch, options).carry_out(finish(batch, plan, outcomes, policy))
 
 
 class _Outside:
     """Carries out what the procedures of the ledger ask for."""
 
-    def __init__(self, store: LedgerStore, transport: Transport, batch: MicroBatch, options: PublishOptions) -> None:
-        self._store = store
+    def __init__(self, stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions) -> None:
+        self._store, self._objects = stores
         self._transport = transport
         self._hub = batch.sink.hub
         self._directory = directory_name(batch.sink.sink_id)
@@ -271,6 +279,11 @@ class _Outside:
             case DeleteRecords(names):
                 await self._delete(names)
                 return None
+            case ListRows():
+                return await self._stored(lambda: self._objects.list(self._directory))
+            case DeleteRows(before):
+                await self._delete_rows(before)
+                return None
             case ReadPartitions():
                 return (await self._transport.get_hub_properties(self._hub)).partition_ids
             case ReadTails(partition_ids):
@@ -293,6 +306,15 @@ class _Outside:
                 await self._store.delete(f"{self._directory}/{name}")
         except StoreError as error:
             _log.warning("records that are not needed any more stay in the ledger: %s", error)
+
+    async def _delete_rows(self, before: int) -> None:
+        try:
+            listed = await self._objects.list(self._directory)
+            names = [each for each in listed if (found := batch_of_rows(each)) is not None and found < before]
+            if names:
+                await self._objects.delete([f"{self._directory}/{each}" for each in names])
+        except StoreError as error:
+            _log.warning("rows that are not needed any more are left, until the next batch is done: %s", error)
 
     async def _tail(self, partition_id: str, _: object) -> PartitionTail:
         found = await self._transport.get_partition_properties(self._hub, partition_id)
@@ -334,9 +356,11 @@ class _Outside:
         return rows
 
 
-async def each_partition(work: Mapping[str, T], do: Callable[[str, T], Coroutine[Any, Any, U]]) -> dict[str, U]:
+async def each_partition(
+    work: Mapping[str, T], do: Callable[[str, T], Coroutine[Any, Any, U]], *, at_once: int = AT_ONCE
+) -> dict[str, U]:
     """Do something for every partition, several at a time. The first error ends it."""
-    results = await gather((do(key, value) for key, value in work.items()), at_once=_AT_ONCE)
+    results = await gather((do(key, value) for key, value in work.items()), at_once=at_once)
     return dict(zip(work, results, strict=True))
 
 
@@ -385,16 +409,13 @@ class _Packed:
 class PartitionPublishing:
     """One attempt to publish one hub partition's rows of a batch. A context manager; the attempt ends with it.
 
-    A task of its own sends what is packed while the caller makes more. Rows that are stored already, by an earlier
-    attempt or a rival, are left out. Cancelled or failed, it is of no more use, and another attempt may follow at once.
+    A task of its own sends what is packed while the caller reads more. Rows that are stored already, by an earlier
+    attempt or a rival, are not needed. Cancelled or failed, it is of no more use; another attempt may follow at once.
 
     Args:
         plan: Of the batch.
         partition_id: One of the plan's.
         publisher: One that was kept from an earlier batch, to begin with instead of looking; see `may_continue`.
-        compares: Whether rows that are stored already are compared with those of this attempt: those of an earlier
-            run may be others, where the query was changed, is not deterministic, or is another one.
-        sends: Whether rows are sent; otherwise the attempt ends when those that are stored are compared.
 
     Raises:
         KeyError: The plan has no such partition.
@@ -409,8 +430,6 @@ class PartitionPublishing:
         options: PublishOptions = _DEFAULTS,
         rng: random.Random | None = None,
         publisher: PartitionPublisher | None = None,
-        compares: bool = False,
-        sends: bool = True,
     ) -> None:
         self._transport = transport
         self._plan = plan
@@ -418,12 +437,9 @@ class PartitionPublishing:
         self._options = options
         self._rng = random.Random() if rng is None else rng
         self._backoff = Backoff(options.retry.base_delay, max(options.retry.base_delay, LONGEST_DELAY))
-        self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries, compares=compares, sends=sends)
+        self._work = PartitionWork(self._entry, max_tries=options.retry.max_retries)
         self._progressed_at = 0.0
-        self._compared_at = self._entry.tail  # the sequence number of the last event that is a row of this attempt
-        self._missing_since: float | None = None  # since when rows were not found that are stored
         self._publisher = publisher
-        self._digest = hashlib.sha256()
         self._rows: list[bytes] = []  # those that are not known to be stored; the first is row `_base`
         self._base = self._entry.offset
         self._held = 0
@@ -434,7 +450,6 @@ class PartitionPublishing:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._is_ended = False
         if publisher is not None:
             assert may_continue(publisher.sequencer, self._entry)
             self._limit_messages(publisher)
@@ -444,11 +459,6 @@ class PartitionPublishing:
     def partition_id(self) -> str:
         """The partition."""
         return self._entry.partition_id
-
-    @property
-    def held_bytes(self) -> int:
-        """The size of the rows that are not known to be stored."""
-        return self._held
 
     async def __aenter__(self) -> Self:
         """Begin to ask the service how far the batch is."""
@@ -470,78 +480,62 @@ class PartitionPublishing:
         finally:
             await self._drop_publisher()
 
-    async def put(self, events: Sequence[bytes]) -> bool:
-        """Add the next rows, and wait until there is room for more.
-
-        Args:
-            events: Encoded events, without numbers of idempotent publishing.
+    async def needed(self) -> int | None:
+        """Wait until it is known how many rows are stored.
 
         Returns:
-            False where the producer's state is lost, and more rows are of no use: go on to `finish`.
+            The first row that is not stored; None where the producer's state is lost: go on to `finish`.
 
         Raises:
             EventPumpError: The attempt has failed: see `finish`.
         """
-        if self._is_ended:
-            raise ClosedError("partition's publishing")
-        self._digest.update(b"".join(events))
-        first = self._work.rows
-        self._work.received(len(events))
+        while not self._is_over():
+            if self._work.needed is not None:
+                return self._work.needed
+            self._room.clear()
+            await self._room.wait()
+        return None if self._work.loss is not None else self._work.needed
+
+    async def put(self, first: int, events: Sequence[bytes]) -> None:
+        """Add the next rows, and wait until there is room for more.
+
+        Args:
+            first: The index of the first of them. Rows before it were added, or are stored.
+            events: Encoded events, without numbers of idempotent publishing.
+
+        Raises:
+            EventPumpError: The attempt has failed: see `finish`.
+        """
         if self._is_over():
-            return False
+            return
         self._add(first, events)
+        self._work.received(first + len(events))
         self._pack()
         self._changed.set()
         # Rows of a message that is not full yet are not sent: waiting for them to be stored would not end.
-        while self._held > self._options.buffer_bytes and (
-            self._packed or self._work.position is None or self._work.must_compare
-        ):
+        while self._held > self._options.buffer_bytes and (self._packed or self._work.position is None):
             self._room.clear()
             await self._room.wait()
             if self._is_over():
-                return False
-        return True
-
-    async def compare(self) -> StateLost | None:
-        """End the rows of an attempt that does not send, and wait until those that are stored are compared.
-
-        Returns:
-            The loss of the producer's state, which leaves nothing to compare with; None without one.
-
-        Raises:
-            Exception: As `finish`.
-        """
-        await self._end()
-        return self._work.loss
+                return
 
     async def finish(self) -> PartitionOutcome:
-        """End the rows, and wait until all are stored.
+        """Wait until all rows are stored, after all that are needed were added.
 
         Returns:
             A receipt; or the loss of the producer's state, for `finish_batch`.
 
         Raises:
-            ConfigurationError: The rows that are stored are others.
             ProducerDisconnectedError: The producer was taken over: the query must fail.
-            InvalidClientStateError: The service has more rows of the batch than it has now.
+            InvalidClientStateError: The service has more rows of the batch than there are.
             EventError: An event is larger than the service takes, or carries numbers already; a note names its row.
             ServiceError: No success within the retries; another attempt may have it.
         """
-        await self._end()
+        assert self._task is not None
+        await asyncio.shield(self._task)
         if self._work.loss is not None:
             return self._work.loss
-        return self._work.receipt(self._digest.hexdigest())
-
-    async def _end(self) -> None:
-        assert self._task is not None
-        if not self._is_ended:
-            self._is_ended = True
-            self._work.ended()
-            self._pack()
-            self._changed.set()
-        await asyncio.shield(self._task)
-        if self._work.step is WorkStep.FAIL:  # without rows to send, the task has not waited for their end
-            raise self._work.error()
+        return self._work.receipt()
 
     def release(self) -> PartitionPublisher | None:
         """Return the publisher, for the next batch, after `finish` has returned a receipt. It is the caller's then.
@@ -573,9 +567,12 @@ class PartitionPublishing:
         return task.done()
 
     def _add(self, first: int, events: Sequence[bytes]) -> None:
-        """Keep rows that are not known to be stored, or have to be compared."""
-        skipped = max(0, (self._work.needed or self._entry.offset) - first)
+        """Keep rows that are not known to be stored."""
+        needed = self._work.needed
+        skipped = max(0, (self._entry.offset if needed is None else needed) - first)
         rows: Sequence[bytes] = events[skipped:] if skipped else events
+        if not self._rows:
+            self._base = first + skipped
         if self._plan.is_stamped:
             prefix = self._plan.stamp_prefix(self._entry.partition_id)
             rows = [stamped(event, f"{prefix}{row}") for row, event in enumerate(rows, first + skipped)]
@@ -600,7 +597,7 @@ class PartitionPublishing:
             if count == most:
                 self._close(packer.take())
                 count = 0
-        if self._is_ended and count:
+        if count and self._work.rows == self._entry.count:
             self._close(packer.take())
 
     def _naming(self, error: EventError, row: int) -> EventError:
@@ -614,10 +611,14 @@ class PartitionPublishing:
 
     def _forget_stored(self) -> None:
         """Drop the rows that are stored. What was packed stays, unless a message would begin elsewhere now."""
+        self._room.set()
         position = self._work.position
         if position is None:
             return
-        self._drop_until(self._work.needed)
+        dropped = self._rows[: max(0, position - self._base)]
+        del self._rows[: len(dropped)]
+        self._held -= sum(map(len, dropped))
+        self._base = max(self._base, position)
         while self._packed and self._packed[0].first < position:
             self._packed.popleft()
         if (self._packed[0].first if self._packed else self._open_from) != position:
@@ -625,14 +626,6 @@ class PartitionPublishing:
             self._open_from = position
             self._open = BatchPacker(self._open.limit, idempotent=True, oversized=True)
         self._pack()
-        self._room.set()
-
-    def _drop_until(self, row: int | None) -> None:
-        assert row is not None
-        dropped = self._rows[: max(0, row - self._base)]
-        del self._rows[: len(dropped)]
-        self._held -= sum(map(len, dropped))
-        self._base = max(self._base, row)
 
     # ------------------------------------------------------------------------------------------ the attempt
 
@@ -655,8 +648,6 @@ class PartitionPublishing:
                     await self._look()
                 elif step is WorkStep.SCAN:
                     await self._scan()
-                elif step is WorkStep.COMPARE:
-                    await self._compare()
                 else:
                     await self._send()
                 self._forget_stored()
@@ -718,85 +709,6 @@ class PartitionPublishing:
                         is_stored = True
                         break
         self._work.scanned(is_stored=is_stored)
-
-    async def _compare(self) -> None:
-        """Compare the rows that are stored, unless the tail cannot be read.
-
-        Raises:
-            ConfigurationError: They are others.
-            ServiceError: The tail could not be read now.
-        """
-        try:
-            await self._compare_with_tail()
-        except ServiceError as error:
-            if error.recovery is not Recovery.GIVE_UP:
-                raise
-            # Such as another reader's owner level, or a credential that may only send.
-            self._pass_uncompared(str(error))
-
-    def _pass_uncompared(self, reason: str) -> None:
-        _log.warning("%s, but are not compared with this query's: %s", self._stored_rows(), reason)
-        assert self._work.position is not None
-        self._work.same(self._work.position - self._work.compared)
-
-    async def _compare_with_tail(self) -> None:
-        """Find the rows that are stored in the tail, in their order, among the events of others.
-
-        Raises:
-            ConfigurationError: They are not there.
-        """
-        work, partition_id, hub = self._work, self._entry.partition_id, self._plan.sink.hub
-        tail = await self._transport.get_partition_properties(hub, partition_id)
-        if tail.is_empty or tail.beginning_sequence_number > self._compared_at + 1:
-            self._pass_uncompared("retention has removed events since the batch was planned")
-            return
-        last = tail.last_enqueued_sequence_number
-        events = _tail_of(self._transport, hub, partition_id, self._compared_at, last, self._options)
-        sought: tuple[Any, ...] | None = None
-        async with aclosing(events):
-            async for event in events:
-                self._progressed_at = asyncio.get_running_loop().time()
-                if not await self._has_row_to_compare():
-                    return
-                if sought is None:
-                    sought = _content(self._rows[work.compared - self._base])
-                if _content_of(event) != sought:
-                    continue
-                sought = self._missing_since = None
-                self._compared_at = event.sequence_number
-                work.same(1)
-                if work.compared - self._base >= _DROPPED_AT_ONCE or not work.must_compare:
-                    self._drop_until(work.compared)
-                    self._room.set()
-                if not work.must_compare:
-                    return
-        now = asyncio.get_running_loop().time()
-        self._missing_since = now if self._missing_since is None else self._missing_since
-        if now < self._missing_since + self._options.settle_time:
-            raise ServiceTimeoutError("its end does not have its rows yet", entity=f"partition {partition_id}")
-        raise ConfigurationError(
-            "sink_id",
-            f"{self._stored_rows()}, and are other rows than this query's. If the query was changed, restart it as it "
-            "was until this batch is done. If it returns other rows when a batch is repeated, use a new sink_id, under "
-            "which the batch is published again, with staging=True. For another query, with a new checkpoint, use "
-            "another sink_id",
-        )
-
-    async def _has_row_to_compare(self) -> bool:
-        """Wait for the next row to compare. Return False if the rows have ended before, which is a failure."""
-        while self._work.compared >= self._work.rows:
-            if self._is_ended:
-                return False
-            # Without room, there would be none.
-            self._drop_until(self._work.compared)
-            self._room.set()
-            self._changed.clear()
-            await self._changed.wait()
-        return True
-
-    def _stored_rows(self) -> str:
-        batch = f"batch {self._plan.batch_id} of the sink {self._plan.sink.sink_id!r}"
-        return f"{self._work.position} rows of {batch} are stored in partition {self._entry.partition_id}"
 
     async def _send(self) -> None:
         assert self._publisher is not None

@@ -1,16 +1,15 @@
 """The foreachBatch producer: each micro-batch of a query is published exactly once.
 
-A batch is one job. Its first stage encodes rows and assigns each its hub partition. Of a small batch, the driver
-collects what that stage returns, and publishes it. Of a larger one, the shuffle moves the rows of a partition to one
-task, in blocks (see :mod:`eventpump.spark.sink.blocks`), and the task publishes them. Either way the order depends only
-on the rows. The ledger encloses the publishing: before
-it, the plan with the number of each row is stored; after it, the record that the batch is done. So a task can fail, run
-again or run twice at a time, and so can the driver, and a batch may be repeated in the other way; see
-:mod:`eventpump.spark.sink.protocol`.
+Its rows are kept first: the tasks that encode them write them down, in the frame's own order, by hub partition; those
+of a small batch the driver writes, which then publishes it by itself. Then the plan is stored, which names what was
+written and the number of each row; then what the plan names is read and published, and after the record that the batch
+is done, deleted. So a task can fail, run again or run twice at a time, and so can the driver, and when Spark repeats a
+batch, its rows may be others: the kept ones are published; see :mod:`eventpump.spark.sink.protocol`.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import os
@@ -18,72 +17,61 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
-from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from eventpump.errors import ConfigurationError, StoreError
+from eventpump.errors import ConfigurationError, EventPumpError, StoreError
 from eventpump.eventhubs.codecs import PayloadCodec
 from eventpump.eventhubs.stamps import row_stamp_prefix, stamped
 from eventpump.logs import retry_logger
 from eventpump.options.base import Name, RetryOptions, Seconds, SettingsModel
-from eventpump.options.callables import check_codecs, loaded_codecs
+from eventpump.options.callables import check_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection, SparkConnectionOptions
-from eventpump.spark.sink import staging as staged
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
-from eventpump.spark.sink.blocks import BLOCKS_TYPE, merged_rows
 from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.encode import SinkRouter, StableRouter
 from eventpump.spark.sink.exactly_once import (
     PublishOptions,
+    Stores,
+    check_overtaken,
     finish_batch,
     plan_batch,
-    planned_batch,
     prepare_batch,
     sink_of,
 )
 from eventpump.spark.sink.executor import (
-    COLLECTED_TYPE,
-    DIGEST_DDL,
+    KEPT_DDL,
     OUTCOME_DDL,
-    BlockTask,
-    CollectTask,
-    DigestTask,
     EncodeTask,
+    KeepTask,
+    OrderTask,
     PublishTask,
-    RowsOf,
-    encoded_names,
-    sorted_rows,
+    SharedRows,
+    ordered_rows,
 )
+from eventpump.spark.sink.kept import KeptBatch, RowReader
 from eventpump.spark.sink.patience import patiently, retried
-from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, require_form
+from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, WrittenRows
+from eventpump.spark.sink.publishing import KeptPublishers, publish_rows
 from eventpump.spark.sink.records import (
     Done,
+    KeptRows,
     PackingLimits,
     PartitionOutcome,
     Plan,
-    RowForm,
     Sink,
     decode_outcome,
     directory_name,
-)
-from eventpump.spark.sink.small import (
-    COLLECTED_BYTES,
-    BatchSizes,
-    KeptPublishers,
-    SmallBatches,
-    compare_shares,
-    is_orderable,
-    publish_shares,
-    shares_of,
-    unpacked,
+    rows_stem,
 )
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
+from eventpump.storage.rows.interface import RowStore
+from eventpump.storage.rows.opening import open_rows
 from eventpump.telemetry.interface import ClientTelemetry, checked
 
 if TYPE_CHECKING:
@@ -104,8 +92,11 @@ _ROWS_PER_TASK: Final = 10_000
 """Rows of a batch for which another task is worth its start."""
 _FEW_TASKS: Final = 4
 _UNKNOWN_SLOTS: Final = 16
-_STAGING: Final = "staging~"
-"""The staging directory next to a ledger's sinks; none of their names contains a tilde."""
+_RETURNED_BYTES: Final = 4 * 1024 * 1024
+"""The most bytes of rows that the tasks of a batch return to the driver, together."""
+
+SmallBatches: TypeAlias = Literal["auto", "never"]
+"""Which batches the driver publishes itself: those whose rows all came back to it, or none."""
 
 
 # ---------------------------------------------------------------------------------------------------- receipts
@@ -177,29 +168,25 @@ class SinkSettings(SettingsModel):
             a store, such as `BlobLedger`. The container has to exist. None only with `idempotent=False`.
         idempotent: Whether to publish every row exactly once; otherwise at least once, and without a ledger. Default:
             True.
-        staging: A directory, as path or URI, that driver and executors can write to: each batch's rows are written
-            there, and published from there, so that a query may return other rows when a batch is repeated. None for no
-            staging.
-        order_by: Columns that order the rows of a hub partition, such as "sequenceNumber"; rows that are equal in them,
-            and all rows without it, are ordered by their content, also those of a key. Default: `()`.
+        rows: Where the rows of a batch are kept until it is done: a directory or URI that the driver and all executors
+            can write to, or a `RowStore`. None for a place beside the records of `ledger`, which executors have to
+            reach as well then.
+        order_by: Columns that order the rows of a hub partition, such as "sequenceNumber"; rows that are equal in them
+            stay in the order of the DataFrame, as all rows do without it. Default: `()`.
         stamp: Whether to add the property `eventpump:stamp` to every event: sink, batch, partition and row index.
             Default: False.
         on_producer_state_lost: What happens if the service has forgotten which rows of a batch it has stored: "fail",
-            "tailScan" (needs `stamp`), or "atLeastOnce". Default: "fail".
+            or "scan" (needs `stamp`). Default: "fail".
         router: How rows without a partition are routed. "hash": by key as the service does, and others by their
             content. "ring": keys by a consistent ring, as `RingRouter` does. With `idempotent=False` also
             "round-robin", whatever the key, and "sticky", one partition per message for rows without key. Default:
             "hash".
         encode: Compresses or encrypts bodies: a `PayloadCodec`, or several that are applied in this order; or
-            "module:name", the import name of either in every process. Publishing exactly once without `staging`, they
-            must return the same bytes for the same body, which encryption with a random nonce does not. Default: `()`.
+            "module:name", the import name of either in every process. Default: `()`.
         max_tasks: The most tasks that publish a batch; None for as many as its expected size asks for, one per hub
             partition at most. A task publishes several partitions at the same time.
-        small_batches: Which batches the driver publishes itself, without tasks and a shuffle, over links that it keeps.
-            "auto": those expected to be small, by the batch before. "always": every one; "never": none. A batch
-            that turns out to be larger than 4 MiB is published by tasks in any case, and the query evaluated a second
-            time for that. With `staging`, or an `order_by` that only Spark can order by (structs, arrays, intervals,
-            collations), tasks publish every batch. Default: "auto".
+        small_batches: Which batches the driver publishes itself, over links that it keeps. "auto": those of at most
+            4 MiB in few tasks; "never": none. Default: "auto".
         first_batch: The number of the query's batch that is the first for this sink, where that is not 0, as for a sink
             that was added to a query, or is not called for every batch. At another batch that may be repeated, into a
             hub that has had events, a ledger without records is an error. Default: 0.
@@ -214,7 +201,7 @@ class SinkSettings(SettingsModel):
     sink_id: Name | None = None
     ledger: Annotated[Any, BeforeValidator(_ledger)] = None
     idempotent: bool = True
-    staging: str | None = None
+    rows: Any = None
     order_by: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     stamp: bool = False
     on_producer_state_lost: OnProducerStateLost = OnProducerStateLost.FAIL
@@ -232,15 +219,15 @@ class SinkSettings(SettingsModel):
         if self.idempotent:
             if self.ledger is None:
                 raise ConfigurationError("ledger", "is required: set it to a directory, or the URL of a blob container")
-            if self.on_producer_state_lost is OnProducerStateLost.TAIL_SCAN and not self.stamp:
-                raise ConfigurationError("on_producer_state_lost", "tailScan requires stamps: set stamp=True")
+            if self.on_producer_state_lost is OnProducerStateLost.SCAN and not self.stamp:
+                raise ConfigurationError("on_producer_state_lost", "scan requires stamps: set stamp=True")
             if self.router not in ("hash", "ring"):
-                problem = f"cannot be {self.router}: a repeated batch has to route each row as before"
+                problem = f"cannot be {self.router} for the idempotent sink"
                 raise ConfigurationError("router", problem)
             if self.sink_id is not None:
                 directory_name(self.sink_id)
             return self
-        for name in ("ledger", "sink_id", "staging", "order_by", "stamp", "first_batch"):
+        for name in ("ledger", "sink_id", "rows", "order_by", "stamp", "first_batch"):
             if getattr(self, name):
                 raise ConfigurationError(name, "is only for the idempotent sink")
         return self
@@ -264,7 +251,7 @@ class SinkOptions(SparkConnectionOptions, total=False):
     stamp: bool
     router: SinkRouter
     encode: str | PayloadCodec | Sequence[PayloadCodec]
-    on_producer_state_lost: OnProducerStateLost | Literal["fail", "tailScan", "atLeastOnce"]
+    on_producer_state_lost: OnProducerStateLost | Literal["fail", "scan"]
     max_tasks: int
     small_batches: SmallBatches
     first_batch: int
@@ -279,27 +266,27 @@ class SinkOptions(SparkConnectionOptions, total=False):
 class _Running:
     """What a run of the driver has in one process."""
 
-    def __init__(self, small_batches: SmallBatches) -> None:
+    def __init__(self) -> None:
         self.process_id = os.getpid()
         self.driver = DriverRun(uuid.uuid4().hex)
         self.kept = KeptPublishers()
-        self.sizes = BatchSizes(small_batches)
+        self.shared: SharedRows | None = None
+        """The row store of tasks, which has this run's token."""
         self.encoding: EncodeTask | None = None
         """How the rows of the last batch were encoded."""
+        self.tasks: int | None = None
+        """How many tasks returned rows of the last batch, or wrote them."""
+        self.last_rows: int | None = None
+        """How many rows the last batch had; None if that is not known."""
         worker.close_first(self.kept)
 
 
 @dataclass(frozen=True)
-class _Collected:
-    """The rows of a small batch.
-
-    Args:
-        encoding: How they were encoded.
-        shares: Encoded rows by the partition's number, in the order of the plan's numbers.
-    """
+class _Encoded:
+    """The rows of a batch, and how they were encoded."""
 
     encoding: EncodeTask
-    shares: dict[int, list[bytes]]
+    batch: KeptBatch
 
 
 class ForeachBatchWriter:
@@ -326,20 +313,20 @@ class ForeachBatchWriter:
         self.settings = settings
         self._on_receipt = on_receipt
         self._telemetry = telemetry
+        self._rows = open_rows(settings.rows, settings.ledger) if settings.idempotent else None
         self._states: dict[str, _Running] = {}
-        self._opened_by: int | None = None
+        self._stores: tuple[int, Stores] | None = None
         self._max_message_size = 0
-        self._has_warned_of_order = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere it is another run, with a ledger to open.
-        return {**self.__dict__, "_states": {}, "_opened_by": None}
+        return {**self.__dict__, "_states": {}, "_stores": None}
 
     def _running(self, sink_id: str) -> _Running:
         """Return what this process has of a sink's run. Without a `sink_id`, several queries may use one writer."""
         state = self._states.get(sink_id)
         if state is None or state.process_id != os.getpid():
-            state = self._states[sink_id] = _Running(self.settings.small_batches)
+            state = self._states[sink_id] = _Running()
         return state
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -349,8 +336,8 @@ class ForeachBatchWriter:
         again, but `on_receipt` is called again.
 
         Raises:
-            ConfigurationError: A column is missing or has a wrong type; the ledger does not match the query, or the
-                rows those that an earlier run has stored; or it is called twice for a batch.
+            ConfigurationError: A column is missing or has a wrong type; the ledger does not match the query; or it is
+                called twice for a batch.
             ProducerStateLostError: The service has forgotten which rows of the batch it has stored.
             EventPumpError: The service or the ledger failed; when the batch is repeated, nothing is lost or stored
                 twice.
@@ -407,7 +394,6 @@ class ForeachBatchWriter:
         transport = worker.transport(settings.connection)
         running = self._running(sink_id)
         sink = sink_of(transport, settings.connection.hub, sink_id)
-        self._warn_of_order(sink_id, columns)
         batch = MicroBatch(
             sink,
             query_id,
@@ -415,35 +401,12 @@ class ForeachBatchWriter:
             batch_id,
             settings.limits,
             settings.stamp,
-            router="ring" if settings.router == "ring" else "hash",
             first_batch=settings.first_batch,
-            form=RowForm(
-                order_by=tuple(name.lower() for name in columns.order_by),
-                encode=tuple(each.content_encoding for each in loaded_codecs("encode", settings.encode)),
-                is_staged=settings.staging is not None,
-            ),
             may_repeat=query.newest_batch is None or query.newest_batch >= batch_id,
         )
-        # Without the run's id, a batch that is done is compared, which staged rows cannot be.
-        is_certain = query.run_id is not None or settings.staging is not None
-        with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id, is_certain=is_certain):
-            publication = _Publication(self, frame, columns, batch, self._store(), query)
-            done = publication.publish()
-            if settings.staging is not None:
-                self._unstage(frame.sparkSession, sink_id, batch_id)
-        return _receipt(done)
-
-    def _warn_of_order(self, sink_id: str, columns: EventColumns) -> None:
-        """Log, once, that rows of a key are not in the order of the source."""
-        if columns.partition_key is None or columns.order_by or self._has_warned_of_order:
-            return
-        self._has_warned_of_order = True
-        _log.warning(
-            "sink %r: the rows have keys, and no order_by: those of a key are published in an order made of their "
-            "content, not in that of the source. Set order_by to the columns that order them, such as %r",
-            sink_id,
-            columns.sequence_number or "sequenceNumber",
-        )
+        with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id):
+            publication = _Publication(self, frame, columns, batch, running)
+            return _receipt(publication.publish())
 
     def _message_limit(self) -> int:
         """Return the service's limit for one message, in bytes."""
@@ -454,313 +417,222 @@ class ForeachBatchWriter:
 
     # ------------------------------------------------------------------------------------------ what is kept
 
-    def _store(self) -> LedgerStore:
-        """Open the ledger, once per process."""
-        store: LedgerStore = self.settings.ledger
-        if self._opened_by != os.getpid():
-            self._ask_store(store.open)
-            self._opened_by = os.getpid()
-        return store
+    def _open_stores(self) -> Stores:
+        """Open the stores, once per process."""
+        if self._stores is None or self._stores[0] != os.getpid():
+            # Of the row store a copy: tasks take the one that is not open.
+            assert self._rows is not None
+            stores = Stores(self.settings.ledger, copy.deepcopy(self._rows))
+            for each in stores:
+                self._ask_store(each.open)
+            self._stores = os.getpid(), stores
+        return self._stores[1]
+
+    def _share_rows(self, running: _Running, directory: str) -> SharedRows:
+        """Return the row store of tasks, after this run's token is in it."""
+        if running.shared is None:
+            token, rows = f"run.{running.driver.run_id}", self._open_stores().rows
+            self._ask_store(lambda: rows.begin(f"{directory}/{token}"))
+            assert self._rows is not None
+            running.shared = SharedRows(self._rows, directory, token, self.settings.retry_timeout)
+        return running.shared
 
     def _ask_store(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Call the ledger's store, again where it failed, until `retry_timeout` is over."""
+        """Call a store, again where it failed, until `retry_timeout` is over."""
         settings = self.settings
         on_retry = retry_logger(_log, "ledger", hub=settings.connection.hub)
         base_delay = settings.publishing.retry.base_delay
         return worker.run(patiently(ask, settings.retry_timeout, base_delay=base_delay, on_retry=on_retry))
 
-    def _staged(self, rows: DataFrame, plan: Plan) -> tuple[DataFrame, bool]:
-        """Write the rows, unless an earlier attempt has.
-
-        Returns:
-            The rows that were written first, and whether these were evaluated.
-        """
-        store, sink = self._store(), directory_name(plan.sink.sink_id)
-        name = f"{sink}/{staged.record_name(plan.batch_id)}"
-        raw = self._ask_store(lambda: store.read(name))
-        is_evaluated = False
-        if raw is None:
-            assert self.settings.staging is not None
-            body = staged.write(rows, staged.batch_directory(self.settings.staging, sink, plan.batch_id)).encode()
-            is_first = self._ask_store(lambda: store.create(name, body))
-            raw = body if is_first else self._ask_store(lambda: store.read(name))
-            assert raw is not None, "an existing record is gone"
-            is_evaluated = True
-        return staged.read(rows.sparkSession, staged.Staged.decode(raw)), is_evaluated
-
-    def _unstage(self, spark: SparkSession, sink_id: str, batch_id: int) -> None:
-        """Delete the rows of a batch that is done. If that fails, it is logged."""
-        assert self.settings.staging is not None
-        store, sink = self._store(), directory_name(sink_id)
-        name = f"{sink}/{staged.record_name(batch_id)}"
-        directories = {staged.batch_directory(self.settings.staging, sink, batch_id)}
-        try:
-            raw = worker.run(store.read(name))
-            if raw is not None:  # the option may be another than when the rows were written
-                directories.add(staged.Staged.decode(raw).directory.rpartition("/")[0])
-            for directory in directories:
-                staged.discard(spark, directory)
-            worker.run(store.delete(name))
-        except StoreError as error:
-            _log.warning("batch %d of the sink %r is done, but its staged rows are left: %s", batch_id, sink_id, error)
-
 
 class _Publication:
-    """One batch on its way, in one of the two ways."""
+    """One batch on its way."""
 
     def __init__(
-        self,
-        writer: ForeachBatchWriter,
-        frame: DataFrame,
-        columns: EventColumns,
-        batch: MicroBatch,
-        store: LedgerStore,
-        query: _RunningQuery,
+        self, writer: ForeachBatchWriter, frame: DataFrame, columns: EventColumns, batch: MicroBatch, running: _Running
     ) -> None:
         self._writer = writer
         self._settings = writer.settings
-        self._running = writer._running(batch.sink.sink_id)  # noqa: SLF001 - it is of this module
+        self._running = running
         self._options = writer.settings.publishing
         self._frame = frame
         self._columns = columns
         self._batch = batch
-        self._store = store
-        self._query = query
+        self._directory = directory_name(batch.sink.sink_id)
+        self._stores = writer._open_stores()  # noqa: SLF001 - it is of this module
         self._transport = worker.transport(writer.settings.connection)
-        self._collected: _Collected | None = None
-        self._has_overflowed = False
-        self._is_evaluated = False
-        """Whether all rows were evaluated, or will be by the job that is prepared."""
 
     def publish(self) -> Done:
         """Publish the batch, or find that it is done."""
-        running, ledger = self._running, (self._store, self._transport)
-        with worker.running(self._patient(partial(prepare_batch, *ledger, self._batch, self._options))) as preparing:
+        running, outside = self._running, (self._stores, self._transport)
+        encoded: _Encoded | None = None
+        with worker.running(self._patient(partial(prepare_batch, *outside, self._batch, self._options))) as preparing:
             # Meanwhile the rows are encoded, as those of the last batch were.
-            if running.encoding is not None and self._is_small():
-                self._collect(replace(running.encoding, columns=self._columns))
+            if running.encoding is not None:
+                encoded = self._encode(running.encoding)
             step = preparing.result()
-        if isinstance(step, Done):
-            if None in (step.query_id, self._query.query_id, self._query.run_id):
-                self._require_same_rows(step)
-            self._evaluate()
-            running.sizes.last_rows = _count(step)
-            return step
-        if isinstance(step, Unplanned) and running.sizes.last_rows is None and step.prior is not None:
-            running.sizes.last_rows = _count(step.prior)
-        is_first = False
+        batch: KeptBatch | None = None
         if isinstance(step, Unplanned):
-            used: list[str] | None = None
-            if self._is_collected(self._encoding(len(step.partition_ids), self._batch.router, self._batch.is_stamped)):
-                used = [step.partition_ids[each] for each in self._shares]
-            step = worker.run(self._patient(partial(plan_batch, *ledger, step, used, self._options)))
-            is_first = step.run_id == self._batch.run_id
-        compares = is_repeated = not is_first
-        while isinstance(step, Plan):
-            plan = step
-            if is_repeated and any(each.offset for each in plan.partitions):
-                _log.warning(
-                    "batch %d of the sink %r was begun before: rows that were counted by their stamps, because the "
-                    "service had lost a producer, are not compared with this query's",
-                    plan.batch_id,
-                    plan.sink.sink_id,
-                )
-            outcomes = self._outcomes(plan, is_first=is_first, compares=compares)
-            is_first = compares = False
-            finishing = partial(
-                finish_batch, *ledger, self._batch, plan, outcomes, self._settings.on_producer_state_lost, self._options
+            if running.last_rows is None and step.prior is not None:
+                running.last_rows = _count(step.prior)
+            encoding = self._encoding(len(step.partition_ids))
+            if encoded is None or encoded.encoding != encoding:
+                encoded = self._encode(encoding)
+            rows = self._written(encoded.batch, step.partition_ids)
+            step = worker.run(self._patient(partial(plan_batch, *outside, step, rows, self._options)))
+            if step.rows == rows.kept:
+                batch = encoded.batch
+        elif encoded is None:
+            self._run_to_its_end()
+        if isinstance(step, Done) and None in (step.query_id, self._batch.query_id):
+            _log.warning(
+                "batch %d of the sink %r is done already and is not published; it is not known whether it is this "
+                "query's, because Spark does not provide the query's id: each query needs a sink_id of its own",
+                step.batch_id,
+                step.sink.sink_id,
             )
+        is_first = batch is not None
+        while isinstance(step, Plan):
+            outcomes: list[PartitionOutcome] = []
+            if step.rows is not None:
+                if batch is None:
+                    batch = self._read(step.rows)
+                outcomes = self._published(step, batch, is_first=is_first)
+            is_first = False
+            policy = self._settings.on_producer_state_lost
+            finishing = partial(finish_batch, *outside, self._batch, step, outcomes, policy, self._options)
             step = worker.run(self._patient(finishing))
-        running.sizes.published(_count(step))
+        running.last_rows = _count(step)
         return step
 
     def _patient(self, attempt: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         return retried(attempt, self._settings.retry_timeout)
 
-    def _outcomes(self, plan: Plan, *, is_first: bool, compares: bool) -> list[PartitionOutcome]:
-        if compares and self._settings.staging is not None and plan.form is not None and plan.form.is_staged:
-            # What is stored is of the rows that were staged, and so is what follows.
-            if None in (plan.query_id, self._batch.query_id):
-                _log.warning(
-                    "batch %d of the sink %r was begun, and goes on with the rows that were staged then; it is not "
-                    "known whether it is this query's: Spark does not provide the query's id",
-                    plan.batch_id,
-                    plan.sink.sink_id,
-                )
-            compares = False
-        encoding = self._encoding(len(plan.partitions), plan.router, plan.is_stamped)
+    def _run_to_its_end(self) -> None:
+        """Evaluate the rows, where others are published: Spark requires it of each batch of a stateful query, because
+        the state of a repeated batch is stored by its evaluation."""
+        self._frame.write.format("noop").mode("overwrite").save()
+
+    # ------------------------------------------------------------------------------------------ what is kept
+
+    def _written(self, batch: KeptBatch, partition_ids: Sequence[str]) -> WrittenRows:
+        """Write the object that has the rows which were returned, and names those which tasks have written."""
+        if not batch.segments:
+            return WrittenRows(None, {}, {})
+        raw = batch.encode()
+        stem = f"{self._directory}/{rows_stem(self._batch.batch_id)}"
+        self._share()
+        name = self._writer._ask_store(lambda: self._stores.rows.write(stem, [raw]))  # noqa: SLF001 - of this module
+        kept = KeptRows(name=name.rpartition("/")[2], size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+        counts = {partition_ids[number]: count for number, count in batch.counts.items()}
+        return WrittenRows(kept, batch.objects, counts)
+
+    def _read(self, rows: KeptRows) -> KeptBatch:
+        """Read the object that a plan names.
+
+        Raises:
+            StoreError: It is not there, or not as it was written; or the store failed.
+        """
+        name = f"{self._directory}/{rows.name}"
+        raw = self._writer._ask_store(lambda: self._stores.rows.read(name, 0, rows.size))  # noqa: SLF001 - likewise
+        try:
+            if raw is None:
+                raise ValueError(f"{rows.name} is gone")
+            return KeptBatch.decode(raw, rows)
+        except ValueError as error:
+            self._check_overtaken()
+            raise StoreError(f"read the rows of batch {self._batch.batch_id}", str(error)) from None
+
+    def _share(self) -> SharedRows:
+        return self._writer._share_rows(self._running, self._directory)  # noqa: SLF001 - likewise
+
+    # ------------------------------------------------------------------------------------------ publishing
+
+    def _published(self, plan: Plan, batch: KeptBatch, *, is_first: bool) -> list[PartitionOutcome]:
+        """Publish what a plan names."""
         kept = self._running.kept
-        if self._is_collected(encoding):
-            shares = {plan.partition_ids[each]: events for each, events in self._shares.items()}
-            publishing = publish_shares(
-                self._transport, plan, shares, kept, self._options, is_first=is_first, compares=compares
-            )
-            return worker.run(publishing)
-        worker.run(kept.aclose())  # tasks will publish under the same numbers
-        task = PublishTask(self._settings.connection, plan, self._options, self._rows_of, compares=compares)
-        placed = self._placed(encoding, plan)
-        if compares:
-            # A job of its own: no row is sent to any partition where those of another query are stored in one.
-            used = {row["outcome"] for row in placed.mapInArrow(replace(task, sends=False), OUTCOME_DDL).collect()}
-            losses = [decode_outcome(each) for each in used.difference(plan.partition_ids)]
-            lost = {each.partition_id for each in losses}
-            unused: dict[str, list[bytes]] = {each: [] for each in plan.partition_ids if each not in used | lost}
-            worker.run(compare_shares(self._transport, plan, unused, self._options))
-            if losses:
-                return losses
-        return [decode_outcome(row["outcome"]) for row in placed.mapInArrow(task, OUTCOME_DDL).collect()]
+        try:
+            if batch.is_small and self._settings.small_batches == "auto":
+                reader = RowReader(self._stores.rows, self._directory, batch, self._settings.retry_timeout)
+                publishing = publish_rows(self._transport, plan, reader, self._options, kept=kept, is_first=is_first)
+                return worker.run(publishing)
+            worker.run(kept.aclose())  # tasks will publish under the same numbers
+            tasks = self._tasks(len(batch.counts), sum(batch.counts.values()))
+            task = PublishTask(self._settings.connection, plan, self._options, self._share(), batch, tasks)
+            numbers = self._frame.sparkSession.range(0, tasks, 1, tasks)
+            return [decode_outcome(row["outcome"]) for row in numbers.mapInArrow(task, OUTCOME_DDL).collect()]
+        except Exception as error:
+            self._check_overtaken(error)
+            raise
+
+    def _check_overtaken(self, cause: Exception | None = None) -> None:
+        """Check, where publishing has failed, whether that is because another run goes on.
+
+        Raises:
+            StoreError: It is.
+        """
+        check = check_overtaken(self._stores, self._transport, self._batch, self._options)
+        try:
+            worker.run(check)
+        except EventPumpError as overtaken:
+            raise overtaken from cause
 
     # ------------------------------------------------------------------------------------------ rows
 
-    def _encoding(self, partition_count: int, router: StableRouter, is_stamped: bool) -> EncodeTask:
-        reserved = stamp_room(self._batch.sink, partition_count) if is_stamped else 0
+    def _encoding(self, partition_count: int) -> EncodeTask:
+        reserved = stamp_room(self._batch.sink, partition_count) if self._batch.is_stamped else 0
         limit = self._writer._message_limit()  # noqa: SLF001 - it is of this module
+        router: StableRouter = "ring" if self._settings.router == "ring" else "hash"
         self._running.encoding = EncodeTask(
             self._columns, partition_count, limit, reserved, router, self._settings.encode
         )
         return self._running.encoding
 
-    def _encoded(self, task: EncodeTask) -> DataFrame:
-        names = encoded_names(len(self._columns.order_by))
-        schema = self._frame.schema
-        kinds = [IntegerType(), *(schema[name].dataType for name in self._columns.order_by), BinaryType()]
-        return _selected(self._frame, self._columns).mapInArrow(
-            task, StructType([StructField(name, kind) for name, kind in zip(names, kinds, strict=True)])
+    def _encode(self, encoding: EncodeTask) -> _Encoded:
+        """Encode the rows, and keep them."""
+        running, encoding = self._running, replace(encoding, columns=self._columns)
+        frame, spark = _selected(self._frame, self._columns), self._frame.sparkSession
+        tasks = running.tasks or max(_slots(spark), _shuffle_tasks(spark))
+        most = _RETURNED_BYTES if self._settings.small_batches == "auto" else 0
+        rows_of = ordered_rows if self._columns.order_by else encoding.rows
+        if self._columns.order_by:
+            frame = self._ordered(frame, encoding)
+        task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks)
+        found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
+        running.tasks = max(1, len(found))
+        return _Encoded(encoding, KeptBatch.collected(found))
+
+    def _ordered(self, frame: DataFrame, encoding: EncodeTask) -> DataFrame:
+        """Encode the rows, and have all of a hub partition in one task, in the order of `order_by`."""
+        schema, names = self._frame.schema, self._columns.order_by
+        orders = [StructField(f"order_{number}", schema[name].dataType) for number, name in enumerate(names)]
+        places = [StructField("place", LongType()), StructField("event", BinaryType())]
+        encoded = frame.mapInArrow(
+            OrderTask(encoding), StructType([StructField("partition", IntegerType()), *orders, *places])
         )
-
-    def _placed(self, encoding: EncodeTask, plan: Plan | None) -> DataFrame:
-        """Encode the rows, and have all of a hub partition in one task, in order: for `_rows_of`.
-
-        Args:
-            plan: Of the batch; None to look at the rows only.
-        """
-        if self._is_in_blocks:
-            blocks = _selected(self._frame, self._columns).mapInArrow(BlockTask(encoding), BLOCKS_TYPE)
-            placed = self._gathered(blocks, encoding.partition_count)
-            return placed.sortWithinPartitions("place").select("place", "block")
-        rows = self._encoded(encoding)
-        ordering = [name for name in rows.columns if name.startswith("order_")]
-        if self._settings.staging is not None and plan is not None:
-            rows, is_evaluated = self._writer._staged(rows, plan)  # noqa: SLF001 - it is of this module
-            if is_evaluated:
-                self._is_evaluated = True
-            self._evaluate()
-        placed = self._gathered(rows.selectExpr("*", "crc32(event) AS hash"), encoding.partition_count)
-        return placed.sortWithinPartitions("partition", *ordering, "hash", "event").select("partition", "event")
-
-    @property
-    def _is_in_blocks(self) -> bool:
-        """Whether rows are exchanged in blocks. Spark orders them by columns, and stages them, one by one."""
-        return not self._columns.order_by and self._settings.staging is None
-
-    @property
-    def _rows_of(self) -> RowsOf:
-        return merged_rows if self._is_in_blocks else sorted_rows
+        gathered = self._gathered(encoded, encoding.partition_count)
+        ordered = gathered.sortWithinPartitions("partition", *(each.name for each in orders), "place")
+        return ordered.select("partition", "event")
 
     def _gathered(self, rows: DataFrame, partition_count: int) -> DataFrame:
         """Have all rows of a hub partition in one task. Correctness requires that none is split."""
-        tasks = self._tasks(partition_count)
-        if tasks == 1 and (self._running.sizes.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
+        tasks = self._tasks(partition_count, self._running.last_rows)
+        if tasks == 1 and (self._running.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
             return rows.coalesce(1)  # not for more: what they do would be done by one task, too
         if hasattr(rows, "repartitionById"):
             return rows.repartitionById(tasks, "partition")
         return rows.repartition(tasks, "partition")  # before Spark 4.1, some tasks get several partitions
 
-    def _tasks(self, partition_count: int) -> int:
-        """Return how many tasks publish the batch: as many as the rows need that it is expected to have."""
+    def _tasks(self, partition_count: int, rows: int | None) -> int:
+        """Return how many tasks have the rows of these hub partitions.
+
+        Args:
+            rows: How many there are; None if that is not known.
+        """
         most = min(partition_count, self._settings.max_tasks or partition_count)
-        rows = self._running.sizes.expected_rows
         if rows is None:
             return min(most, 2 * _slots(self._frame.sparkSession))
         return min(most, 1 + rows // _ROWS_PER_TASK)
-
-    # ------------------------------------------------------------------------------------------ small batches
-
-    @property
-    def _shares(self) -> dict[int, list[bytes]]:
-        assert self._collected is not None
-        return self._collected.shares
-
-    def _is_small(self) -> bool:
-        return (
-            not self._has_overflowed
-            and self._settings.staging is None
-            and self._running.sizes.is_small
-            and all(is_orderable(self._frame.schema[name].dataType) for name in self._columns.order_by)
-        )
-
-    def _evaluate(self) -> None:
-        """Evaluate the rows, unless that was done, where they are not published.
-
-        Spark requires it of each batch of a stateful query: the state of a repeated batch is stored by its evaluation.
-        """
-        if not self._is_evaluated:
-            self._frame.write.format("noop").mode("overwrite").save()
-            self._is_evaluated = True
-
-    def _is_collected(self, encoding: EncodeTask) -> bool:
-        """Collect the rows if they are expected to be few. Return whether the driver has them, encoded like this."""
-        if self._collected is not None and self._collected.encoding != encoding:
-            self._collected = None
-        if self._collected is None and self._is_small():
-            self._collect(encoding)
-        return self._collected is not None
-
-    def _collect(self, encoding: EncodeTask) -> None:
-        """Collect the encoded rows, unless they turn out to be too many."""
-        sizes = self._running.sizes
-        tasks = sizes.tasks or max(_slots(self._frame.sparkSession), _shuffle_tasks(self._frame.sparkSession))
-        task = CollectTask(encoding, tasks, COLLECTED_BYTES)
-        found = [
-            row["rows"] for row in _selected(self._frame, self._columns).mapInArrow(task, COLLECTED_TYPE).collect()
-        ]
-        if None in found:
-            self._has_overflowed = True
-            sizes.overflowed(len(found))
-            return
-        self._is_evaluated = True
-        shares = shares_of(unpacked(found))
-        sizes.collected(len(found), sum(map(len, shares.values())), sum(map(len, found)))
-        self._collected = _Collected(encoding, shares)
-
-    # ------------------------------------------------------------------------------------------ repeated batches
-
-    def _require_same_rows(self, done: Done) -> None:
-        """Check that a batch which is done has the rows that it had, where it may be another query's, or a second call.
-
-        Raises:
-            ConfigurationError: It has others.
-        """
-        if self._settings.staging is not None:
-            _log.warning(
-                "batch %d of the sink %r is done already and is not published; it is not known whether it is this "
-                "query's: Spark does not provide the query's id, and staged rows may differ when they are repeated",
-                done.batch_id,
-                done.sink.sink_id,
-            )
-            return
-        plan = worker.run(planned_batch(self._store, self._transport, self._batch, self._options))
-        if plan is not None:
-            require_form(self._batch, plan)
-        router, is_stamped = (self._batch.router, False) if plan is None else (plan.router, plan.is_stamped)
-        encoding = self._encoding(len(done.partitions), router, is_stamped)
-        if self._is_collected(encoding):
-            found = {
-                done.partitions[each].partition_id: (len(events), hashlib.sha256(b"".join(events)).hexdigest())
-                for each, events in self._shares.items()
-            }
-        else:
-            rows = self._placed(encoding, None).mapInArrow(DigestTask(self._rows_of), DIGEST_DDL).collect()
-            self._is_evaluated = True
-            found = {done.partitions[each["partition"]].partition_id: (each["count"], each["digest"]) for each in rows}
-        if found != {each.partition_id: (each.count, each.digest) for each in done.partitions if each.count}:
-            raise ConfigurationError(
-                "sink_id",
-                f"batch {done.batch_id} of the sink {done.sink.sink_id!r} is done with other rows than this query's: "
-                "it is another query's, this query returns other rows when a batch is repeated, or the producer is "
-                "called twice for a batch. Nothing was sent; use another sink_id for a query with a new checkpoint, or "
-                "for each call",
-            )
 
 
 def _count(done: Done) -> int:
@@ -849,13 +721,13 @@ def foreach_batch_producer(
     sink_id: str | None = None,
     ledger: str | os.PathLike[str] | LedgerStore | None = None,
     idempotent: bool = True,
-    staging: bool | str = False,
+    rows: str | os.PathLike[str] | RowStore | None = None,
     on_receipt: Callable[[BatchReceipt], None] | None = None,
     telemetry: Telemetry | None = None,
     **options: Unpack[SinkOptions],
 ) -> ForeachBatchWriter:
-    """Return a function for `foreachBatch` that publishes every row exactly once, per hub partition in the order of
-    `order_by`; without it, in an order made of the rows' content.
+    """Return a function for `foreachBatch` that publishes every row exactly once, per hub partition in the order of the
+    DataFrame, or of `order_by`.
 
     ::
 
@@ -864,7 +736,6 @@ def foreach_batch_producer(
             "alerts",
             sink_id="alerts",
             ledger="/srv/ledgers",
-            order_by="sequenceNumber",
         )
         writer = frame.writeStream.option("checkpointLocation", "/srv/checkpoint")
         writer.foreachBatch(producer).start()
@@ -874,9 +745,9 @@ def foreach_batch_producer(
     source's `systemProperties`. See `sink.encode.EventColumns`. For a row without partition and key, the partition is
     chosen by a hash of the row.
 
-    Exactly once holds as long as the query returns the same rows when a batch is repeated (otherwise use `staging`),
-    and Spark's checkpoint and the ledger are both kept; otherwise the query fails. The function is called at most once
-    for a batch in a run of the query.
+    The rows of a batch are kept until it is done, and those are published that the query returned first. Exactly once
+    holds as long as Spark's checkpoint and the ledger are both kept; otherwise the query fails. The function is called
+    at most once for a batch in a run of the query.
 
     Args:
         connection_string: As shown in the Azure portal; None to give `fully_qualified_namespace` and `credential`,
@@ -887,9 +758,8 @@ def foreach_batch_producer(
             with `idempotent=False`.
         idempotent: Whether to publish every row exactly once; otherwise at least once, and without a ledger. Default:
             True.
-        staging: A directory through which the rows go, see `sink.foreach_batch.SinkSettings`; True selects one next to
-            the ledger's records, if `ledger` is a directory that executors can write to as well. False for no staging.
-            Default: False.
+        rows: Where the rows of a batch are kept until it is done, see `sink.foreach_batch.SinkSettings`; None for a
+            place beside the ledger's records.
         on_receipt: Called with the published rows of each batch, where the batches are published: in the driver, or
             with Connect on the server. It is called again if a batch is repeated. Default: None.
         telemetry: An `eventpump.telemetry.Telemetry`, which records a span and the metrics of each batch, where the
@@ -910,7 +780,7 @@ def foreach_batch_producer(
         "sink_id": sink_id,
         "ledger": ledger,
         "idempotent": idempotent,
-        "staging": _staging_root(staging, ledger),
+        "rows": rows,
         **given,
     }
     try:
@@ -918,15 +788,3 @@ def foreach_batch_producer(
     except ValueError as error:
         raise ConfigurationError("telemetry", str(error)) from None
     return ForeachBatchWriter(SinkSettings.model_validate(settings), on_receipt, telemetry)
-
-
-def _staging_root(staging: bool | str, ledger: object) -> str | None:
-    if not isinstance(staging, bool):
-        return staging
-    if not staging:
-        return None
-    if not isinstance(ledger, str | os.PathLike) or "://" in os.fspath(ledger):
-        raise ConfigurationError(
-            "staging", "must be a path or URI that executors can write to, because the ledger is not a directory"
-        )
-    return f"{staged.LOCAL}{Path(ledger).absolute().as_posix()}/{_STAGING}"

@@ -1,11 +1,15 @@
-"""The driver's protocol of the exactly-once sink: begin, finish and take over a batch, as generators of requests."""
+"""The driver's protocol of the exactly-once sink: begin, plan, finish and take over a batch, as generators of requests.
+
+The rows of a batch are written before its plan, which names them, and deleted after the record that it is done. So a
+batch is published from what its plan names, whatever the query returns when Spark repeats it.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from eventpump.core.sequencer import AttachRequest, ProducerAnswer
 from eventpump.errors import (
@@ -20,6 +24,7 @@ from eventpump.spark.sink.records import (
     LIMITS,
     BatchRecord,
     Done,
+    KeptRows,
     PackingLimits,
     PartitionDone,
     PartitionOutcome,
@@ -27,7 +32,6 @@ from eventpump.spark.sink.records import (
     PartitionReceipt,
     Plan,
     R,
-    RowForm,
     RunClaim,
     Sink,
     StateLost,
@@ -53,7 +57,7 @@ RENEW_AT: Final = NUMBERS - 2**28
 
 T = TypeVar("T")
 
-_PLAIN: Final = RowForm()
+_OVERTAKEN: Final = "a later run of this query has begun, so this one ends; run one driver at a time with a checkpoint"
 
 
 class OnProducerStateLost(enum.StrEnum):
@@ -61,11 +65,9 @@ class OnProducerStateLost(enum.StrEnum):
 
     FAIL = "fail"
     """The query fails, and nothing is sent."""
-    TAIL_SCAN = "tailScan"
+    SCAN = "scan"
     """The producer is taken over, and the hub's tail is read for the stamps of what is stored. Exact; requires
     stamps."""
-    AT_LEAST_ONCE = "atLeastOnce"
-    """The producer is taken over, and all rows of the partition are sent again: some may be stored twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ class DeleteRecords:
     """Delete records that are no longer needed. Answer: None, also if that fails."""
 
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListRows:
+    """List the objects with rows. Answer: a mapping from name to size in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """Delete the objects with rows of all batches before one. Answer: None, also if that fails."""
+
+    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +146,16 @@ class FindRows:
 
 
 Request: TypeAlias = (
-    ReadRecord | CreateRecord | ListRecords | DeleteRecords | ReadPartitions | ReadTails | AttachProducers | FindRows
+    ReadRecord
+    | CreateRecord
+    | ListRecords
+    | DeleteRecords
+    | ListRows
+    | DeleteRows
+    | ReadPartitions
+    | ReadTails
+    | AttachProducers
+    | FindRows
 )
 Answer: TypeAlias = "object"
 Procedure: TypeAlias = Generator[Request, Answer, T]
@@ -175,10 +198,8 @@ class MicroBatch:
         run: The run of the driver.
         limits: For a new plan; an existing one keeps its own.
         is_stamped: For a new plan, likewise.
-        router: For a new plan, likewise.
         renew_at: See `RENEW_AT`.
         first_batch: A batch that may be the first in an empty ledger, as batch 0 may.
-        form: What the rows become, which an existing plan must agree with.
         may_repeat: Whether an earlier run may have begun the batch. Spark repeats only the first batch of a run.
     """
 
@@ -189,15 +210,28 @@ class MicroBatch:
     limits: PackingLimits = LIMITS
     is_stamped: bool = False
     renew_at: int = RENEW_AT
-    router: Literal["hash", "ring"] = "hash"
     first_batch: int = 0
-    form: RowForm = _PLAIN
     may_repeat: bool = True
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
         return self.run.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """The rows of a batch, as they were written before its plan.
+
+    Args:
+        kept: What the plan names; None for a batch without rows.
+        objects: The sizes of all objects with rows of the batch, by name: those of tasks too.
+        counts: How many rows each partition has; those without rows may be left out.
+    """
+
+    kept: KeptRows | None
+    objects: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,27 +250,16 @@ class Unplanned:
     opened: Mapping[str, ProducerAnswer]
 
 
-def begin(batch: MicroBatch) -> Procedure[Plan | Done]:
-    """Steps 1 and 2 of a batch: return the record that it is done, or else its plan, created if there is none.
+def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
+    """Begin a batch: return the record that it is done, or else its plan, if it has one.
 
     A take-over that was started and not completed is completed first.
 
     Raises:
-        ConfigurationError: The sink belongs to another query or hub, its ledger does not match the query, or the batch
-            was begun with options under which its rows become other events.
+        ConfigurationError: The sink belongs to another query or hub, or its ledger does not match the query.
         StoreError: A record cannot be read; or a later run of the query has begun.
         InvalidClientStateError: The hub does not offer idempotent publishing.
         ProducerStateLostError: The stored rows cannot be counted.
-    """
-    step = yield from prepare(batch)
-    return (yield from make_plan(step)) if isinstance(step, Unplanned) else step
-
-
-def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
-    """The part of `begin` that does not depend on the batch's rows: all but the plan of a new batch.
-
-    Raises:
-        Exception: As `begin`.
     """
     name = plan_name(batch.batch_id)
     concluded = yield from _read_conclusion(batch, batch.batch_id)
@@ -250,22 +273,14 @@ def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
-    require_form(batch, plan)
     yield from _claim(batch)
     return (yield from _follow(batch, plan, concluded))
 
 
-def find_plan(batch: MicroBatch) -> Procedure[Plan | None]:
-    """Return the first plan of a batch; None if the ledger has none.
-
-    Raises:
-        Exception: As `begin`.
-    """
-    return (yield from _read(batch, plan_name(batch.batch_id), Plan))
-
-
 def _claim(batch: MicroBatch) -> Procedure[None]:
     """Claim the sink for this run, once, which ends earlier ones; later, check that no other run has.
+
+    Rows that an earlier run has left are deleted: not those of this batch, whose plan it may be about to create.
 
     Called when the records have shown that the sink is this query's: another query must not end the one it belongs to.
     Where Spark does not name the query, they cannot show that of a batch that was begun.
@@ -281,10 +296,13 @@ def _claim(batch: MicroBatch) -> Procedure[None]:
     assert isinstance(names, Sequence)
     claims = sorted(found for found in map(claim_of, names) if found is not None)
     number = claims[-1] + 1 if claims else 1
-    claim = encode_record(RunClaim(sink=batch.sink, query_id=batch.query_id, run_id=run.run_id))
+    claim = encode_record(
+        RunClaim(sink=batch.sink, query_id=batch.query_id, run_id=run.run_id, batch_id=batch.batch_id)
+    )
     while not (yield CreateRecord(claim_name(number), claim)):
         number += 1
     run.claim = number
+    yield DeleteRows(batch.batch_id)
     obsolete_claims = tuple(claim_name(each) for each in claims if each <= number - KEPT_CLAIMS)
     if obsolete_claims:
         yield DeleteRecords(obsolete_claims)
@@ -298,10 +316,19 @@ def _require_latest(batch: MicroBatch) -> Procedure[None]:
     """
     claim = batch.run.claim
     if claim is not None and (yield ReadRecord(claim_name(claim + 1))) is not None:
-        raise StoreError(
-            f"continue batch {batch.batch_id} of the sink {batch.sink.sink_id!r}",
-            "a later run of this query has begun, so this one ends; run one driver at a time with a checkpoint",
-        )
+        raise StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.sink_id!r}", _OVERTAKEN)
+
+
+def overtaken(batch: MicroBatch) -> Procedure[None]:
+    """Check, where publishing has failed, whether that is because another run goes on with the query: it deletes the
+    rows of what is done.
+
+    Raises:
+        StoreError: It is.
+    """
+    yield from _require_latest(batch)
+    if isinstance((yield from _find_done(batch, batch.batch_id)), Done):
+        raise StoreError(f"publish batch {batch.batch_id} of the sink {batch.sink.sink_id!r}", _OVERTAKEN)
 
 
 def finish(
@@ -334,7 +361,9 @@ def _finish(
     if not (yield CreateRecord(name, encode_record(mine))):
         concluded = yield from _read_conclusion(batch, plan.batch_id, plan.revision)
         if isinstance(concluded, Done) and isinstance(mine, Done) and concluded.partitions == mine.partitions:
-            return concluded  # an earlier run was about to finish it when this one claimed the sink
+            return (
+                concluded  # an earlier run was about to finish it when this one claimed the sink, and deletes its rows
+            )
         if not isinstance(concluded, TakeOver):
             raise StoreError(f"write {name}", "another run of this query has finished the batch, with other rows")
         return (yield from _follow(batch, plan, concluded))
@@ -344,6 +373,7 @@ def _finish(
         names = yield ListRecords()
         assert isinstance(names, Sequence)
         yield DeleteRecords(obsolete(names, plan.batch_id))
+    yield DeleteRows(plan.batch_id + 1)
     return mine
 
 
@@ -384,31 +414,6 @@ def _check(batch: MicroBatch, record: BatchRecord, name: str) -> None:
             "sink_id",
             f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, but this is query {batch.query_id}; use "
             "another sink_id for a query with a new checkpoint, which publishes its batches again",
-        )
-
-
-def require_form(batch: MicroBatch, plan: Plan) -> None:
-    """Check that the rows become the events that an earlier attempt may have sent some of, in their order.
-
-    Raises:
-        ConfigurationError: They do not.
-    """
-    began, now = plan.form, batch.form
-    if began is None:
-        return
-    changes: list[tuple[str, object, object]] = []
-    if began.order_by != now.order_by:
-        changes.append(("order_by", began.order_by, now.order_by))
-    if began.encode != now.encode:
-        changes.append(("encode", began.encode, now.encode))
-    if began.is_staged and not now.is_staged:
-        changes.append(("staging", True, False))
-    for option, before, after in changes:
-        raise ConfigurationError(
-            option,
-            f"batch {batch.batch_id} of the sink {batch.sink.sink_id!r} was begun with {before!r} and is "
-            f"repeated; with {after!r} rows of it could be lost, and others stored twice. Restart the query as it was "
-            "until the next batch, and change the option then",
         )
 
 
@@ -504,27 +509,37 @@ def _may_continue(batch: MicroBatch, prior: PartitionDone | None) -> bool:
     return prior is not None and (prior.is_fresh or prior.next_number < batch.renew_at)
 
 
-def make_plan(unplanned: Unplanned, used: Collection[str] | None = None) -> Procedure[Plan]:
+def make_plan(unplanned: Unplanned, rows: WrittenRows) -> Procedure[Plan]:
     """Create the plan of a batch that has none, and return it, or the one that another run has created meanwhile.
 
     A partition's end is read from the service only if the partition has rows, and in doubt: for a producer that has
     published nothing, whose first row may be searched for after it; for stamps, likewise; and at the first batch of a
     run, to detect that events are missing. Otherwise the plan has a lower bound.
 
-    Args:
-        used: The partitions that have rows; None if that is not known.
-
     Raises:
-        Exception: As `begin`.
+        ConfigurationError: The driver does not see rows that tasks have written.
+        Exception: As `prepare`.
     """
     batch, prior, opened = unplanned.batch, unplanned.prior, unplanned.opened
+    if rows.objects:
+        listed = yield ListRows()
+        assert isinstance(listed, Mapping)
+        unseen = sorted(name for name, size in rows.objects.items() if listed.get(name) != size)
+        if unseen:
+            yield from overtaken(batch)  # by a run that has finished the batch meanwhile, and deleted them
+            raise ConfigurationError(
+                "rows",
+                f"the driver does not see {len(unseen)} of {len(rows.objects)} objects with rows of batch "
+                f"{batch.batch_id} that were written, such as {unseen[0]}: rows must name storage that the driver and "
+                "all executors share, not a directory of one machine",
+            )
     known = () if prior is None else prior.partitions
     kept = {each.partition_id: each for each in known if each.partition_id not in opened}
     is_in_doubt = batch.is_stamped or prior is None or prior.run_id != batch.run_id
     asked = tuple(
         each
         for each in unplanned.partition_ids
-        if (used is None or each in used) and (is_in_doubt or each in opened or kept[each].is_fresh)
+        if rows.counts.get(each) and (is_in_doubt or each in opened or kept[each].is_fresh)
     )
     tails = (yield ReadTails(asked)) if asked else {}
     assert isinstance(tails, Mapping)
@@ -534,15 +549,14 @@ def make_plan(unplanned: Unplanned, used: Collection[str] | None = None) -> Proc
         run_id=batch.run_id,
         batch_id=batch.batch_id,
         partitions=tuple(
-            _continued(kept[each], tails.get(each))
+            _continued(kept[each], tails.get(each), rows.counts.get(each, 0))
             if each in kept
-            else _opened(each, opened[each], tails[each].last if each in tails else -1)
+            else _opened(each, opened[each], tails[each].last if each in tails else -1, rows.counts.get(each, 0))
             for each in unplanned.partition_ids
         ),
         limits=batch.limits,
         is_stamped=batch.is_stamped,
-        router=batch.router,
-        form=batch.form,
+        rows=rows.kept,
     )
     return (yield from _create_plan(batch, plan))
 
@@ -558,7 +572,6 @@ def _create_plan(batch: MicroBatch, mine: Plan) -> Procedure[Plan]:
         return mine
     existing = yield from _read(batch, name, Plan)
     assert existing is not None, "a record that was there is gone"
-    require_form(batch, existing)
     return existing
 
 
@@ -597,7 +610,7 @@ def _find_done(batch: MicroBatch, batch_id: int) -> Procedure[Done | None]:
         revision += 1
 
 
-def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> PartitionPlan:
+def _opened(partition_id: str, answer: object, tail: int, count: int, offset: int = 0) -> PartitionPlan:
     if not isinstance(answer, ProducerAnswer):
         raise InvalidClientStateError(partition_id, "the service does not accept an idempotent producer for this hub")
     return PartitionPlan(
@@ -608,11 +621,12 @@ def _opened(partition_id: str, answer: object, tail: int, offset: int = 0) -> Pa
         nothing=answer.last_number,
         is_fresh=True,
         tail=tail,
+        count=count,
         offset=offset,
     )
 
 
-def _continued(prior: PartitionDone, tail: PartitionTail | None) -> PartitionPlan:
+def _continued(prior: PartitionDone, tail: PartitionTail | None, count: int) -> PartitionPlan:
     """Continue a producer.
 
     Args:
@@ -626,6 +640,7 @@ def _continued(prior: PartitionDone, tail: PartitionTail | None) -> PartitionPla
         nothing=prior.nothing,
         is_fresh=prior.is_fresh,
         tail=prior.tail if tail is None else tail.last,
+        count=count,
         missing=0 if tail is None else max(0, prior.tail - tail.last),
     )
 
@@ -645,7 +660,7 @@ def _sorted_outcomes(
         entry = plan.partition(partition_id)
         fits = (
             (outcome.producer_id, outcome.owner_level) == (entry.producer_id, entry.owner_level)
-            and outcome.offset == entry.offset <= outcome.count
+            and (outcome.offset, outcome.count) == (entry.offset, entry.count)
             and outcome.next_number == entry.number_of(outcome.count)
         )
         if not fits or receipts.setdefault(partition_id, outcome) != outcome:
@@ -657,12 +672,8 @@ def _done(batch: MicroBatch, plan: Plan, receipts: Mapping[str, PartitionReceipt
     partitions = []
     for entry in plan.partitions:
         receipt = receipts.get(entry.partition_id)
-        if receipt is None and entry.offset:
-            raise InvalidClientStateError(
-                entry.partition_id,
-                f"{entry.offset} rows are stored, but the batch has no rows for it: the query is not deterministic. To "
-                "continue, use a new sink_id, under which the batch is published again, with staging=True",
-            )
+        if receipt is None and entry.count:
+            raise InvalidClientStateError(entry.partition_id, f"nobody reports that its {entry.count} rows are stored")
         published = 0 if receipt is None else receipt.count - receipt.offset
         partitions.append(
             PartitionDone(
@@ -673,9 +684,8 @@ def _done(batch: MicroBatch, plan: Plan, receipts: Mapping[str, PartitionReceipt
                 nothing=entry.nothing,
                 is_fresh=entry.is_fresh and not published,
                 tail=entry.tail + published,
-                count=0 if receipt is None else receipt.count,
+                count=entry.count,
                 first_number=None if receipt is None else receipt.first_number,
-                digest=None if receipt is None else receipt.digest,
             )
         )
     return Done(
@@ -695,14 +705,12 @@ def _take_over(batch: MicroBatch, plan: Plan, lost: Mapping[str, StateLost], pol
         raise ProducerStateLostError(
             tuple(ids),
             f"it is unknown how many rows of batch {plan.batch_id} are stored ({lost[ids[0]].reason.value}); nothing "
-            "more was sent. Set on_producer_state_lost to tailScan (with stamps) or atLeastOnce to continue",
+            "more was sent. Set on_producer_state_lost to scan (with stamps) to continue",
         )
-    is_counted = policy is OnProducerStateLost.TAIL_SCAN
-    if is_counted and not plan.is_stamped:
+    if not plan.is_stamped:
         raise ConfigurationError(
             "on_producer_state_lost",
-            f"tailScan requires events with stamps, but batch {plan.batch_id} was planned without; use atLeastOnce "
-            "for this batch",
+            f"scan requires events with stamps, but batch {plan.batch_id} was planned without",
         )
     entries = [plan.partition(each) for each in ids]
     if any(entry.owner_level == MAX_OWNER_LEVEL for entry in entries):
@@ -718,7 +726,6 @@ def _take_over(batch: MicroBatch, plan: Plan, lost: Mapping[str, StateLost], pol
             )
             for each in entries
         ),
-        is_counted=is_counted,
     )
 
 
@@ -753,16 +760,15 @@ def _carry_out(plan: Plan, intent: TakeOver, run_id: str) -> Procedure[Plan]:
         answers |= opened
     tails = yield ReadTails(ids)
     assert isinstance(tails, Mapping)
-    offsets = dict.fromkeys(ids, 0)
-    if intent.is_counted:
-        ranges = {each: (plan.partition(each).tail, tails[each].last) for each in ids}
-        for each, (after, _) in ranges.items():
-            if tails[each].beginning > after + 1:
-                raise ProducerStateLostError((each,), "retention has removed events since the batch was planned")
-        found = yield FindRows(plan, ranges)
-        assert isinstance(found, Mapping)
-        offsets = {each: count_stored(plan.partition(each), found[each]) for each in ids}
-    revised = {each: _opened(each, answers[each], tails[each].last, offsets[each]) for each in ids}
+    ranges = {each: (plan.partition(each).tail, tails[each].last) for each in ids}
+    for each, (after, _) in ranges.items():
+        if tails[each].beginning > after + 1:
+            raise ProducerStateLostError((each,), "retention has removed events since the batch was planned")
+    found = yield FindRows(plan, ranges)
+    assert isinstance(found, Mapping)
+    entries = {each: plan.partition(each) for each in ids}
+    offsets = {each: count_stored(entries[each], found[each]) for each in ids}
+    revised = {each: _opened(each, answers[each], tails[each].last, entries[each].count, offsets[each]) for each in ids}
     return plan.model_copy(
         update={
             "run_id": run_id,

@@ -15,7 +15,7 @@ from eventpump.errors import (
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS, advance
 from eventpump.eventhubs.stamps import row_stamp_prefix
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of the records. A reader accepts only its own."""
 
 _MAX_ESCAPED: Final = 200
@@ -76,18 +76,17 @@ class PackingLimits(Record):
 LIMITS: Final = PackingLimits()
 
 
-class RowForm(Record):
-    """What decides, beside the query itself, which events the rows of a batch become, and in which order.
+class KeptRows(Record):
+    """The object of the row store that has the rows of a batch, or names the objects that have them.
 
     Args:
-        order_by: The columns that order the rows of a partition, in lower case.
-        encode: The content encodings of the codecs of bodies, in the order they are applied.
-        is_staged: Whether the rows are written down before they are sent.
+        name: Its name in the sink's directory.
+        digest: SHA-256 of its bytes, in hexadecimal digits.
     """
 
-    order_by: tuple[str, ...] = ()
-    encode: tuple[str, ...] = ()
-    is_staged: bool = False
+    name: Text
+    size: Annotated[int, Field(ge=1)]
+    digest: Text
 
 
 class PartitionPlan(Record):
@@ -99,6 +98,7 @@ class PartitionPlan(Record):
             service had forgotten everything.
         is_fresh: Whether nothing was published under this id and level before this batch.
         tail: The sequence number of the partition's last event when it was planned, -1 for none.
+        count: How many rows the batch has for it.
         offset: Rows before it were stored before a take-over.
         missing: How many events are missing between that tail and its lowest possible value: the service has lost
             accepted events.
@@ -111,6 +111,7 @@ class PartitionPlan(Record):
     nothing: Nothing
     is_fresh: bool
     tail: Tail
+    count: Count = 0
     offset: Count = 0
     missing: Count = 0
 
@@ -125,7 +126,7 @@ class PartitionPlan(Record):
 
 
 class BatchRecord(Record):
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     sink: Sink
     query_id: str | None
     run_id: Text
@@ -140,8 +141,7 @@ class Plan(BatchRecord):
         run_id: The run of the driver that wrote it.
         partitions: In the order of their numbers.
         is_stamped: Whether every event carries the property `STAMP`.
-        router: How keys are assigned to partitions: the same whenever the batch is published again.
-        form: What the rows become; None in a plan of an earlier version, which did not store it.
+        rows: Where its rows are kept; None if it has none.
         revision: How often producers were taken over.
     """
 
@@ -149,8 +149,7 @@ class Plan(BatchRecord):
     partitions: tuple[PartitionPlan, ...]
     limits: PackingLimits
     is_stamped: bool
-    router: Literal["hash", "ring"] = "hash"
-    form: RowForm | None = None
+    rows: KeptRows | None = None
     revision: Count = 0
 
     @property
@@ -191,25 +190,25 @@ class TakenProducer(Record):
 
 
 class TakeOver(BatchRecord):
-    """The intent to take producers over, which concludes a plan. It is stored before the first level is raised.
-
-    Args:
-        is_counted: Whether the stored rows are counted by reading the tail; otherwise every row is sent again.
-    """
+    """The intent to take producers over, which concludes a plan. It is stored before the first level is raised."""
 
     kind: Literal["take-over"] = "take-over"
     producers: tuple[TakenProducer, ...]
-    is_counted: bool
 
 
 class RunClaim(Record):
-    """The claim of a run of the driver on its sink: the run of the latest claim publishes, and earlier ones end."""
+    """The claim of a run of the driver on its sink: the run of the latest claim publishes, and earlier ones end.
 
-    version: Literal[1] = 1
+    Args:
+        batch_id: The first batch that the run was called for.
+    """
+
+    version: Literal[2] = 2
     kind: Literal["claim"] = "claim"
     sink: Sink
     query_id: str | None
     run_id: Text
+    batch_id: Count
 
 
 class PartitionReceipt(Record):
@@ -220,7 +219,6 @@ class PartitionReceipt(Record):
         offset: Rows before it have numbers of a producer that was taken over.
         first_number: The number of row `offset`; None if no row has a number of this producer.
         next_number: The number after the last row's.
-        digest: SHA-256 of all rows as they were encoded, in order and without stamps, in hexadecimal digits.
         found: How many rows were stored when this attempt started; it or a concurrent attempt sent the others.
     """
 
@@ -232,7 +230,6 @@ class PartitionReceipt(Record):
     offset: Count
     first_number: Number | None
     next_number: Number
-    digest: Text
     found: Count
 
     @property
@@ -263,7 +260,6 @@ class PartitionDone(Record):
     Args:
         count: How many rows the batch has.
         first_number: The number of the batch's first row under this producer; None if there is none.
-        digest: The digest of the batch's rows; None if there are none.
         tail: The lowest sequence number that the partition's last event can have from now on.
     """
 
@@ -276,7 +272,6 @@ class PartitionDone(Record):
     tail: Tail
     count: Count
     first_number: Number | None
-    digest: str | None
 
 
 class Done(BatchRecord):
@@ -385,6 +380,20 @@ _CLAIM: Final = re.compile(r"claim\.(\d{12,})\.json")
 def claim_of(name: str) -> int | None:
     """Return the number in a claim's name; None for another file."""
     found = _CLAIM.fullmatch(name)
+    return None if found is None else int(found.group(1))
+
+
+def rows_stem(batch_id: int) -> str:
+    """Return what the names of the objects with rows of a batch begin with; see `RowStore.write`."""
+    return f"{batch_id:012d}"
+
+
+_ROWS: Final = re.compile(r"(\d{12,})\.[0-9a-f]{32}")
+
+
+def batch_of_rows(name: str) -> int | None:
+    """Return the batch in the name of an object with rows; None for another file."""
+    found = _ROWS.fullmatch(name)
     return None if found is None else int(found.group(1))
 
 

@@ -31,21 +31,17 @@ def test_call_again_in_one_run_is_refused_with_what_to_do() -> None:
 
 
 def test_call_after_one_that_failed_may_be_made() -> None:
-    """A function that tries a batch again goes on with it; so does one whose run has no id of its own."""
+    """A function that tries a batch again goes on with it."""
     calls = BatchCalls()
     with pytest.raises(OSError, match="an outage"), calls.call(SINK, "a", 5):
         raise OSError("an outage")
-    for _ in range(3):
-        with calls.call(SINK, "a", 5, is_certain=False):
-            pass
-    with pytest.raises(OSError, match="an outage"), calls.call(SINK, "a", 5, is_certain=False):
-        raise OSError("an outage")
+    with calls.call(SINK, "a", 5):
+        pass
     with pytest.raises(ConfigurationError), calls.call(SINK, "a", 5):
         pass
 
 
-@pytest.mark.parametrize("is_certain", [True, False])
-def test_calls_at_the_same_time_are_refused(is_certain: bool) -> None:
+def test_calls_at_the_same_time_are_refused() -> None:
     """*No loss*: two frames would share the batch's numbers; of threads that call at once, one publishes."""
     calls, barrier = BatchCalls(), threading.Barrier(8)
     published, refused, refusals = [], [], threading.Semaphore(0)
@@ -53,7 +49,7 @@ def test_calls_at_the_same_time_are_refused(is_certain: bool) -> None:
     def call(number: int) -> None:
         barrier.wait()
         try:
-            with calls.call(SINK, "a", 5, is_certain=is_certain):
+            with calls.call(SINK, "a", 5):
                 published.append(number)
                 for _ in range(7):
                     refusals.acquire()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import pytest
@@ -24,9 +24,11 @@ from eventpump.spark.sink.protocol import (
     AttachProducers,
     CreateRecord,
     DeleteRecords,
+    DeleteRows,
     DriverRun,
     FindRows,
     ListRecords,
+    ListRows,
     MicroBatch,
     OnProducerStateLost,
     PartitionTail,
@@ -36,22 +38,24 @@ from eventpump.spark.sink.protocol import (
     ReadTails,
     Request,
     Unplanned,
-    begin,
+    WrittenRows,
     count_stored,
-    finish,
     make_plan,
     obsolete,
+    overtaken,
     prepare,
 )
+from eventpump.spark.sink.protocol import finish as finish_plan
 from eventpump.spark.sink.records import (
     Done,
+    KeptRows,
     LossReason,
     PackingLimits,
+    PartitionOutcome,
     PartitionPlan,
     PartitionReceipt,
     Plan,
     Record,
-    RowForm,
     Sink,
     StateLost,
     TakeOver,
@@ -67,7 +71,26 @@ from tests.unit.spark.sinking import SINK, walk
 
 T = TypeVar("T")
 
-FAIL, SCAN, ANYHOW = OnProducerStateLost
+FAIL, SCAN = OnProducerStateLost
+KEPT = KeptRows(name="kept", size=7, digest="digest")
+NOTHING = WrittenRows(None, {}, {})
+
+
+def begin(of: MicroBatch, rows: WrittenRows = NOTHING) -> Procedure[Plan | Done]:
+    """Begin a batch, and make its plan of these rows if it has none."""
+    step = yield from prepare(of)
+    return (yield from make_plan(step, rows)) if isinstance(step, Unplanned) else step
+
+
+def finish(
+    of: MicroBatch, planned: Plan, outcomes: Iterable[PartitionOutcome], policy: OnProducerStateLost
+) -> Procedure[Plan | Done]:
+    """Finish a plan that has as many rows as are reported first."""
+    counts = {each.partition_id: each.count for each in reversed([*outcomes]) if isinstance(each, PartitionReceipt)}
+    partitions = [
+        each.model_copy(update={"count": counts.get(each.partition_id, each.count)}) for each in planned.partitions
+    ]
+    return finish_plan(of, planned.model_copy(update={"partitions": tuple(partitions)}), outcomes, policy)
 
 
 # ------------------------------------------------------------------------------------------------- worlds
@@ -77,12 +100,13 @@ FAIL, SCAN, ANYHOW = OnProducerStateLost
 def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: pytest.FixtureRequest) -> None:
     """*No loss, no duplicate and no reorder*, whatever dies, gets lost, comes late or is forgotten; then all is stored.
 
-    With the policy `atLeastOnce` no loss and no reorder; with `fail` the query may stop, and never for nothing.
+    The rows are those that the plan names, which no other evaluation has. With `fail` the query may stop, and never for
+    nothing.
     """
-    seeds = range(6000 if request.config.getoption("--long") else 250)
+    seeds = range(10_000 if request.config.getoption("--long") else 300)
     kinds = ["runs", "attempts", "take-over", "forgotten", "wrap", "kept links", "superseded", "ledger lost"]
-    kinds += ["skipped", "restored"]
-    seen = dict.fromkeys([*kinds, "behind"], 0)
+    kinds += ["skipped", "restored", "repeated", "encodings"]
+    seen = dict.fromkeys([*kinds, "behind", "late rows", "gone"], 0)
     for seed in seeds:
         try:
             world = walk(seed)
@@ -99,12 +123,16 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
         seen["ledger lost"] += world.is_ledger_lost
         seen["skipped"] += world.skipped
         seen["restored"] += world.is_restored
+        seen["repeated"] += world.repeated
+        seen["encodings"] += len(world.encodings)
+        seen["late rows"] += world.late_rows
+        seen["gone"] += world.gone
         seen["behind"] += any("is behind the hub" in str(each.error) for each in world.runs)
     # It would hold in a world where nothing happens, too.
     assert seen["runs"] > 3 * len(seeds)
     assert seen["attempts"] > 8 * len(seeds)
     assert all(seen[kind] > len(seeds) / 20 for kind in kinds), seen
-    assert seen["behind"]
+    assert all(seen[kind] for kind in ("behind", "late rows", "gone")), seen
 
 
 # ------------------------------------------------------------------------------------------------- the driver
@@ -117,7 +145,9 @@ class Outside:
         partitions: Where each begins and ends.
 
     Attributes:
-        made: What was created, attached and deleted, in order.
+        made: What was created, attached and deleted, in order; rows apart from that.
+        objects: Those with rows.
+        deleted: Before which batches rows were deleted.
     """
 
     def __init__(self, *records: Record, partitions: Mapping[str, tuple[int, int]] | None = None) -> None:
@@ -128,6 +158,8 @@ class Outside:
         self.numbers: dict[int, int] = {}
         self.rows: list[int] = []
         self.made: list[object] = []
+        self.objects: dict[str, int] = {}
+        self.deleted: list[int] = []
         self.before_create: Callable[[], None] = lambda: None
         for record in records:
             self.add(record)
@@ -165,6 +197,10 @@ class Outside:
                 self.made.append(names)
                 for name in names:
                     self.records.pop(name, None)
+            case ListRows():
+                return self.objects
+            case DeleteRows(before):
+                self.deleted.append(before)
             case ReadPartitions():
                 return tuple(self.partitions)
             case ReadTails(ids):
@@ -208,7 +244,6 @@ def receipt(each: PartitionPlan, count: int) -> PartitionReceipt:
         "offset": each.offset,
         "first_number": each.next_number,
         "next_number": each.number_of(count),
-        "digest": "digest",
         "found": 0,
     }
     return PartitionReceipt(**every)
@@ -237,7 +272,8 @@ def test_plan_of_a_batch_that_is_done_asks_nothing() -> None:
 def test_plan_of_a_new_sink_is_made_of_the_services_answers() -> None:
     """The plan holds what the service assigned and where partitions ended, and goes on from the answer plus one."""
     outside = Outside()
-    made = planned(outside.run(begin(batch(0, is_stamped=True, limits=PackingLimits(max_events=3)))))
+    rows = WrittenRows(KEPT, {}, {"0": 1, "1": 1})
+    made = planned(outside.run(begin(batch(0, is_stamped=True, limits=PackingLimits(max_events=3)), rows)))
     assert outside.made == ["tails", plan_name(0)]
     assert [(each.partition_id, each.producer_id, each.owner_level, each.next_number, each.is_fresh, each.tail)
             for each in made.partitions] == [("0", 100, 0, 1, True, -1), ("1", 101, 0, 1, True, 9)]  # fmt: skip
@@ -253,35 +289,19 @@ def test_plan_that_exists_is_used_as_it_is() -> None:
     assert outside.made == []
 
 
-@pytest.mark.parametrize(
-    ("began", "now", "option"),
-    [
-        (RowForm(order_by=("n",)), RowForm(), "order_by"),
-        (RowForm(order_by=("n", "m")), RowForm(order_by=("m", "n")), "order_by"),
-        (RowForm(), RowForm(encode=("gzip",)), "encode"),
-        (RowForm(is_staged=True), RowForm(), "staging"),
-    ],
-)
-def test_plan_of_other_rows_is_refused_until_its_batch_is_done(began: RowForm, now: RowForm, option: str) -> None:
-    """Rows in another order would take the numbers of those that are stored; nothing is asked of the service."""
-    existing = plan(1, form=began)
-    outside = Outside(done(0), existing)
-    with pytest.raises(ConfigurationError, match=f"{option}: batch 1 of the sink 'sink' was begun with .* is repeated"):
-        outside.run(begin(batch(1, form=now)))
+def test_plan_names_the_rows_that_were_written() -> None:
+    """The plan has where the rows are, and how many each partition has; it is not created where they are not seen."""
+    outside = Outside()
+    rows = WrittenRows(KEPT, {"a": 5, "kept": 7}, {"1": 3})
+    for objects in ({}, {"a": 5}, {"a": 4, "kept": 7}):
+        outside.objects = dict(objects)
+        with pytest.raises(ConfigurationError, match=r"rows: the driver does not see [12] of 2 objects .* of batch 0"):
+            outside.run(begin(batch(0), rows))
     assert outside.made == []
-    assert outside.run(begin(batch(1, form=began))) == existing
-    late = Outside()
-    late.before_create = lambda: late.add(plan(0, form=began))
-    with pytest.raises(ConfigurationError, match=option):
-        late.run(begin(batch(0, form=now)))
-    outside.run(finish(batch(1, form=began), existing, [], FAIL))
-    assert planned(outside.run(begin(batch(2, form=now)))).form == now
-
-
-def test_plan_of_unstaged_rows_is_continued_with_staging() -> None:
-    """Neither is one refused that an earlier version has made, which did not store what rows become."""
-    for existing in (plan(1, form=RowForm()), plan(1)):
-        assert Outside(done(0), existing).run(begin(batch(1, form=RowForm(is_staged=True)))) == existing
+    outside.objects = {"a": 5, "kept": 7, "another": 1}
+    made = planned(outside.run(begin(batch(0), rows)))
+    assert made.rows == KEPT
+    assert [each.count for each in made.partitions] == [0, 3]
 
 
 def test_plan_of_two_drivers_is_the_first_one() -> None:
@@ -298,9 +318,10 @@ def test_plan_continues_from_the_batch_before() -> None:
     rows = finish(batch(0), plan(0, entry("0", tail=89)), [receipt(entry("0"), 10)], FAIL)
     before.run(rows)
     before.partitions = {"1": (0, -1), "10": (0, -1), "0": (0, 120), "2": (0, 5)}
-    made = planned(before.run(begin(batch(1, run_id="next"))))
+    every = WrittenRows(KEPT, {}, {"0": 4, "10": 1})
+    made = planned(before.run(begin(batch(1, run_id="next"), every)))
     assert made.partition_ids == ("0", "1", "2", "10")
-    assert made.partition("0") == entry("0", next_number=31, tail=120)
+    assert made.partition("0") == entry("0", next_number=31, tail=120, count=4)
     assert made.partition("10").is_fresh
 
 
@@ -329,15 +350,16 @@ def test_plan_records_a_tail_that_went_back() -> None:
     outside = Outside(partitions={"0": (0, 9), "1": (0, 9)})
     outside.run(finish(batch(0), plan(0), [receipt(entry("0"), 10)], FAIL))
     outside.partitions["0"] = (0, 15)
-    assert [each.missing for each in planned(outside.run(begin(batch(1, run_id="next")))).partitions] == [4, 0]
+    rows = WrittenRows(KEPT, {}, {"0": 1, "1": 1})
+    assert [each.missing for each in planned(outside.run(begin(batch(1, run_id="next"), rows))).partitions] == [4, 0]
 
 
-def tails_asked(outside: Outside, before: Done, used: set[str] | None = None, **values: Any) -> Plan:
+def tails_asked(outside: Outside, before: Done, used: set[str], **values: Any) -> Plan:
     """Make the plan after a batch, and check that its partitions' ends are those asked for."""
     outside.records[done_name(before.batch_id)] = encode_record(before)
     unplanned = outside.run(prepare(batch(before.batch_id + 1, **values)))
     assert isinstance(unplanned, Unplanned)
-    return outside.run(make_plan(unplanned, used))
+    return outside.run(make_plan(unplanned, WrittenRows(KEPT, {}, dict.fromkeys(used, 1))))
 
 
 def test_plan_takes_tails_from_the_record_of_the_batch_before() -> None:
@@ -345,11 +367,11 @@ def test_plan_takes_tails_from_the_record_of_the_batch_before() -> None:
     entries = [entry("0"), entry("1", is_fresh=True), entry("2", is_fresh=True)]
     before = done(0, *entries).model_copy(update={"run_id": "this"})
     ends = dict.fromkeys(("0", "1", "2", "3"), (0, 50))
-    cases: list[tuple[set[str] | None, dict[str, Any], list[int]]] = [
+    cases: list[tuple[set[str], dict[str, Any], list[int]]] = [
         ({"0"}, {}, [9, 9, 9, -1]),
         ({"0", "1"}, {}, [9, 50, 9, -1]),
         ({"0", "3"}, {}, [9, 9, 9, 50]),
-        (None, {}, [9, 50, 50, 50]),
+        ({"0", "1", "2", "3"}, {}, [9, 50, 50, 50]),
         ({"0"}, {"is_stamped": True}, [50, 9, 9, -1]),
         ({"0"}, {"run_id": "next"}, [50, 9, 9, -1]),
     ]
@@ -475,7 +497,7 @@ def test_ledger_does_not_compare_an_unknown_query() -> None:
     assert isinstance(Outside(done(1, query_id=None)).run(begin(batch(1))), Done)
 
 
-@pytest.mark.parametrize(("raw", "says"), [(b"{", "not JSON"), (changed(version=2), "newer version")])
+@pytest.mark.parametrize(("raw", "says"), [(b"{", "not JSON"), (changed(version=3), "newer version")])
 def test_ledger_with_an_unreadable_record_names_it(raw: bytes, says: str) -> None:
     """Damaged and newer records are errors that name them, and nothing is done."""
     for name in (plan_name(1), done_name(1), done_name(0)):
@@ -497,7 +519,7 @@ def test_ledger_with_a_renamed_record_is_refused() -> None:
 def test_ledger_with_a_take_over_without_its_plan_is_refused() -> None:
     """A take-over whose plan is gone is not guessed at."""
     outside = Outside()
-    outside.run(finish(batch(1), plan(1), [lost()], ANYHOW))
+    outside.run(finish(batch(1), plan(1, is_stamped=True), [lost()], SCAN))
     with pytest.raises(StoreError, match="the plan record is missing"):
         outside.run(begin(batch(1)))
 
@@ -591,8 +613,9 @@ def test_finish_counts_a_repeated_report_once() -> None:
 def test_finish_refuses_a_report_that_does_not_fit(values: dict[str, Any]) -> None:
     """A report of another producer, partition or count ends the batch without a record."""
     outside = Outside()
+    of = plan(1, entry(count=4), entry("1"))
     with pytest.raises(InvalidClientStateError):
-        outside.run(finish(batch(), plan(), [receipt(entry(), 4).model_copy(update=values)], FAIL))
+        outside.run(finish_plan(batch(), of, [receipt(entry(), 4).model_copy(update=values)], FAIL))
     assert outside.made == []
 
 
@@ -603,9 +626,9 @@ def test_finish_by_two_drivers_fails_one() -> None:
     first = outside.run(finish(batch(run_id="a"), plan(), rows, FAIL))
     assert outside.run(finish(batch(run_id="a"), plan(), rows, FAIL)) == first
     assert outside.run(finish(batch(run_id="b"), plan(), rows, FAIL)) == first, "the same rows: both have finished it"
-    for outcomes, policy in (([receipt(entry(), 5)], FAIL), ([lost()], ANYHOW)):
+    for outcomes, policy in (([receipt(entry(), 5)], FAIL), ([lost()], SCAN)):
         with pytest.raises(StoreError, match="another run of this query has finished the batch"):
-            outside.run(finish(batch(run_id="b"), plan(), outcomes, policy))
+            outside.run(finish(batch(run_id="b"), plan(is_stamped=True), outcomes, policy))
     assert not any(isinstance(each, AttachRequest) for each in outside.made)
 
 
@@ -621,6 +644,34 @@ def test_finish_deletes_old_records() -> None:
     assert obsolete(["000000000000.staged.json", "else"], 10**6) == ()
 
 
+def test_rows_are_deleted_by_the_holder_of_the_claim() -> None:
+    """A run deletes what earlier ones left before its first batch, and after each batch all up to it."""
+    outside, run = Outside(done(3)), running(claim=None)
+    made = planned(outside.run(begin(batch(4, run=run))))
+    assert outside.deleted == [4], "the plan of batch 4 may be created by another run at this moment"
+    later = running("later", None)
+    outside.run(begin(batch(4, run=later)))
+    with pytest.raises(StoreError, match="a later run of this query has begun"):
+        outside.run(finish(batch(4, run=run), made, [], FAIL))
+    assert outside.deleted == [4, 4]
+    outside.run(finish(batch(4, run=later), made, [], FAIL))
+    assert outside.deleted == [4, 4, 5]
+
+
+def test_failure_where_another_run_goes_on_is_that() -> None:
+    """A publisher whose rows are gone because another run has finished the batch ends as overtaken, not otherwise."""
+    outside, run = Outside(done(0)), running(claim=None)
+    made = planned(outside.run(begin(batch(1, run=run))))
+    outside.run(overtaken(batch(1, run=run)))
+    outside.run(begin(batch(1, run=running("later", None))))
+    with pytest.raises(StoreError, match="a later run of this query has begun"):
+        outside.run(overtaken(batch(1, run=run)))
+    outside.records.pop(claim_name(2))
+    outside.run(finish(batch(1), made, [], FAIL))
+    with pytest.raises(StoreError, match=r"publish batch 1 .*a later run of this query has begun"):
+        outside.run(overtaken(batch(1, run=run)))
+
+
 # ------------------------------------------------------------------------------------------------- taking over
 
 
@@ -631,7 +682,7 @@ def lost(partition_id: str = "0") -> StateLost:
 def test_loss_fails_the_query_by_default() -> None:
     """By default nothing is done, and the error names partitions, reason and ways out."""
     outside = Outside()
-    with pytest.raises(ProducerStateLostError, match=r"partitions 0, 1.*unknown.*tailScan.*atLeastOnce") as caught:
+    with pytest.raises(ProducerStateLostError, match=r"partitions 0, 1.*unknown.*to scan \(with stamps\)") as caught:
         outside.run(finish(batch(), plan(), [lost("1"), lost("0")], FAIL))
     assert caught.value.partition_ids == ("0", "1")
     assert outside.made == []
@@ -640,7 +691,7 @@ def test_loss_fails_the_query_by_default() -> None:
 def test_take_over_by_scan_needs_stamps() -> None:
     """A batch that was planned without stamps is not taken over by a scan, and nothing is done."""
     outside = Outside()
-    with pytest.raises(ConfigurationError, match="tailScan requires events with stamps"):
+    with pytest.raises(ConfigurationError, match="scan requires events with stamps"):
         outside.run(finish(batch(1), plan(1), [lost()], SCAN))
     assert outside.made == []
 
@@ -654,7 +705,7 @@ def test_take_over_raises_the_level_before_it_counts() -> None:
     made = planned(outside.run(finish(batch(), old, [lost("0"), receipt(old.partition("1"), 2)], SCAN)))
     assert outside.made == [done_name(1), AttachRequest(7, 4), "tails", {"0": (9, 30)}, plan_name(1, 1)]
     assert made.partition("0") == entry("0", owner_level=4, next_number=1, is_fresh=True, tail=30, offset=3)
-    assert made.partition("1") == old.partition("1")
+    assert made.partition("1") == old.partition("1").model_copy(update={"count": 2})
     assert (made.revision, made.run_id) == (1, "this")
     assert made.partition("0").number_of(3) == 1
 
@@ -663,7 +714,7 @@ def test_take_over_of_an_unknown_producer_replaces_it() -> None:
     """Where the service refuses the raised level as unknown, it assigns a new producer."""
     outside = Outside()
     outside.known = set()
-    made = planned(outside.run(finish(batch(), plan(), [lost("0")], ANYHOW)))
+    made = planned(outside.run(finish(batch(), plan(is_stamped=True), [lost("0")], SCAN)))
     assert (made.partition("0").producer_id, made.partition("0").owner_level, made.partition("0").offset) == (100, 0, 0)
 
 
@@ -706,11 +757,10 @@ def test_take_over_past_retention_fails() -> None:
         outside.run(finish(batch(), plan(1, is_stamped=True), [lost("0")], SCAN))
 
 
-def test_take_over_with_stored_rows_missing_in_the_replay_is_refused() -> None:
-    """A partition of which rows are stored, and that has none in the replay, is not silently done."""
-    taken = plan(1, entry("0", offset=3))
-    with pytest.raises(InvalidClientStateError, match="3 rows are stored, but the batch has no rows"):
-        Outside().run(finish(batch(), taken, [], FAIL))
+def test_finish_without_a_report_of_rows_is_refused() -> None:
+    """*No loss*: a partition that has rows is not silently done."""
+    with pytest.raises(InvalidClientStateError, match="nobody reports that its 3 rows are stored"):
+        Outside().run(finish(batch(), plan(1, entry("0", count=3)), [], FAIL))
 
 
 def test_take_over_counts_stored_rows_up_to_a_hole() -> None:
@@ -726,4 +776,4 @@ def test_take_over_at_the_highest_level_is_refused() -> None:
     """A producer of the highest level cannot be taken over."""
     highest = plan(1, entry("0", owner_level=MAX_OWNER_LEVEL))
     with pytest.raises(ProducerStateLostError, match="the highest owner level"):
-        Outside().run(finish(batch(), highest, [lost("0")], ANYHOW))
+        Outside().run(finish(batch(), highest.model_copy(update={"is_stamped": True}), [lost("0")], SCAN))

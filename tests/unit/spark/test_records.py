@@ -13,6 +13,7 @@ from eventpump.errors import ConfigurationError
 from eventpump.eventhubs.numbering import MAX_OWNER_LEVEL, MAX_PRODUCER_ID, NUMBERS
 from eventpump.spark.sink.records import (
     Done,
+    KeptRows,
     LossReason,
     PackingLimits,
     PartitionDone,
@@ -27,6 +28,7 @@ from eventpump.spark.sink.records import (
     TakenProducer,
     TakeOver,
     batch_of,
+    batch_of_rows,
     decode_outcome,
     decode_record,
     directory_name,
@@ -34,6 +36,7 @@ from eventpump.spark.sink.records import (
     encode_outcome,
     encode_record,
     plan_name,
+    rows_stem,
 )
 from tests.unit.spark.plans import changed
 
@@ -60,7 +63,6 @@ receipts = st.builds(
     offset=counts,
     first_number=st.none() | numbers,
     next_number=numbers,
-    digest=texts,
     found=counts,
 )
 losses = st.builds(StateLost, partition_id=texts, reason=st.sampled_from(LossReason), stored=counts)
@@ -76,6 +78,7 @@ records = st.one_of(
                 nothing=st.integers(-1, 0),
                 is_fresh=st.booleans(),
                 tail=tails,
+                count=counts,
                 offset=counts,
                 missing=counts,
             ),
@@ -83,6 +86,7 @@ records = st.one_of(
         ).map(tuple),
         limits=st.builds(PackingLimits, max_events=st.integers(1, 10**6), max_bytes=st.integers(1024, 2**40)),
         is_stamped=st.booleans(),
+        rows=st.none() | st.builds(KeptRows, name=texts, size=st.integers(1, 2**40), digest=texts),
         revision=counts,
     ),
     st.builds(
@@ -98,7 +102,6 @@ records = st.one_of(
                 tail=tails,
                 count=counts,
                 first_number=st.none() | numbers,
-                digest=st.none() | texts,
             ),
             max_size=3,
         ).map(tuple),
@@ -108,9 +111,8 @@ records = st.one_of(
         TakeOver,
         **common,
         producers=st.lists(st.builds(TakenProducer, **producers), max_size=3).map(tuple),
-        is_counted=st.booleans(),
     ),
-    st.builds(RunClaim, sink=sinks, query_id=st.none() | texts, run_id=texts),
+    st.builds(RunClaim, sink=sinks, query_id=st.none() | texts, run_id=texts, batch_id=counts),
 )
 
 
@@ -137,13 +139,13 @@ def test_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
         (b"", "not JSON"),
         (b"\xff", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"version": 1, "kind": "plan", "sink"', "not JSON"),
+        (b'{"version": 2, "kind": "plan", "sink"', "not JSON"),
         (b"[]", "not a JSON object"),
         (b"{}", "no version"),
-        (lambda: changed(version="1"), "no version"),
-        (lambda: changed(version=0), "no version"),
-        (lambda: changed(version=2), "newer version"),
-        (lambda: changed(version=2, kind="else"), "newer version"),
+        (lambda: changed(version="2"), "no version"),
+        (lambda: changed(version=1), "no version"),
+        (lambda: changed(version=3), "newer version"),
+        (lambda: changed(version=3, kind="else"), "newer version"),
         (lambda: changed(kind="done"), "it is not a plan"),
         (lambda: changed(batch_id="7"), "batch_id: .*integer"),
         (lambda: changed(batch_id=True), "batch_id: .*integer"),
@@ -166,6 +168,14 @@ def test_record_names_sort_by_batch() -> None:
     assert sorted(names) == names
     assert [batch_of(name) for name in names[::3]] == batches
     assert [batch_of(name) for name in ("", "000000000041.json", "000000000041.staged.json", ".tmp-41")] == [None] * 4
+
+
+def test_names_of_rows_have_their_batch() -> None:
+    """What a listing of rows shows has the batch in its name, or is something else: a run's token, a record."""
+    name = f"{rows_stem(41)}.{'0f' * 16}"
+    assert batch_of_rows(name) == 41
+    assert batch_of(name) is None
+    assert [batch_of_rows(each) for each in (done_name(41), "run.41", f"{name}.tmp", rows_stem(41))] == [None] * 4
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))

@@ -1,0 +1,224 @@
+"""The rows of a batch as they are kept until they are published: segments, and the object that names them.
+
+A task that encodes returns its rows if they are few. Otherwise it writes them into objects of the row store, one for
+each portion, in which the rows of a hub partition lie together: a segment. The driver writes one object more, with the
+rows that were returned to it, and with the index of all segments, in the order of the rows. The plan names this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from eventpump.errors import StoreError
+from eventpump.spark.sink.patience import patiently
+from eventpump.spark.sink.records import KeptRows, Plan
+from eventpump.storage.rows.interface import RowStore
+
+Buffer = bytes | memoryview
+
+_SIZE: Final = struct.Struct(">Q")
+_CODEC: Final = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one hub partition that lie together, in their order.
+
+    Args:
+        name: The object; "" for the one that the plan names.
+        partition: The hub partition's number.
+        offset: The first byte; of the object that the plan names, after its index.
+        crc: The CRC-32 of its bytes.
+    """
+
+    name: str
+    partition: int
+    offset: int
+    size: int
+    count: int
+    crc: int
+
+
+def segmented(partitions: Sequence[int], events: Sequence[bytes]) -> tuple[list[Buffer], list[Segment]]:
+    """Put rows together by their hub partitions.
+
+    Args:
+        partitions: Of each row.
+        events: Encoded, in the order of the rows.
+
+    Returns:
+        The bytes, in parts, and the segments that they have, without the name of an object.
+    """
+    # Arrow's buffers are divided as they are: nothing is done per row.
+    placed = pa.array(partitions, pa.int32())
+    order = pc.array_sort_indices(placed)
+    buffers = pa.array(events, pa.binary()).take(order).buffers()
+    offsets, content = memoryview(buffers[1]), memoryview(buffers[2])
+    ends = offsets.cast("i")
+    parts: list[Buffer] = []
+    segments: list[Segment] = []
+    first = size = 0
+    counts = sorted((each["values"], each["counts"]) for each in placed.value_counts().to_pylist())
+    for partition, count in counts:
+        last = first + count
+        head, rows = offsets[4 * first : 4 * (last + 1)], content[ends[first] : ends[last]]
+        segment = Segment("", partition, size, len(head) + len(rows), count, zlib.crc32(rows, zlib.crc32(head)))
+        parts += [head, rows]
+        segments.append(segment)
+        first, size = last, size + segment.size
+    return parts, segments
+
+
+def rows_of(raw: bytes, segment: Segment) -> list[bytes] | None:
+    """Return the events of a segment; None if these are not its bytes."""
+    if len(raw) != segment.size or zlib.crc32(raw) != segment.crc:
+        return None
+    # All numbers are as Arrow has them: the machines of a cluster are alike in that.
+    numbers = struct.unpack_from(f"={segment.count + 1}i", raw)
+    base = 4 * len(numbers) - numbers[0]
+    return [raw[base + start : base + end] for start, end in pairwise(numbers)]
+
+
+def encode_segments(segments: Iterable[Segment]) -> str:
+    """Encode segments as JSON."""
+    return json.dumps([[s.name, s.partition, s.offset, s.size, s.count, s.crc] for s in segments])
+
+
+def decode_segments(text: str | bytes) -> list[Segment]:
+    """Decode segments."""
+    return [Segment(*each) for each in json.loads(text)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """The rows of a batch.
+
+    Args:
+        segments: In the order of the rows: those of a partition follow one another.
+        payload: The bytes of the segments without a name.
+    """
+
+    segments: tuple[Segment, ...]
+    payload: bytes = b""
+
+    @classmethod
+    def collected(cls, found: Iterable[tuple[str, bytes | None]]) -> KeptBatch:
+        """Put together what tasks have returned, see `executor.KeepTask`.
+
+        Args:
+            found: Segments as JSON, and their bytes, if these were returned.
+        """
+        segments: list[Segment] = []
+        payloads: list[bytes] = []
+        base = 0
+        for text, payload in found:
+            for each in decode_segments(text):
+                offset = each.offset if payload is None else each.offset + base
+                segments.append(Segment(each.name, each.partition, offset, each.size, each.count, each.crc))
+            if payload is not None:
+                payloads.append(payload)
+                base += len(payload)
+        return cls(tuple(segments), b"".join(payloads))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the driver has all rows."""
+        return not any(each.name for each in self.segments)
+
+    @property
+    def objects(self) -> dict[str, int]:
+        """The objects of tasks, by name, with their sizes."""
+        sizes: dict[str, int] = {}
+        for each in self.segments:
+            if each.name:
+                sizes[each.name] = max(sizes.get(each.name, 0), each.offset + each.size)
+        return sizes
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many rows there are, by the partition's number."""
+        counts: dict[int, int] = {}
+        for each in self.segments:
+            counts[each.partition] = counts.get(each.partition, 0) + each.count
+        return counts
+
+    def encode(self) -> bytes:
+        """Encode it as the object that the plan names."""
+        index = encode_segments(self.segments).encode()
+        content = b"".join((_SIZE.pack(len(index)), index, self.payload))
+        return _SIZE.pack(len(content)) + bytes(pa.compress(content, codec=_CODEC, asbytes=True))
+
+    @classmethod
+    def decode(cls, raw: bytes, rows: KeptRows) -> KeptBatch:
+        """Decode the object that a plan names.
+
+        Raises:
+            ValueError: These are not the bytes that were written.
+        """
+        if hashlib.sha256(raw).hexdigest() != rows.digest:
+            raise ValueError(f"{rows.name} has {len(raw)} bytes, which are not the {rows.size} that were written")
+        (size,) = _SIZE.unpack_from(raw)
+        content = pa.decompress(raw[_SIZE.size :], size, codec=_CODEC, asbytes=True)
+        (index,) = _SIZE.unpack_from(content)
+        end = _SIZE.size + index
+        return cls(tuple(decode_segments(content[_SIZE.size : end])), content[end:])
+
+
+class RowReader:
+    """Reads the rows of a plan.
+
+    Args:
+        store: An open one.
+        directory: The sink's in it.
+        timeout: Seconds for which an outage of the store is waited for.
+    """
+
+    def __init__(self, store: RowStore, directory: str, batch: KeptBatch, timeout: float) -> None:
+        self._store = store
+        self._directory = directory
+        self._timeout = timeout
+        self._payload = batch.payload
+        self._segments: dict[int, list[Segment]] = {}
+        for each in batch.segments:
+            self._segments.setdefault(each.partition, []).append(each)
+
+    def segments(self, partition: int) -> Sequence[Segment]:
+        """Return the segments of a partition, in the order of its rows."""
+        return self._segments.get(partition, ())
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest segment."""
+        return max((each.size for segments in self._segments.values() for each in segments), default=0)
+
+    async def read(self, plan: Plan, segment: Segment, first: int) -> list[bytes]:
+        """Return the events of a segment.
+
+        Args:
+            first: The row that it begins with.
+
+        Raises:
+            StoreError: The store failed, or does not have what was written.
+        """
+        raw: bytes | None = self._payload[segment.offset : segment.offset + segment.size]
+        if segment.name:
+            name = f"{self._directory}/{segment.name}"
+            raw = await patiently(lambda: self._store.read(name, segment.offset, segment.size), self._timeout)
+        events = None if raw is None else rows_of(raw, segment)
+        if events is None:
+            last, name = first + segment.count - 1, segment.name or "the object of the plan"
+            raise StoreError(
+                f"read rows {first} to {last} of batch {plan.batch_id} for partition {segment.partition}",
+                f"{name} {'is gone' if raw is None else 'is damaged'}; nothing of them was sent",
+            )
+        return events

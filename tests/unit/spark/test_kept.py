@@ -1,0 +1,208 @@
+"""What is kept of a batch: segments, and the object that names them; and the links of small batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventpump.core.sequencer import PartitionSequencer
+from eventpump.errors import ServiceTimeoutError, StoreError
+from eventpump.spark import worker
+from eventpump.spark.sink import executor
+from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
+from eventpump.spark.sink.columns import EventColumns
+from eventpump.spark.sink.executor import EncodeTask, KeepTask, SharedRows
+from eventpump.spark.sink.kept import KeptBatch, RowReader, encode_segments, rows_of, segmented
+from eventpump.spark.sink.records import KeptRows
+from eventpump.storage.rows.memory import MemoryRowStore
+from tests.unit.spark.plans import entry, plan
+
+Rows = list[tuple[int, bytes]]
+rows = st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=5)), max_size=30)
+
+
+def returned(task: Rows) -> tuple[str, bytes]:
+    """Return what a task returns that has few rows."""
+    parts, segments = segmented([partition for partition, _ in task], [event for _, event in task])
+    return encode_segments(segments), b"".join(parts)
+
+
+def read(batch: KeptBatch, store: MemoryRowStore) -> dict[int, list[bytes]]:
+    """Read all rows of a batch, by partition."""
+    reader = RowReader(store, "sink", batch, timeout=0.1)
+
+    async def all_of(partition: int) -> list[bytes]:
+        return [event for each in reader.segments(partition) for event in await reader.read(plan(), each, 0)]
+
+    return {each: worker.run(all_of(each)) for each in batch.counts}
+
+
+# ------------------------------------------------------------------------------------------------- segments
+
+
+@given(st.lists(rows, max_size=4))
+def test_rows_come_back_in_the_order_of_the_frame(tasks: list[Rows]) -> None:
+    """*No loss and no reorder*: each partition has its rows in the order of tasks, and of rows in a task."""
+    batch = KeptBatch.collected([returned(each) for each in tasks if each])
+    raw = batch.encode()
+    kept = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+    decoded = KeptBatch.decode(raw, kept)
+    assert decoded == batch
+    assert decoded.is_small
+    expected: dict[int, list[bytes]] = {}
+    for partition, event in [row for task in tasks for row in task]:
+        expected.setdefault(partition, []).append(event)
+    assert read(decoded, MemoryRowStore()) == expected
+    assert decoded.counts == {each: len(events) for each, events in expected.items()}
+
+
+@given(rows.filter(bool), st.data())
+def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
+    """*No loss*: bytes that were changed, cut off or added to are found out before any row of them is used."""
+    batch = KeptBatch.collected([returned(task)])
+    raw = batch.encode()
+    kept = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+    segment = batch.segments[-1]
+    own = batch.payload[segment.offset : segment.offset + segment.size]
+    assert rows_of(own, segment) is not None
+    for body in (own, raw):
+        place = data.draw(st.integers(0, len(body) - 1))
+        other = body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
+        for damaged in (other, body[:place], body + b"x"):
+            if body is own:
+                assert rows_of(damaged, segment) is None
+            else:
+                with pytest.raises(ValueError, match="which are not the"):
+                    KeptBatch.decode(damaged, kept)
+
+
+# ------------------------------------------------------------------------------------------------- tasks that keep
+
+
+def kept_by(
+    count: int, store: MemoryRowStore, *, tasks: int = 1, most_returned: int = 10**6, token: str = "run.1"
+) -> tuple[KeptBatch, list[bytes | None]]:
+    """Run a task, and return what the driver makes of it, and the rows that it returned."""
+
+    def batches() -> Iterable[pa.RecordBatch]:
+        for start in range(0, count, 10):
+            yield pa.RecordBatch.from_arrays([pa.array([b"%d" % each for each in range(start, start + 10)])], ["body"])
+
+    encoding = EncodeTask(EventColumns("body"), 4, 10**6, 0)
+    shared = SharedRows(store, "sink", token, 0.1)
+    task = KeepTask(encoding.rows, shared, 7, most_returned, tasks)
+    found = [row for batch in task(batches()) for row in batch.to_pylist()]
+    return KeptBatch.collected([(row["segments"], row["rows"]) for row in found]), [row["rows"] for row in found]
+
+
+@pytest.fixture
+def store() -> MemoryRowStore:
+    """A store with the token of a run of its own."""
+    made = MemoryRowStore()
+    worker.run(made.open())
+    worker.run(made.begin("sink/run.1"))
+    worker.close()  # a worker's stores end with it
+    return made
+
+
+def test_task_with_few_rows_returns_them(store: MemoryRowStore) -> None:
+    """The driver has the rows of a small batch, and no object is written; without rows nothing is returned."""
+    batch, (payload,) = kept_by(50, store)
+    assert payload is not None
+    assert (batch.is_small, sum(batch.counts.values())) == (True, 50)
+    assert kept_by(0, store) == (KeptBatch(()), [])
+    assert list(worker.run(store.list("sink"))) == ["run.1"]
+
+
+@pytest.mark.parametrize(("tasks", "most_returned"), [(1, 500), (1000, 10**5), (1, 0)])
+def test_task_with_many_rows_writes_them(store: MemoryRowStore, tasks: int, most_returned: int) -> None:
+    """What is more than the task's share of bytes is one object, in which each partition's rows lie together."""
+    batch, found = kept_by(50, store, tasks=tasks, most_returned=most_returned)
+    assert found == [None]
+    objects = worker.run(store.list("sink"))
+    assert batch.objects == {each: size for each, size in objects.items() if each != "run.1"}
+    assert len(batch.objects) == 1
+    assert len(batch.segments) == len(batch.counts)
+    assert sum(map(len, read(batch, store).values())) == 50
+
+
+def test_task_with_more_rows_than_it_holds_writes_several_objects(
+    store: MemoryRowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """*Memory*: rows are written portion by portion, and stay in order."""
+    monkeypatch.setattr(executor, "PORTION_BYTES", 300)
+    batch, found = kept_by(200, store)
+    assert len(batch.objects) > 3
+    assert set(found) == {None}
+    for events in read(batch, store).values():
+        numbers = [int(event.rpartition(b"\xa0")[2][1:]) for event in events]
+        assert numbers == sorted(numbers)
+
+
+def test_task_that_does_not_see_the_drivers_store_writes_nothing(store: MemoryRowStore) -> None:
+    """*No loss*: an executor that sees another directory says so, and creates none."""
+    with pytest.raises(Exception, match="rows: this executor does not see in"):
+        kept_by(50, store, most_returned=0, token="run.2")
+    assert list(worker.run(store.list("sink"))) == ["run.1"]
+
+
+def test_rows_that_are_gone_are_named(store: MemoryRowStore) -> None:
+    """*No loss*: an object that is not there is never taken for one without rows."""
+    batch, _ = kept_by(50, store, most_returned=0)
+    (name,) = batch.objects
+    worker.run(store.delete([f"sink/{name}"]))
+    with pytest.raises(StoreError, match=rf"read rows 0 to \d+ of batch 1 for partition \d: {name} is gone"):
+        read(batch, store)
+
+
+# ------------------------------------------------------------------------------------------------- kept links
+
+
+def test_link_is_kept_only_where_the_plan_goes_on() -> None:
+    """A link of another producer, number or state is not continued; nor is one that may have been forgotten."""
+    sequencer = PartitionSequencer[object]("0", producer_id=7, owner_level=3)
+    assert not may_continue(sequencer, entry())
+    sequencer.attached(7, 3, 20)
+    assert may_continue(sequencer, entry())
+    others: list[dict[str, Any]] = [
+        {"producer_id": 8},
+        {"owner_level": 4},
+        {"next_number": 22},
+        {"next_number": 20},
+        {"is_fresh": True},
+        {"nothing": 20},
+    ]
+    for values in others:
+        assert not may_continue(sequencer, entry(**values)), values
+    sequencer.offer(object(), 1)
+    assert not may_continue(sequencer, entry())
+    sequencer.sending()
+    sequencer.outcome_unknown()
+    assert not may_continue(sequencer, entry())
+
+
+def test_attempt_that_continues_looks_after_trouble() -> None:
+    """A kept link saves the first look, and no other."""
+    work = PartitionWork(entry(count=3))
+    work.continued()
+    work.received(3)
+    assert (work.step, work.position, work.found) == (WorkStep.SEND, 0, 0)
+    work.troubled(ServiceTimeoutError("lost"), counts=False)
+    assert work.step is WorkStep.LOOK
+
+
+def test_attempt_gives_up_when_its_time_is_over() -> None:
+    """Outages do not count as tries: time ends them, with the last error."""
+    work = PartitionWork(entry(count=3), max_tries=0)
+    work.received(3)
+    for _ in range(50):
+        assert work.troubled(ServiceTimeoutError("away"), counts=False)
+    last = ServiceTimeoutError("still away")
+    assert not work.troubled(last, counts=False, is_late=True)
+    assert work.error() is last
