@@ -223,7 +223,7 @@ class PublishTask:
 
     Args:
         batch: Where the rows are.
-        tasks: How many tasks divide the partitions among themselves.
+        tasks: How many tasks divide the partitions among themselves: each has neighbours.
     """
 
     connection: SparkConnection
@@ -252,6 +252,6 @@ class PublishTask:
         shared = self.shared
         reader = RowReader(await shared.opened(), shared.directory, self.batch, shared.timeout)
         used = [each.partition_id for each in self.plan.partitions if each.count]
-        transport = worker.transport(self.connection)
-        outcomes = await publish_rows(transport, self.plan, reader, self.options, only=used[number :: self.tasks])
+        own = used[len(used) * number // self.tasks : len(used) * (number + 1) // self.tasks]
+        outcomes = await publish_rows(worker.transport(self.connection), self.plan, reader, self.options, only=own)
         return [encode_outcome(each) for each in outcomes]

@@ -90,6 +90,7 @@ _LARGER_FORMS: Final = 12
 """Additional bytes of the map of properties, and of the event's envelope, in their larger forms."""
 _ROWS_PER_TASK: Final = 10_000
 """Rows of a batch for which another task is worth its start."""
+_TASKS_PER_SLOT: Final = 2
 _FEW_TASKS: Final = 4
 _UNKNOWN_SLOTS: Final = 16
 _RETURNED_BYTES: Final = 4 * 1024 * 1024
@@ -183,8 +184,8 @@ class SinkSettings(SettingsModel):
             "hash".
         encode: Compresses or encrypts bodies: a `PayloadCodec`, or several that are applied in this order; or
             "module:name", the import name of either in every process. Default: `()`.
-        max_tasks: The most tasks that publish a batch; None for as many as its expected size asks for, one per hub
-            partition at most. A task publishes several partitions at the same time.
+        max_tasks: The most tasks that publish a batch; None for as many as its size asks for, two for each slot and one
+            per hub partition at most. A task publishes several partitions at the same time.
         small_batches: Which batches the driver publishes itself, over links that it keeps. "auto": those of at most
             4 MiB in few tasks; "never": none. Default: "auto".
         first_batch: The number of the query's batch that is the first for this sink, where that is not 0, as for a sink
@@ -629,10 +630,9 @@ class _Publication:
         Args:
             rows: How many there are; None if that is not known.
         """
-        most = min(partition_count, self._settings.max_tasks or partition_count)
-        if rows is None:
-            return min(most, 2 * _slots(self._frame.sparkSession))
-        return min(most, 1 + rows // _ROWS_PER_TASK)
+        slots = _slots(self._frame.sparkSession)
+        most = min(partition_count, self._settings.max_tasks or partition_count, _TASKS_PER_SLOT * slots)
+        return most if rows is None else min(most, 1 + rows // _ROWS_PER_TASK)
 
 
 def _count(done: Done) -> int:

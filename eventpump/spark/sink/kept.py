@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eventpump.aio.tasks import gather
 from eventpump.errors import StoreError
 from eventpump.spark.sink.patience import patiently
 from eventpump.spark.sink.records import KeptRows, Plan
@@ -28,6 +29,10 @@ Buffer = bytes | memoryview
 
 _SIZE: Final = struct.Struct(">Q")
 _CODEC: Final = "zstd"
+_LOADED_BYTES: Final = 64 * 1024 * 1024
+"""The most bytes of segments that are read before the first of them is needed."""
+_READS: Final = 4
+"""Objects that are read at a time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,7 @@ class RowReader:
         self._segments: dict[int, list[Segment]] = {}
         for each in batch.segments:
             self._segments.setdefault(each.partition, []).append(each)
+        self._loaded: dict[str, tuple[int, bytes]] = {}
 
     def segments(self, partition: int) -> Sequence[Segment]:
         """Return the segments of a partition, in the order of its rows."""
@@ -201,6 +207,31 @@ class RowReader:
         """The bytes of the largest segment."""
         return max((each.size for segments in self._segments.values() for each in segments), default=0)
 
+    async def load(self, partitions: Collection[int]) -> None:
+        """Read the rows of neighbouring partitions at once, unless they are many: of each object they are one range.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        segments = [each for number in partitions for each in self.segments(number) if each.name]
+        if sum(each.size for each in segments) > _LOADED_BYTES:
+            return
+        ranges: dict[str, tuple[int, int]] = {}
+        for each in segments:
+            start, end = ranges.get(each.name, (each.offset, 0))
+            ranges[each.name] = min(start, each.offset), max(end, each.offset + each.size)
+
+        async def load(name: str, start: int, end: int) -> None:
+            found = await self._read(name, start, end - start)
+            if found is not None:  # otherwise it is an error only if a row of it is needed
+                self._loaded[name] = start, found
+
+        await gather((load(name, *each) for name, each in ranges.items()), at_once=_READS)
+
+    async def _read(self, name: str, offset: int, size: int) -> bytes | None:
+        path = f"{self._directory}/{name}"
+        return await patiently(lambda: self._store.read(path, offset, size), self._timeout)
+
     async def read(self, plan: Plan, segment: Segment, first: int) -> list[bytes]:
         """Return the events of a segment.
 
@@ -210,10 +241,11 @@ class RowReader:
         Raises:
             StoreError: The store failed, or does not have what was written.
         """
-        raw: bytes | None = self._payload[segment.offset : segment.offset + segment.size]
-        if segment.name:
-            name = f"{self._directory}/{segment.name}"
-            raw = await patiently(lambda: self._store.read(name, segment.offset, segment.size), self._timeout)
+        start, held = self._loaded.get(segment.name, (0, None if segment.name else self._payload))
+        if held is None:
+            raw = await self._read(segment.name, segment.offset, segment.size)
+        else:
+            raw = held[segment.offset - start : segment.offset - start + segment.size]
         events = None if raw is None else rows_of(raw, segment)
         if events is None:
             last, name = first + segment.count - 1, segment.name or "the object of the plan"

@@ -116,5 +116,6 @@ async def publish_rows(
         for number, each in enumerate(plan.partitions)
         if each.count and (only is None or each.partition_id in only)
     }
+    await rows.load(used.values())
     at_once = max(1, min(AT_ONCE, _HELD_BYTES // (1 + rows.largest)))
     return list((await each_partition(used, publish, at_once=at_once)).values())

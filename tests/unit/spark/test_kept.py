@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eventpump.core.sequencer import PartitionSequencer
 from eventpump.errors import ServiceTimeoutError, StoreError
 from eventpump.spark import worker
-from eventpump.spark.sink import executor
+from eventpump.spark.sink import executor, kept
 from eventpump.spark.sink.attempt import PartitionWork, WorkStep, may_continue
 from eventpump.spark.sink.columns import EventColumns
 from eventpump.spark.sink.executor import EncodeTask, KeepTask, SharedRows
@@ -51,8 +51,8 @@ def test_rows_come_back_in_the_order_of_the_frame(tasks: list[Rows]) -> None:
     """*No loss and no reorder*: each partition has its rows in the order of tasks, and of rows in a task."""
     batch = KeptBatch.collected([returned(each) for each in tasks if each])
     raw = batch.encode()
-    kept = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
-    decoded = KeptBatch.decode(raw, kept)
+    named = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+    decoded = KeptBatch.decode(raw, named)
     assert decoded == batch
     assert decoded.is_small
     expected: dict[int, list[bytes]] = {}
@@ -67,7 +67,7 @@ def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
     """*No loss*: bytes that were changed, cut off or added to are found out before any row of them is used."""
     batch = KeptBatch.collected([returned(task)])
     raw = batch.encode()
-    kept = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
+    named = KeptRows(name="kept", size=len(raw), digest=hashlib.sha256(raw).hexdigest())
     segment = batch.segments[-1]
     own = batch.payload[segment.offset : segment.offset + segment.size]
     assert rows_of(own, segment) is not None
@@ -79,7 +79,7 @@ def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
                 assert rows_of(damaged, segment) is None
             else:
                 with pytest.raises(ValueError, match="which are not the"):
-                    KeptBatch.decode(damaged, kept)
+                    KeptBatch.decode(damaged, named)
 
 
 # ------------------------------------------------------------------------------------------------- tasks that keep
@@ -150,6 +150,44 @@ def test_task_that_does_not_see_the_drivers_store_writes_nothing(store: MemoryRo
     with pytest.raises(Exception, match="rows: this executor does not see in"):
         kept_by(50, store, most_returned=0, token="run.2")
     assert list(worker.run(store.list("sink"))) == ["run.1"]
+
+
+class CountingStore(MemoryRowStore):
+    """A store that counts its reads.
+
+    Attributes:
+        reads: Name, offset and size of each.
+    """
+
+    def __init__(self, objects: dict[str, dict[str, bytes]]) -> None:
+        super().__init__(objects)
+        self.reads: list[tuple[str, int, int]] = []
+
+    async def read(self, name: str, offset: int, size: int) -> bytes | None:
+        self.reads.append((name, offset, size))
+        return await super().read(name, offset, size)
+
+
+def test_rows_of_neighbours_are_read_by_one_range_of_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task reads once of each object, and only what its partitions have; what is more than a bound, by segment."""
+    objects: dict[str, dict[str, bytes]] = {"sink": {"run.1": b""}}
+    store = CountingStore(objects)
+    worker.run(store.open())
+    worker.close()
+    found = [kept_by(50, store, most_returned=0)[0] for _ in range(3)]
+    batch = KeptBatch(tuple(each for one in found for each in one.segments))
+    own = [each for each in batch.segments if each.partition in (1, 2)]
+    reader = RowReader(store, "sink", batch, timeout=0.1)
+    worker.run(reader.load([1, 2]))
+    assert sum(size for _, _, size in store.reads) == sum(each.size for each in own)
+    events = [event for each in own for event in worker.run(reader.read(plan(), each, 0))]
+    assert len(events) == sum(each.count for each in own)
+    assert len(store.reads) == 3
+    monkeypatch.setattr(kept, "_LOADED_BYTES", 10)
+    reader = RowReader(store, "sink", batch, timeout=0.1)
+    worker.run(reader.load([1, 2]))
+    assert [event for each in own for event in worker.run(reader.read(plan(), each, 0))] == events
+    assert len(store.reads) == 3 + len(own)
 
 
 def test_rows_that_are_gone_are_named(store: MemoryRowStore) -> None:
