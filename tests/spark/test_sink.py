@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.trace import SpanKind
+from pyspark import InheritableThread
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -258,7 +259,7 @@ def test_sink_publishes_small_and_large_batches_alike(
 
 def kept_links(writer: Any) -> int:
     """Return how many links the sink keeps for its next small batch."""
-    return len(writer._running("sink").kept)
+    return len(writer._running("sink").kept)  # its directory's name
 
 
 def test_sink_of_a_batch_that_is_not_small_gives_the_driver_no_rows(spark: SparkSession, sink: SinkHub) -> None:
@@ -776,6 +777,40 @@ def test_sink_on_a_directory_of_the_driver_alone_is_refused(spark: SparkSession,
     assert not any(sink.stored().values())
     sink.writer(rows=rows)(numbered(spark, 0, 40), 0)  # the driver has the rows of a small batch
     sink.require_exactly(range(40))
+
+
+def test_sink_publishes_parts_of_a_batch(spark: SparkSession, sink: SinkHub, checkpoint: str) -> None:
+    """*No loss*: each part is published once, by threads at the same time too, and goes on where a crash left it."""
+    stumbling = sink.writer(ledger=StumblingLedger(sink.ledger, "done", "before"))
+
+    def split(publish: Any, frame: DataFrame, batch_id: int) -> None:
+        errors: list[BaseException] = []
+
+        def call(part: str, rest: int) -> None:
+            try:
+                publish(frame.where(f"n % 2 = {rest}"), batch_id, part=part)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [InheritableThread(target=call, args=each) for each in (("even", 0), ("odd", 1))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        if errors:
+            raise errors[0]
+
+    with pytest.raises(Exception, match="StumbleError"):
+        run_query(numbered_stream(spark), partial(split, stumbling), checkpoint)
+    publish = sink.writer()
+    run_query(numbered_stream(spark), partial(split, publish), checkpoint)
+    sink.require_exactly(range(80), is_ordered=False)
+    assert {(each.batch_id, each.part, each.count) for each in sink.receipts} >= {
+        (batch_id, part, 20) for batch_id in range(2) for part in ("even", "odd")
+    }
+    publish(numbered(spark, 80, 90), 9, part="even")
+    with pytest.raises(ConfigurationError, match="'sink~even' is called for batch 9 a second time"):
+        publish(numbered(spark, 80, 90), 9, part="even")
 
 
 class HiddenRows(DirectoryRowStore):

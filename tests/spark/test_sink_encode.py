@@ -95,6 +95,8 @@ def test_columns_are_found_in_any_case() -> None:
     ("columns", "order_by", "field"),
     [
         ({"value": TEXT}, (), "body"),
+        ({"body": TEXT, "Topic": TEXT}, (), "Topic"),
+        ({"body": TEXT, "hub": TEXT}, (), "hub"),
         ({"body": LongType()}, (), "body"),
         ({"body": TEXT, "Body": TEXT}, (), "Body"),
         ({"body": TEXT, "partition": MAP}, (), "partition"),

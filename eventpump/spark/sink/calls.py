@@ -46,9 +46,10 @@ class BatchCalls:
             if before in (mine, over):
                 raise ConfigurationError(
                     "sink_id",
-                    f"{sink.sink_id!r} is called for batch {batch_id} a second time in this run of the query, and the "
+                    f"{sink.name!r} is called for batch {batch_id} a second time in this run of the query, and the "
                     "rows of this call are not published: publish all rows of a batch by one call, such as "
-                    "publish(first.unionByName(second), batch_id), or give each call a producer with its own sink_id",
+                    "publish(first.unionByName(second), batch_id), or name each call, as by "
+                    'publish(first, batch_id, part="first")',
                 )
             self._newest[sink] = mine
         is_over = False

@@ -138,7 +138,7 @@ class EventColumns:
 
     @classmethod
     def of(cls, schema: StructType, order_by: Sequence[str] = ()) -> Self:
-        """Find the columns; their names are not case-sensitive. Other columns are ignored.
+        """Find the columns; their names are not case-sensitive. Other columns are ignored, but not `hub` and `topic`.
 
         Raises:
             ConfigurationError: A column is missing, has another type, or conflicts with another; the error names it.
@@ -148,6 +148,12 @@ class EventColumns:
         if len(numbers) == 1 and isinstance(numbers[0].dataType, IntegralType):
             found["sequence_number"] = numbers[0].name  # of several, as a join has them, Spark can select none
         for field in schema.fields:
+            if field.name.lower() in ("hub", "topic"):
+                raise ConfigurationError(
+                    field.name,
+                    "rows go to the hub of the producer, whatever they have in this column. Publish those of each hub "
+                    f'by a producer of its own, as by .where("{field.name} = \'a\'").drop("{field.name}"), or drop it',
+                )
             meaning = _MEANINGS.get(field.name.lower())
             if meaning is None:
                 continue

@@ -144,14 +144,16 @@ class PublishOptions(SettingsModel):
 _DEFAULTS: Final = PublishOptions()
 
 
-def sink_of(transport: Transport, hub: str, sink_id: str) -> Sink:
-    """Name a sink.
+def sink_of(transport: Transport, hub: str, sink_id: str, part: str | None = None) -> Sink:
+    """Name a sink, or a part of one.
 
     Raises:
-        ConfigurationError: The sink id cannot be one.
+        ConfigurationError: Sink id or part cannot be a name.
     """
     directory_name(sink_id)
-    return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub)
+    if part is not None:
+        directory_name(part, "part")
+    return Sink(sink_id=sink_id, namespace=transport.fully_qualified_namespace, hub=hub, part=part)
 
 
 async def prepare_batch(
@@ -253,7 +255,7 @@ class _Outside:
         self._store, self._objects = stores
         self._transport = transport
         self._hub = batch.sink.hub
-        self._directory = directory_name(batch.sink.sink_id)
+        self._directory = batch.sink.directory
         self._options = options
         self._rng = random.Random()
 

@@ -13,6 +13,7 @@ import copy
 import hashlib
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,8 @@ _log = logging.getLogger("eventpump.spark")
 T = TypeVar("T")
 
 _CALLS: Final = BatchCalls()
+_OPENING: Final = threading.Lock()
+"""Held while a writer makes what its process needs once, by the parts that are published at the same time."""
 _QUERY_ID: Final = "sql.streaming.queryId"
 _LAST_ROW: Final = 2**63 - 1
 _LARGER_FORMS: Final = 12
@@ -128,11 +131,13 @@ class BatchReceipt:
     Args:
         sink_id: None if the sink has no ledger.
         partitions: The partitions with rows, by number.
+        part: As the producer was called with.
     """
 
     sink_id: str | None
     batch_id: int
     partitions: tuple[PublishedRows, ...]
+    part: str | None = None
 
     @property
     def count(self) -> int:
@@ -323,18 +328,28 @@ class ForeachBatchWriter:
         # Elsewhere it is another run, with a ledger to open.
         return {**self.__dict__, "_states": {}, "_stores": None}
 
-    def _running(self, sink_id: str) -> _Running:
-        """Return what this process has of a sink's run. Without a `sink_id`, several queries may use one writer."""
-        state = self._states.get(sink_id)
-        if state is None or state.process_id != os.getpid():
-            state = self._states[sink_id] = _Running()
-        return state
+    def _running(self, directory: str) -> _Running:
+        """Return what this process has of the run of a sink, or of its part, by the directory.
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        Without a `sink_id`, several queries may use one writer.
+        """
+        with _OPENING:
+            state = self._states.get(directory)
+            if state is None or state.process_id != os.getpid():
+                state = self._states[directory] = _Running()
+            return state
+
+    def __call__(self, frame: DataFrame, batch_id: int, *, part: str | None = None) -> None:
         """Publish a micro-batch, and return when all of it is stored.
 
-        Called once for a batch in each run of a query. A batch that an earlier run has published is not published
-        again, but `on_receipt` is called again.
+        Called once for a batch in each run of a query; several times if each call names another part. A batch that an
+        earlier run has published is not published again, but `on_receipt` is called again.
+
+        Args:
+            frame: The rows. Two parts are two evaluations of what they are made of, unless that is persisted.
+            batch_id: The batch's number.
+            part: Which of several calls it is, the same whenever the batch is repeated. Parts may be published at the
+                same time, by threads that are an `InheritableThread` of PySpark.
 
         Raises:
             ConfigurationError: A column is missing or has a wrong type; the ledger does not match the query; or it is
@@ -344,7 +359,7 @@ class ForeachBatchWriter:
                 twice.
         """
         columns = EventColumns.of(frame.schema, self.settings.order_by)
-        publish = partial(self._publish if self.settings.idempotent else self._send, frame, columns, batch_id)
+        publish = partial(self._publish if self.settings.idempotent else self._send, frame, columns, batch_id, part)
         receipt = publish() if self._telemetry is None else self._recorded(self._telemetry, publish)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
@@ -360,7 +375,7 @@ class ForeachBatchWriter:
 
     # ------------------------------------------------------------------------------------------ at least once
 
-    def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
+    def _send(self, frame: DataFrame, columns: EventColumns, batch_id: int, part: str | None) -> BatchReceipt:
         connection = self.settings.connection
         ask = partial(worker.transport(connection).get_hub_properties, connection.hub)
         hub = worker.run(retried(ask, self.settings.retry_timeout))
@@ -381,11 +396,12 @@ class ForeachBatchWriter:
             None,
             batch_id,
             tuple(PublishedRows(None if each is None else str(each), None, None, counts[each]) for each in partitions),
+            part,
         )
 
     # ------------------------------------------------------------------------------------------ exactly once
 
-    def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int) -> BatchReceipt:
+    def _publish(self, frame: DataFrame, columns: EventColumns, batch_id: int, part: str | None) -> BatchReceipt:
         settings = self.settings
         query = _RunningQuery.of(frame)
         query_id = query.query_id
@@ -393,8 +409,8 @@ class ForeachBatchWriter:
         if sink_id is None:
             raise ConfigurationError("sink_id", "is required if Spark does not provide the query's id, as with Connect")
         transport = worker.transport(settings.connection)
-        running = self._running(sink_id)
-        sink = sink_of(transport, settings.connection.hub, sink_id)
+        sink = sink_of(transport, settings.connection.hub, sink_id, part)
+        running = self._running(sink.directory)
         batch = MicroBatch(
             sink,
             query_id,
@@ -420,14 +436,15 @@ class ForeachBatchWriter:
 
     def _open_stores(self) -> Stores:
         """Open the stores, once per process."""
-        if self._stores is None or self._stores[0] != os.getpid():
-            # Of the row store a copy: tasks take the one that is not open.
-            assert self._rows is not None
-            stores = Stores(self.settings.ledger, copy.deepcopy(self._rows))
-            for each in stores:
-                self._ask_store(each.open)
-            self._stores = os.getpid(), stores
-        return self._stores[1]
+        with _OPENING:
+            if self._stores is None or self._stores[0] != os.getpid():
+                # Of the row store a copy: tasks take the one that is not open.
+                assert self._rows is not None
+                stores = Stores(self.settings.ledger, copy.deepcopy(self._rows))
+                for each in stores:
+                    self._ask_store(each.open)
+                self._stores = os.getpid(), stores
+            return self._stores[1]
 
     def _share_rows(self, running: _Running, directory: str) -> SharedRows:
         """Return the row store of tasks, after this run's token is in it."""
@@ -459,7 +476,7 @@ class _Publication:
         self._frame = frame
         self._columns = columns
         self._batch = batch
-        self._directory = directory_name(batch.sink.sink_id)
+        self._directory = batch.sink.directory
         self._stores = writer._open_stores()  # noqa: SLF001 - it is of this module
         self._transport = worker.transport(writer.settings.connection)
 
@@ -490,7 +507,7 @@ class _Publication:
                 "batch %d of the sink %r is done already and is not published; it is not known whether it is this "
                 "query's, because Spark does not provide the query's id: each query needs a sink_id of its own",
                 step.batch_id,
-                step.sink.sink_id,
+                step.sink.name,
             )
         is_first = batch is not None
         while isinstance(step, Plan):
@@ -653,7 +670,7 @@ def _shuffle_tasks(spark: SparkSession) -> int:
 
 def stamp_room(sink: Sink, partition_count: int) -> int:
     """Return the most bytes that a stamp adds to an event, in any batch: rows are encoded before theirs is known."""
-    stamp = f"{row_stamp_prefix(sink.sink_id, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
+    stamp = f"{row_stamp_prefix(sink.name, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
     return len(stamped(b"", stamp)) + _LARGER_FORMS
 
 
@@ -708,6 +725,7 @@ def _receipt(done: Done) -> BatchReceipt:
         tuple(
             PublishedRows(each.partition_id, each.first_number, each.last_number, each.count) for each in done.receipts
         ),
+        done.sink.part,
     )
 
 
@@ -747,7 +765,7 @@ def foreach_batch_producer(
 
     The rows of a batch are kept until it is done, and those are published that the query returned first. Exactly once
     holds as long as Spark's checkpoint and the ledger are both kept; otherwise the query fails. The function is called
-    at most once for a batch in a run of the query.
+    at most once for a batch in a run of the query, or once for each `part="name"`.
 
     Args:
         connection_string: As shown in the Azure portal; None to give `fully_qualified_namespace` and `credential`,

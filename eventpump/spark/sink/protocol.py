@@ -292,9 +292,7 @@ def _claim(batch: MicroBatch) -> Procedure[None]:
     if run.claim is not None:
         yield from _require_latest(batch)
         return
-    names = yield ListRecords()
-    assert isinstance(names, Sequence)
-    claims = sorted(found for found in map(claim_of, names) if found is not None)
+    claims = yield from _claims()
     number = claims[-1] + 1 if claims else 1
     claim = encode_record(
         RunClaim(sink=batch.sink, query_id=batch.query_id, run_id=run.run_id, batch_id=batch.batch_id)
@@ -316,7 +314,7 @@ def _require_latest(batch: MicroBatch) -> Procedure[None]:
     """
     claim = batch.run.claim
     if claim is not None and (yield ReadRecord(claim_name(claim + 1))) is not None:
-        raise StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.sink_id!r}", _OVERTAKEN)
+        raise StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
 
 
 def overtaken(batch: MicroBatch) -> Procedure[None]:
@@ -328,7 +326,7 @@ def overtaken(batch: MicroBatch) -> Procedure[None]:
     """
     yield from _require_latest(batch)
     if isinstance((yield from _find_done(batch, batch.batch_id)), Done):
-        raise StoreError(f"publish batch {batch.batch_id} of the sink {batch.sink.sink_id!r}", _OVERTAKEN)
+        raise StoreError(f"publish batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
 
 
 def finish(
@@ -404,15 +402,15 @@ def _read_conclusion(batch: MicroBatch, batch_id: int, revision: int = 0) -> Pro
 
 def _check(batch: MicroBatch, record: BatchRecord, name: str) -> None:
     """Check that a record belongs to this sink, hub and query, and has the right name."""
-    if record.sink.sink_id != batch.sink.sink_id or batch_of(name) != record.batch_id:
-        raise StoreError(f"read {name}", f"it belongs to batch {record.batch_id} of the sink {record.sink.sink_id!r}")
+    if record.sink.name != batch.sink.name or batch_of(name) != record.batch_id:
+        raise StoreError(f"read {name}", f"it belongs to batch {record.batch_id} of the sink {record.sink.name!r}")
     theirs, ours = (f"{sink.namespace}/{sink.hub}".lower() for sink in (record.sink, batch.sink))
     if theirs != ours:
-        raise ConfigurationError("sink_id", f"{batch.sink.sink_id!r} publishes to {theirs}, not to {ours}")
+        raise ConfigurationError("sink_id", f"{batch.sink.name!r} publishes to {theirs}, not to {ours}")
     if None not in (record.query_id, batch.query_id) and record.query_id != batch.query_id:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} belongs to the query {record.query_id}, but this is query {batch.query_id}; use "
+            f"{batch.sink.name!r} belongs to the query {record.query_id}, but this is query {batch.query_id}; use "
             "another sink_id for a query with a new checkpoint, which publishes its batches again",
         )
 
@@ -420,13 +418,14 @@ def _check(batch: MicroBatch, record: BatchRecord, name: str) -> None:
 def _behind(batch: MicroBatch, newest: int) -> ConfigurationError:
     return ConfigurationError(
         "sink_id",
-        f"{batch.sink.sink_id!r} is at batch {newest}, but the query at {batch.batch_id}: it is another query, or its "
+        f"{batch.sink.name!r} is at batch {newest}, but the query at {batch.batch_id}: it is another query, or its "
         "checkpoint is older than the ledger; use another sink_id to publish these batches",
     )
 
 
 def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
     prior = yield from _newest_done(batch)
+    began = yield from _require_begun(batch, prior)
     ids = yield ReadPartitions()
     assert isinstance(ids, Sequence)
     known = {} if prior is None else {each.partition_id: each for each in prior.partitions}
@@ -435,7 +434,8 @@ def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
         raise ConfigurationError("hub", f"partition {gone[0]} no longer exists; the hub was deleted and recreated")
     partition_ids = tuple(sorted(ids, key=partition_order))
     if prior is None:
-        yield from _require_new(batch, partition_ids)
+        if began != batch.batch_id:  # called by an earlier run, it has not come to a plan
+            yield from _require_new(batch, partition_ids)
     elif prior.batch_id != batch.run.concluded:
         yield from _require_newest(batch, prior)
     new = {each: AttachRequest() for each in partition_ids if not _may_continue(batch, known.get(each))}
@@ -446,6 +446,47 @@ def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     yield from _claim(batch)
     return Unplanned(batch, partition_ids, prior, opened)
+
+
+def _require_begun(batch: MicroBatch, prior: Done | None) -> Procedure[int | None]:
+    """Check that the first batch of the run before is done, if that was an earlier one; called at the first of a run.
+
+    Returns:
+        The first batch of the run before; None if there is no claim of one.
+
+    Raises:
+        ConfigurationError: It is not: its records are lost.
+    """
+    if batch.run.claim is not None:
+        return None
+    claims = yield from _claims()
+    name = claim_name(claims[-1]) if claims else ""
+    raw = (yield ReadRecord(name)) if claims else None
+    if raw is None:
+        return None
+    assert isinstance(raw, bytes)
+    try:
+        claim = decode_record(raw, RunClaim)
+    except ValueError as error:
+        raise StoreError(f"read {name}", str(error)) from None
+    if None not in (claim.query_id, batch.query_id) and claim.query_id != batch.query_id:
+        return None  # of a query that has published nothing, as there is no record of it
+    if claim.batch_id < batch.batch_id and (prior is None or prior.batch_id < claim.batch_id):
+        raise ConfigurationError(
+            "ledger",
+            f"has no record of batch {claim.batch_id} of the sink {batch.sink.name!r}, which an earlier run was called "
+            f"for, but the query is at {batch.batch_id}: the ledger is an older copy, or has lost records, or the call "
+            "has failed and its error was not raised. Restore the newest ledger; a new sink_id with "
+            f"first_batch={batch.batch_id} continues without it",
+        )
+    return claim.batch_id
+
+
+def _claims() -> Procedure[list[int]]:
+    """Return the numbers of the claims, sorted."""
+    names = yield ListRecords()
+    assert isinstance(names, Sequence)
+    return sorted(found for found in map(claim_of, names) if found is not None)
 
 
 def _require_new(batch: MicroBatch, partition_ids: tuple[str, ...]) -> Procedure[None]:
@@ -465,7 +506,7 @@ def _require_new(batch: MicroBatch, partition_ids: tuple[str, ...]) -> Procedure
         return  # nothing is stored, or what is stored is of a plan that another run has made meanwhile
     raise ConfigurationError(
         "ledger",
-        f"holds nothing of the sink {batch.sink.sink_id!r}, and the query may be repeating batch {batch.batch_id}: if "
+        f"holds nothing of the sink {batch.sink.name!r}, and the query may be repeating batch {batch.batch_id}: if "
         "the sink was called before, the ledger was deleted, or this driver does not see the one that was used, and "
         "rows that are stored would be published again. If this is the first batch that the sink is called for, set "
         f"first_batch={batch.batch_id}",
@@ -496,7 +537,7 @@ def _require_newest(batch: MicroBatch, prior: Done) -> Procedure[None]:
             return  # another run has begun the batch meanwhile: its plan is the one that counts
         raise ConfigurationError(
             "ledger",
-            f"is behind the hub: the newest batch of the sink {batch.sink.sink_id!r} in it is {prior.batch_id}, up to "
+            f"is behind the hub: the newest batch of the sink {batch.sink.name!r} in it is {prior.batch_id}, up to "
             f"number {last} in partition {each.partition_id}, but the service has stored up to number "
             f"{answer.last_number}. The ledger is an older copy, or has lost records, and rows that are stored would "
             "be published again: restore the newest ledger. Without it, a new sink_id with "
@@ -594,7 +635,7 @@ def _newest_done(batch: MicroBatch) -> Procedure[Done | None]:
     if done is None:
         raise ConfigurationError(
             "sink_id",
-            f"{batch.sink.sink_id!r} has started batch {earlier[-1]} and not finished it, but the query is at "
+            f"{batch.sink.name!r} has started batch {earlier[-1]} and not finished it, but the query is at "
             f"{batch.batch_id}: rows may be missing; use another sink_id to continue without them",
         )
     return done

@@ -54,11 +54,28 @@ class Sink(Record):
 
     Args:
         namespace: The fully qualified namespace.
+        part: Which of several calls for a batch it is: each has plans, producers and numbers of its own.
     """
 
     sink_id: Text
     namespace: Text
     hub: Text
+    part: Text | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the sink, or of its part, in errors and stamps."""
+        return self.sink_id if self.part is None else f"{self.sink_id}~{self.part}"
+
+    @property
+    def directory(self) -> str:
+        """The name of its directory: no sink and no other part has the same.
+
+        Raises:
+            ConfigurationError: Sink id or part cannot be a name.
+        """
+        own = directory_name(self.sink_id)
+        return own if self.part is None else f"{own}~{directory_name(self.part, 'part')}"
 
 
 class PackingLimits(Record):
@@ -174,7 +191,7 @@ class Plan(BatchRecord):
 
     def stamp_prefix(self, partition_id: str) -> str:
         """Return the prefix of the stamps of a partition's rows; the row's index follows."""
-        return row_stamp_prefix(self.sink.sink_id, self.batch_id, partition_id)
+        return row_stamp_prefix(self.sink.name, self.batch_id, partition_id)
 
 
 class TakenProducer(Record):
@@ -345,17 +362,20 @@ def decode_outcome(text: str) -> PartitionOutcome:
     return outcome
 
 
-def directory_name(sink_id: str) -> str:
-    """Convert a sink id to a name that file systems and blob containers accept, one to one.
+def directory_name(sink_id: str, field: str = "sink_id") -> str:
+    """Convert a sink id to a name that file systems and blob containers accept, one to one. It has no tilde.
+
+    Args:
+        field: What it is, for errors.
 
     Raises:
         ConfigurationError: It cannot be converted.
     """
     if not sink_id or not sink_id.isprintable():
-        raise ConfigurationError("sink_id", "must be printable text")
+        raise ConfigurationError(field, "must be printable text")
     escaped = _UNSAFE.sub(lambda found: b"%%%02X" % found.group()[0], sink_id.encode("utf-8", "surrogatepass")).decode()
     if len(escaped) > _MAX_ESCAPED:
-        raise ConfigurationError("sink_id", f"takes {len(escaped)} characters as a file name; limit: {_MAX_ESCAPED}")
+        raise ConfigurationError(field, f"takes {len(escaped)} characters as a file name; limit: {_MAX_ESCAPED}")
     return escaped
 
 

@@ -72,6 +72,7 @@ from eventpump.spark.sink.records import (
     PartitionDone,
     PartitionOutcome,
     Plan,
+    RunClaim,
     Sink,
     StateLost,
     batch_of,
@@ -865,7 +866,8 @@ class World:
         copy = self.rng.choice(self.copies)
         if not self.replaced.isdisjoint(copy.values()):
             return
-        if not any("plan" in name for name in copy) and self.committed in (0, self.first_call):
+        claims = [decode_record(body, RunClaim).batch_id for name, body in copy.items() if "claim" in name]
+        if not any("plan" in name for name in copy) and self.committed in (0, self.first_call, *claims[:1]):
             return
         for run in self.runs:
             self.kill_run(run)

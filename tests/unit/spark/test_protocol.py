@@ -394,6 +394,22 @@ def test_ledger_without_records_is_refused_where_rows_may_be_stored() -> None:
     assert planned(Outside(partitions={"0": (0, -1)}).run(begin(batch(5)))).partition("0").is_fresh
 
 
+def test_ledger_with_a_claim_is_in_use_although_nothing_was_planned() -> None:
+    """A sink that failed at its first batch goes on with it, as nothing of it was sent; at a later one it is lost."""
+    outside = Outside()
+    outside.run(prepare(batch(5, run=running("first", None), may_repeat=False)))
+    assert isinstance(outside.run(prepare(batch(5, run=running("next", None)))), Unplanned)
+    with pytest.raises(ConfigurationError, match=r"ledger: has no record of batch 5 .* but the query is at 6"):
+        outside.run(prepare(batch(6, run=running("third", None))))
+    made = planned(outside.run(begin(batch(5, run=running("fourth", None)))))
+    outside.run(finish(batch(5, run=running("fourth", 3)), made, [], FAIL))
+    assert isinstance(outside.run(prepare(batch(9, run=running("fifth", None)))), Unplanned)
+    other = Outside()
+    other.run(prepare(batch(5, query_id="other", run=running("first", None), may_repeat=False)))
+    with pytest.raises(ConfigurationError, match=r"set first_batch=7"):
+        other.run(prepare(batch(7, run=running(claim=None))))
+
+
 # ------------------------------------------------------------------------------------------------- two drivers
 
 
@@ -656,6 +672,18 @@ def test_rows_are_deleted_by_the_holder_of_the_claim() -> None:
     assert outside.deleted == [4, 4]
     outside.run(finish(batch(4, run=later), made, [], FAIL))
     assert outside.deleted == [4, 4, 5]
+
+
+def test_plan_whose_rows_another_run_has_deleted_is_overtaken() -> None:
+    """A run whose rows a later one has deleted has the error for that, not for a wrong directory."""
+    outside, rows = Outside(done(0)), WrittenRows(KEPT, {"kept": 7}, {"1": 3})
+    earlier, later = running("earlier", None), running("later", None)
+    unplanned = outside.run(prepare(batch(1, run=earlier)))
+    assert isinstance(unplanned, Unplanned)
+    made = planned(outside.run(begin(batch(1, run=later))))
+    outside.run(finish(batch(1, run=later), made, [], FAIL))
+    with pytest.raises(StoreError, match="a later run of this query has begun"):
+        outside.run(make_plan(unplanned, rows))
 
 
 def test_failure_where_another_run_goes_on_is_that() -> None:

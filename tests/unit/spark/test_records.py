@@ -191,6 +191,17 @@ def test_directory_names_differ_by_sink_id(one: str, other: str) -> None:
     assert not set(first) & set('./\\:*?"<>| ')
 
 
+@given(
+    st.tuples(*[st.text("a~é", min_size=1, max_size=3)] * 2), st.tuples(*[st.text("a~é", min_size=1, max_size=3)] * 2)
+)
+def test_directories_differ_by_part(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """No part has the directory of another, or of a sink."""
+    first, second = (Sink(sink_id=sink_id, part=part, namespace="n", hub="h") for sink_id, part in (one, other))
+    assert (first.directory == second.directory) == (one == other)
+    whole = second.model_copy(update={"part": None})
+    assert first.directory != whole.directory == directory_name(other[0])
+
+
 def test_sink_id_that_is_too_long_is_refused() -> None:
     """A name must fit the file systems it is for."""
     assert directory_name("n" * 200)
