@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eventpump.spark.data_source import register as register
+    from eventpump.spark.sink.foreach_batch import BadRow as BadRow
     from eventpump.spark.sink.foreach_batch import BatchReceipt as BatchReceipt
     from eventpump.spark.sink.foreach_batch import ForeachBatchWriter as ForeachBatchWriter
     from eventpump.spark.sink.foreach_batch import PublishedRows as PublishedRows
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Every Python worker imports this package; what only the driver needs is not loaded there.
 _HOMES = {
+    "BadRow": "sink.foreach_batch",
     "BatchReceipt": "sink.foreach_batch",
     "ForeachBatchWriter": "sink.foreach_batch",
     "LagListener": "source.progress",

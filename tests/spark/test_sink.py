@@ -573,9 +573,36 @@ def test_sink_refuses_a_row_that_cannot_be_sent_before_sending(spark: SparkSessi
     sink.require_exactly(range(100))
 
 
+@pytest.mark.parametrize("order_by", [(), pytest.param("n", marks=pytest.mark.long)])
+def test_sink_keeps_rows_that_cannot_be_sent(spark: SparkSession, sink: SinkHub, order_by: str | tuple[()]) -> None:
+    """One bad row does not stop the others; bad ones are counted and handed out, the same when a batch is repeated."""
+    columns = ("id AS n", "IF(id % 40 = 7, NULL, CAST(id AS STRING)) AS body")
+    options: dict[str, Any] = {"on_bad_row": "keep", "order_by": order_by}
+    with pytest.raises(StumbleError):
+        sink.writer(ledger=StumblingLedger(sink.ledger, "done", "after"), **options)(
+            numbered(spark, 0, 100, *columns), 0
+        )
+    writer = sink.writer(**options)
+    writer(numbered(spark, 0, 20, *columns), 0)
+    found = writer.bad_rows(0)
+    assert [each.values["body"] for each in found] == [None] * 3
+    assert all("body is null" in each.error for each in found)
+    assert (sink.receipts[0].count, sink.receipts[0].bad_rows) == (97, 3)
+    writer(numbered(spark, 100, 120), 1)
+    assert writer.bad_rows(1) == []
+    with pytest.raises(ConfigurationError, match="batch_id: the newest batch"):
+        writer.bad_rows(0)
+    assert sink.kept() == []
+    sink.writer(on_bad_row="skip")(numbered(spark, 120, 128, "id AS n", "CAST(NULL AS STRING) AS body"), 2)
+    assert (sink.receipts[2].count, sink.receipts[2].bad_rows) == (0, 8)
+    sink.require_exactly([each for each in range(120) if each % 40 != 7 or each > 100])
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"on_bad_row": "drop"}, "on_bad_row"),
+        ({"idempotent": False, "on_bad_row": "skip"}, "on_bad_row"),
         ({"ledger": None}, "ledger"),
         ({"ledger": 7}, "ledger"),
         ({"ledger": "s3://bucket/ledgers"}, "ledger"),

@@ -52,7 +52,7 @@ from eventpump.eventhubs.sealing import SealedBatch, pieces
 from eventpump.eventhubs.stamps import stamped
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.encode import ANYWHERE, EventEncoder, SinkRouter, hashed
+from eventpump.spark.sink.encode import ANYWHERE, NOWHERE, EventEncoder, SinkRouter, bad_row, hashed
 from eventpump.spark.sink.foreach_batch import SinkSettings, stamp_room
 from eventpump.spark.sink.records import PackingLimits, PartitionPlan, Plan, Sink
 from eventpump.spark.source.rows import PackedEvents, RowEncoder, text_of, type_of
@@ -771,3 +771,35 @@ def test_row_that_cannot_be_encoded_is_named() -> None:
     made = EventEncoder(columns, partition_count=4, max_message_size=300, codecs=[large])
     with pytest.raises(EventError, match=r"row 0 .*the limit of a message is 300"):
         made.encode(batch(body=pa.array([b"a"])))
+
+
+@given(st.lists(st.none() | st.binary(max_size=5) | st.just(b"x" * 400), max_size=20), st.booleans())
+def test_rows_that_cannot_be_events_are_left_out_or_kept(bodies: list[bytes | None], keeps: bool) -> None:
+    """*No loss*: every other row is encoded in its place, and what is kept of a bad one is its error and its values."""
+    columns = EventColumns("Body", partition_key="key")
+    made = EventEncoder(columns, partition_count=4, max_message_size=300)
+    rows = batch(Body=pa.array(bodies, pa.binary()), key=pa.array([str(each) for each in range(len(bodies))]))
+    partitions, events = made.encode_good(rows, keeps=keeps)
+    is_bad = [each is None or len(each) > 300 for each in bodies]
+    assert [each == NOWHERE for each in partitions] == is_bad
+    good = rows.filter(pa.array([not each for each in is_bad], pa.bool_()))
+    expected = EventEncoder(columns, partition_count=4, max_message_size=300).encode(good)
+    assert [each for each, bad in zip(events, is_bad, strict=True) if not bad] == expected[1]
+    for row, (body, event) in enumerate(zip(bodies, events, strict=True)):
+        if is_bad[row] and keeps:
+            error, values = bad_row(event)
+            assert error.startswith(f"row {row} of the DataFrame's partition 0")
+            assert values == {"Body": body, "key": str(row)}
+        elif is_bad[row]:
+            assert event == b""
+
+
+def test_row_with_text_that_is_not_utf_8_is_kept_as_bytes() -> None:
+    """A row is handed out that Arrow cannot decode."""
+    columns = EventColumns("body", partition_key="key")
+    made = EventEncoder(columns, partition_count=4, max_message_size=300)
+    key = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"], pa.binary()).buffers())
+    _, (event,) = made.encode_good(batch(body=pa.array([b"a"]), key=key), keeps=True)
+    error, values = bad_row(event)
+    assert "key has text that is not UTF-8" in error
+    assert values == {"body": b"a", "key": b"\xff"}

@@ -50,7 +50,14 @@ StableRouter: TypeAlias = Literal["hash", "ring"]
 ANYWHERE: Final = -1
 """In place of a partition, for a row that names neither a partition nor a key."""
 
+NOWHERE: Final = -2
+"""In place of a partition, for a row that cannot be an event."""
+
+OnBadRow: TypeAlias = Literal["fail", "skip", "keep"]
+"""What happens with a row that cannot be an event: the batch fails, it is left out, or it is kept beside the others."""
+
 _NOT_TEXT: Final = object()
+_ERROR: Final = "eventpump:error"
 
 # The most bytes that numbering and an envelope add to an event: a key's map may need its larger form.
 _MARGIN: Final = ROOM + 32
@@ -124,6 +131,26 @@ class EventEncoder:
             raise self._not_text() from None
         finally:
             self._arrays = {}  # it is not kept while the next batch is read
+
+    def encode_good(self, batch: pa.RecordBatch, *, keeps: bool) -> tuple[list[int], list[bytes]]:
+        """Encode a batch with rows that cannot be events.
+
+        Args:
+            keeps: Whether to return such rows, with their errors.
+
+        Returns:
+            As `encode`; for a row that cannot be an event `NOWHERE`, and what `bad_row` decodes, or nothing.
+        """
+        try:
+            return self.encode(batch)
+        except EventError as error:
+            if batch.num_rows == 1:
+                self._row += 1
+                return [NOWHERE], [_encode_bad_row(batch, self._columns, str(error)) if keeps else b""]
+        # By halves, so that a few are found with few attempts.
+        half = batch.num_rows // 2
+        first, rest = (self.encode_good(each, keeps=keeps) for each in (batch.slice(0, half), batch.slice(half)))
+        return first[0] + rest[0], first[1] + rest[1]
 
     def _encode(self) -> tuple[list[int], list[bytes]]:
         columns, arrays = self._columns, self._arrays
@@ -280,6 +307,26 @@ class EventEncoder:
         if not names and raw is not None:
             names.append(f"body of {len(raw)} bytes, crc32(body) = {zlib.crc32(raw)}")
         return f" ({', '.join(names)})" if names else ""
+
+
+def _encode_bad_row(row: pa.RecordBatch, columns: EventColumns, error: str) -> bytes:
+    names = [*columns.names, _ERROR]
+    stream = pa.BufferOutputStream()
+    table = pa.RecordBatch.from_arrays([*row.columns, pa.array([error])], names)
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_batch(table)
+    return bytes(stream.getvalue())
+
+
+def bad_row(raw: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the error of a row that was kept, and its values by column. A text that is not UTF-8 is bytes."""
+    with pa.ipc.open_stream(raw) as reader:
+        (row,) = reader
+    values = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        found = _value(column[0])
+        values[name] = column.cast(pa.binary())[0].as_py() if found is _NOT_TEXT else found
+    return values.pop(_ERROR), values
 
 
 def _value(scalar: pa.Scalar) -> Any:

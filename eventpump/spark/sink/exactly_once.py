@@ -80,6 +80,7 @@ from eventpump.spark.sink.protocol import (
     Request,
     Unplanned,
     WrittenRows,
+    find_plan,
     finish,
     make_plan,
     overtaken,
@@ -91,8 +92,8 @@ from eventpump.spark.sink.records import (
     PartitionPlan,
     Plan,
     Sink,
-    batch_of_rows,
     directory_name,
+    is_obsolete,
 )
 
 if TYPE_CHECKING:
@@ -198,6 +199,17 @@ async def plan_batch(
     return plan
 
 
+async def planned_batch(
+    stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
+) -> Plan | None:
+    """Return the plan of a batch, which may be done; None if the ledger has none.
+
+    Raises:
+        StoreError: The store failed, or the record cannot be read.
+    """
+    return await _Outside(stores, transport, batch, options).carry_out(find_plan(batch))
+
+
 async def check_overtaken(
     stores: Stores, transport: Transport, batch: MicroBatch, options: PublishOptions = _DEFAULTS
 ) -> None:
@@ -256,6 +268,7 @@ class _Outside:
         self._transport = transport
         self._hub = batch.sink.hub
         self._directory = batch.sink.directory
+        self._run = batch.run
         self._options = options
         self._rng = random.Random()
 
@@ -312,7 +325,7 @@ class _Outside:
     async def _delete_rows(self, before: int) -> None:
         try:
             listed = await self._objects.list(self._directory)
-            names = [each for each in listed if (found := batch_of_rows(each)) is not None and found < before]
+            names = [each for each in listed if is_obsolete(each, before, self._run.claim or 0)]
             if names:
                 await self._objects.delete([f"{self._directory}/{each}" for each in names])
         except StoreError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import tee
 from typing import Final
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from eventpump.options.callables import loaded_codecs
 from eventpump.spark import worker
 from eventpump.spark.connection import SparkConnection
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.encode import EventEncoder, StableRouter, hashed, task_number
+from eventpump.spark.sink.encode import EventEncoder, OnBadRow, StableRouter, hashed, task_number
 from eventpump.spark.sink.exactly_once import PublishOptions
 from eventpump.spark.sink.kept import Buffer, KeptBatch, RowReader, Segment, encode_segments, segmented
 from eventpump.spark.sink.patience import patiently
@@ -40,6 +41,7 @@ class EncodeTask:
         reserved: Bytes that will be added to each event besides its numbers.
         router: How keys are assigned to partitions.
         encode: The codecs to encode bodies with, or their import name.
+        on_bad_row: What happens with a row that cannot be an event.
     """
 
     columns: EventColumns
@@ -48,6 +50,7 @@ class EncodeTask:
     reserved: int
     router: StableRouter = "hash"
     encode: object = ()
+    on_bad_row: OnBadRow = "fail"
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[int], list[bytes]]]:
         """Encode rows: for each batch the partition of each row, and its event.
@@ -57,7 +60,10 @@ class EncodeTask:
         """
         encoder = self.encoder()
         for batch in batches:
-            partitions, events = encoder.encode(batch)
+            if self.on_bad_row == "fail":
+                partitions, events = encoder.encode(batch)
+            else:
+                partitions, events = encoder.encode_good(batch, keeps=self.on_bad_row == "keep")
             yield hashed(partitions, events, self.partition_count), events
 
     def encoder(self) -> EventEncoder:
@@ -85,12 +91,12 @@ class OrderTask:
         Raises:
             EventError: A row cannot be an event.
         """
-        encoder, columns = self.encoding.encoder(), len(self.encoding.columns.order_by)
+        columns = len(self.encoding.columns.order_by)
         names = ["partition", *(f"order_{number}" for number in range(columns)), "place", "event"]
         first = task_number() << _PLACE_BITS
-        for batch in batches:
-            partitions, events = encoder.encode(batch)
-            routed = pa.array(hashed(partitions, events, self.encoding.partition_count), pa.int32())
+        read, batches = tee(batches)  # each is encoded when it is read
+        for batch, (partitions, events) in zip(read, self.encoding.rows(batches), strict=True):
+            routed = pa.array(partitions, pa.int32())
             places = pa.array(range(first, first + len(events)), pa.int64())
             ordering = batch.columns[len(batch.columns) - columns :]
             yield pa.RecordBatch.from_arrays([routed, *ordering, places, pa.array(events, pa.binary())], names)

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar, Unpack
@@ -34,13 +34,14 @@ from eventpump.spark.connection import RETRY_TIMEOUT, SparkConnection, SparkConn
 from eventpump.spark.sink.at_least_once import RECEIPTS_DDL, SendTask, message_limit
 from eventpump.spark.sink.calls import BatchCalls
 from eventpump.spark.sink.columns import EventColumns
-from eventpump.spark.sink.encode import SinkRouter, StableRouter
+from eventpump.spark.sink.encode import NOWHERE, OnBadRow, SinkRouter, StableRouter, bad_row
 from eventpump.spark.sink.exactly_once import (
     PublishOptions,
     Stores,
     check_overtaken,
     finish_batch,
     plan_batch,
+    planned_batch,
     prepare_batch,
     sink_of,
 )
@@ -54,7 +55,7 @@ from eventpump.spark.sink.executor import (
     SharedRows,
     ordered_rows,
 )
-from eventpump.spark.sink.kept import KeptBatch, RowReader
+from eventpump.spark.sink.kept import KeptBatch, RowReader, read_batch
 from eventpump.spark.sink.patience import patiently, retried
 from eventpump.spark.sink.protocol import DriverRun, MicroBatch, OnProducerStateLost, Unplanned, WrittenRows
 from eventpump.spark.sink.publishing import KeptPublishers, publish_rows
@@ -68,6 +69,7 @@ from eventpump.spark.sink.records import (
     decode_outcome,
     directory_name,
     rows_stem,
+    token_name,
 )
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
@@ -132,17 +134,32 @@ class BatchReceipt:
         sink_id: None if the sink has no ledger.
         partitions: The partitions with rows, by number.
         part: As the producer was called with.
+        bad_rows: How many rows could not be events, and were left out or kept.
     """
 
     sink_id: str | None
     batch_id: int
     partitions: tuple[PublishedRows, ...]
     part: str | None = None
+    bad_rows: int = 0
 
     @property
     def count(self) -> int:
         """How many rows were published."""
         return sum(each.count for each in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not be an event.
+
+    Args:
+        error: Why.
+        values: Those of the columns that the producer takes, by name.
+    """
+
+    error: str
+    values: Mapping[str, Any]
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -193,6 +210,10 @@ class SinkSettings(SettingsModel):
             per hub partition at most. A task publishes several partitions at the same time.
         small_batches: Which batches the driver publishes itself, over links that it keeps. "auto": those of at most
             4 MiB in few tasks; "never": none. Default: "auto".
+        on_bad_row: What happens with a row that cannot be an event, such as one without a body, or above the service's
+            limit. "fail": the batch fails, and nothing of it is sent. "skip": the row is left out, and counted in the
+            receipt. "keep": likewise, and `bad_rows` of the producer returns it until the next batch is done. Default:
+            "fail".
         first_batch: The number of the query's batch that is the first for this sink, where that is not 0, as for a sink
             that was added to a query, or is not called for every batch. At another batch that may be repeated, into a
             hub that has had events, a ledger without records is an error. Default: 0.
@@ -215,6 +236,7 @@ class SinkSettings(SettingsModel):
     encode: Annotated[Any, BeforeValidator(_codecs)] = ()
     max_tasks: int | None = Field(default=None, ge=1)
     small_batches: SmallBatches = "auto"
+    on_bad_row: OnBadRow = "fail"
     first_batch: int = Field(default=0, ge=0)
     retry_timeout: Seconds = RETRY_TIMEOUT
     max_batch_events: int = Field(default=PackingLimits().max_events, ge=1, le=1_000_000)
@@ -236,6 +258,8 @@ class SinkSettings(SettingsModel):
         for name in ("ledger", "sink_id", "rows", "order_by", "stamp", "first_batch"):
             if getattr(self, name):
                 raise ConfigurationError(name, "is only for the idempotent sink")
+        if self.on_bad_row != "fail":
+            raise ConfigurationError("on_bad_row", "is only for the idempotent sink")
         return self
 
     @property
@@ -260,6 +284,7 @@ class SinkOptions(SparkConnectionOptions, total=False):
     on_producer_state_lost: OnProducerStateLost | Literal["fail", "scan"]
     max_tasks: int
     small_batches: SmallBatches
+    on_bad_row: OnBadRow
     first_batch: int
     retry_timeout: float
     max_batch_events: int
@@ -321,12 +346,13 @@ class ForeachBatchWriter:
         self._telemetry = telemetry
         self._rows = open_rows(settings.rows, settings.ledger) if settings.idempotent else None
         self._states: dict[str, _Running] = {}
+        self._newest: dict[str | None, MicroBatch] = {}
         self._stores: tuple[int, Stores] | None = None
         self._max_message_size = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Elsewhere it is another run, with a ledger to open.
-        return {**self.__dict__, "_states": {}, "_stores": None}
+        return {**self.__dict__, "_states": {}, "_newest": {}, "_stores": None}
 
     def _running(self, directory: str) -> _Running:
         """Return what this process has of the run of a sink, or of its part, by the directory.
@@ -363,6 +389,28 @@ class ForeachBatchWriter:
         receipt = publish() if self._telemetry is None else self._recorded(self._telemetry, publish)
         if self._on_receipt is not None:
             self._on_receipt(receipt)
+
+    def bad_rows(self, batch_id: int, *, part: str | None = None) -> list[BadRow]:
+        """Return the rows of a batch that could not be events, with `on_bad_row="keep"`: the same after a repetition.
+
+        Called where the producer was called for the batch, and before it is for the next one.
+
+        Raises:
+            ConfigurationError: It was not called for this batch.
+            StoreError: A store failed, or does not have the rows.
+        """
+        batch = self._newest.get(part)
+        if batch is None or batch.batch_id != batch_id:
+            raise ConfigurationError("batch_id", f"the newest batch that the producer was called for is not {batch_id}")
+        stores, transport = self._open_stores(), worker.transport(self.settings.connection)
+        plan = worker.run(planned_batch(stores, transport, batch, self.settings.publishing))
+        if plan is None or plan.rows is None or not plan.bad_rows:
+            return []
+        kept = worker.run(read_batch(stores.rows, batch.sink.directory, plan, self.settings.retry_timeout))
+        reader = RowReader(stores.rows, batch.sink.directory, kept, self.settings.retry_timeout)
+        segments = reader.segments(NOWHERE)
+        found = [event for each in segments for event in worker.run(reader.read(plan, each, 0)) if event]
+        return [BadRow(*bad_row(each)) for each in found]
 
     def _recorded(self, telemetry: ClientTelemetry, publish: Callable[[], BatchReceipt]) -> BatchReceipt:
         """Publish a batch, and record it."""
@@ -423,6 +471,7 @@ class ForeachBatchWriter:
         )
         with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id):
             publication = _Publication(self, frame, columns, batch, running)
+            self._newest[part] = batch
             return _receipt(publication.publish())
 
     def _message_limit(self) -> int:
@@ -449,7 +498,8 @@ class ForeachBatchWriter:
     def _share_rows(self, running: _Running, directory: str) -> SharedRows:
         """Return the row store of tasks, after this run's token is in it."""
         if running.shared is None:
-            token, rows = f"run.{running.driver.run_id}", self._open_stores().rows
+            assert running.driver.claim is not None, "nothing is kept for a batch before the sink is claimed"
+            token, rows = token_name(running.driver.claim, running.driver.run_id), self._open_stores().rows
             self._ask_store(lambda: rows.begin(f"{directory}/{token}"))
             assert self._rows is not None
             running.shared = SharedRows(self._rows, directory, token, self.settings.retry_timeout)
@@ -512,9 +562,9 @@ class _Publication:
         is_first = batch is not None
         while isinstance(step, Plan):
             outcomes: list[PartitionOutcome] = []
-            if step.rows is not None:
+            if any(each.count for each in step.partitions):
                 if batch is None:
-                    batch = self._read(step.rows)
+                    batch = self._read(step)
                 outcomes = self._published(step, batch, is_first=is_first)
             is_first = False
             policy = self._settings.on_producer_state_lost
@@ -543,23 +593,19 @@ class _Publication:
         name = self._writer._ask_store(lambda: self._stores.rows.write(stem, [raw]))  # noqa: SLF001 - of this module
         kept = KeptRows(name=name.rpartition("/")[2], size=len(raw), digest=hashlib.sha256(raw).hexdigest())
         counts = {partition_ids[number]: count for number, count in batch.counts.items()}
-        return WrittenRows(kept, batch.objects, counts)
+        return WrittenRows(kept, batch.objects, counts, batch.bad_rows)
 
-    def _read(self, rows: KeptRows) -> KeptBatch:
+    def _read(self, plan: Plan) -> KeptBatch:
         """Read the object that a plan names.
 
         Raises:
-            StoreError: It is not there, or not as it was written; or the store failed.
+            StoreError: It is not there, or not as it was written; or the store failed; or another run goes on.
         """
-        name = f"{self._directory}/{rows.name}"
-        raw = self._writer._ask_store(lambda: self._stores.rows.read(name, 0, rows.size))  # noqa: SLF001 - likewise
         try:
-            if raw is None:
-                raise ValueError(f"{rows.name} is gone")
-            return KeptBatch.decode(raw, rows)
-        except ValueError as error:
-            self._check_overtaken()
-            raise StoreError(f"read the rows of batch {self._batch.batch_id}", str(error)) from None
+            return worker.run(read_batch(self._stores.rows, self._directory, plan, self._settings.retry_timeout))
+        except StoreError as error:
+            self._check_overtaken(error)
+            raise
 
     def _share(self) -> SharedRows:
         return self._writer._share_rows(self._running, self._directory)  # noqa: SLF001 - likewise
@@ -602,7 +648,7 @@ class _Publication:
         limit = self._writer._message_limit()  # noqa: SLF001 - it is of this module
         router: StableRouter = "ring" if self._settings.router == "ring" else "hash"
         self._running.encoding = EncodeTask(
-            self._columns, partition_count, limit, reserved, router, self._settings.encode
+            self._columns, partition_count, limit, reserved, router, self._settings.encode, self._settings.on_bad_row
         )
         return self._running.encoding
 
@@ -616,7 +662,11 @@ class _Publication:
         if self._columns.order_by:
             frame = self._ordered(frame, encoding)
         task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks)
-        found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
+        try:
+            found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
+        except Exception as error:
+            self._check_overtaken(error)
+            raise
         running.tasks = max(1, len(found))
         return _Encoded(encoding, KeptBatch.collected(found))
 
@@ -726,6 +776,7 @@ def _receipt(done: Done) -> BatchReceipt:
             PublishedRows(each.partition_id, each.first_number, each.last_number, each.count) for each in done.receipts
         ),
         done.sink.part,
+        done.bad_rows,
     )
 
 

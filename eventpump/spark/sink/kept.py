@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from eventpump.aio.tasks import gather
 from eventpump.errors import StoreError
+from eventpump.spark.sink.encode import NOWHERE
 from eventpump.spark.sink.patience import patiently
 from eventpump.spark.sink.records import KeptRows, Plan
 from eventpump.storage.rows.interface import RowStore
@@ -41,7 +42,7 @@ class Segment:
 
     Args:
         name: The object; "" for the one that the plan names.
-        partition: The hub partition's number.
+        partition: The hub partition's number; `NOWHERE` for rows that cannot be events.
         offset: The first byte; of the object that the plan names, after its index.
         crc: The CRC-32 of its bytes.
     """
@@ -151,11 +152,17 @@ class KeptBatch:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many rows there are, by the partition's number."""
+        """How many events there are, by the partition's number."""
         counts: dict[int, int] = {}
         for each in self.segments:
-            counts[each.partition] = counts.get(each.partition, 0) + each.count
+            if each.partition != NOWHERE:
+                counts[each.partition] = counts.get(each.partition, 0) + each.count
         return counts
+
+    @property
+    def bad_rows(self) -> int:
+        """How many rows could not be events."""
+        return sum(each.count for each in self.segments if each.partition == NOWHERE)
 
     def encode(self) -> bytes:
         """Encode it as the object that the plan names."""
@@ -177,6 +184,28 @@ class KeptBatch:
         (index,) = _SIZE.unpack_from(content)
         end = _SIZE.size + index
         return cls(tuple(decode_segments(content[_SIZE.size : end])), content[end:])
+
+
+async def read_batch(store: RowStore, directory: str, plan: Plan, timeout: float) -> KeptBatch:
+    """Read the object that a plan with rows names.
+
+    Args:
+        store: An open one.
+        directory: The sink's in it.
+        timeout: Seconds for which an outage of the store is waited for.
+
+    Raises:
+        StoreError: The store failed, or does not have what was written.
+    """
+    rows = plan.rows
+    assert rows is not None
+    raw = await patiently(lambda: store.read(f"{directory}/{rows.name}", 0, rows.size), timeout)
+    try:
+        if raw is None:
+            raise ValueError(f"{rows.name} is gone")
+        return KeptBatch.decode(raw, rows)
+    except ValueError as error:
+        raise StoreError(f"read the rows of batch {plan.batch_id}", str(error)) from None
 
 
 class RowReader:

@@ -226,12 +226,14 @@ class WrittenRows:
     Args:
         kept: What the plan names; None for a batch without rows.
         objects: The sizes of all objects with rows of the batch, by name: those of tasks too.
-        counts: How many rows each partition has; those without rows may be left out.
+        counts: How many events each partition has; those without may be left out.
+        bad_rows: How many rows could not be events.
     """
 
     kept: KeptRows | None
     objects: Mapping[str, int]
     counts: Mapping[str, int]
+    bad_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,15 @@ def _require_latest(batch: MicroBatch) -> Procedure[None]:
         raise StoreError(f"continue batch {batch.batch_id} of the sink {batch.sink.name!r}", _OVERTAKEN)
 
 
+def find_plan(batch: MicroBatch) -> Procedure[Plan | None]:
+    """Return the first plan of a batch; None if the ledger has none.
+
+    Raises:
+        Exception: As `prepare`.
+    """
+    return (yield from _read(batch, plan_name(batch.batch_id), Plan))
+
+
 def overtaken(batch: MicroBatch) -> Procedure[None]:
     """Check, where publishing has failed, whether that is because another run goes on with the query: it deletes the
     rows of what is done.
@@ -371,7 +382,8 @@ def _finish(
         names = yield ListRecords()
         assert isinstance(names, Sequence)
         yield DeleteRecords(obsolete(names, plan.batch_id))
-    yield DeleteRows(plan.batch_id + 1)
+    # Rows that could not be events are handed out until the next batch is done.
+    yield DeleteRows(plan.batch_id + (not plan.bad_rows))
     return mine
 
 
@@ -598,6 +610,7 @@ def make_plan(unplanned: Unplanned, rows: WrittenRows) -> Procedure[Plan]:
         limits=batch.limits,
         is_stamped=batch.is_stamped,
         rows=rows.kept,
+        bad_rows=rows.bad_rows,
     )
     return (yield from _create_plan(batch, plan))
 
@@ -736,6 +749,7 @@ def _done(batch: MicroBatch, plan: Plan, receipts: Mapping[str, PartitionReceipt
         batch_id=plan.batch_id,
         partitions=tuple(partitions),
         receipts=tuple(receipts[each] for each in plan.partition_ids if each in receipts),
+        bad_rows=plan.bad_rows,
     )
 
 

@@ -159,6 +159,7 @@ class Plan(BatchRecord):
         partitions: In the order of their numbers.
         is_stamped: Whether every event carries the property `STAMP`.
         rows: Where its rows are kept; None if it has none.
+        bad_rows: How many rows could not be events.
         revision: How often producers were taken over.
     """
 
@@ -167,6 +168,7 @@ class Plan(BatchRecord):
     limits: PackingLimits
     is_stamped: bool
     rows: KeptRows | None = None
+    bad_rows: Count = 0
     revision: Count = 0
 
     @property
@@ -297,11 +299,13 @@ class Done(BatchRecord):
     Args:
         partitions: All partitions of the plan.
         receipts: The receipts of those with rows.
+        bad_rows: How many rows could not be events.
     """
 
     kind: Literal["done"] = "done"
     partitions: tuple[PartitionDone, ...]
     receipts: tuple[PartitionReceipt, ...]
+    bad_rows: Count = 0
 
 
 R = TypeVar("R", bound=Record)
@@ -415,6 +419,25 @@ def batch_of_rows(name: str) -> int | None:
     """Return the batch in the name of an object with rows; None for another file."""
     found = _ROWS.fullmatch(name)
     return None if found is None else int(found.group(1))
+
+
+def token_name(claim: int, run_id: str) -> str:
+    """Return the name of what a run writes into the row store, for its tasks to see whether they share it."""
+    return f"run.{claim:012d}.{run_id}"
+
+
+_TOKEN: Final = re.compile(r"run\.(\d{12,})\.\w+")
+
+
+def is_obsolete(name: str, before: int, claim: int) -> bool:
+    """Return whether a file of the row store is not needed any more: rows of an earlier batch, the token of a run.
+
+    Args:
+        before: The first batch whose rows are needed.
+        claim: The number of the newest run.
+    """
+    batch_id, token = batch_of_rows(name), _TOKEN.fullmatch(name)
+    return batch_id < before if batch_id is not None else token is not None and int(token.group(1)) < claim
 
 
 _NAME: Final = re.compile(r"(\d{12,})\.\d+\.(?:plan|done)\.json")

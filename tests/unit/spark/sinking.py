@@ -920,6 +920,10 @@ class World:
     def follow_advice(self, run: Run) -> None:
         """Name the first batch that the sink is called for, where an error asks for it for no other reason."""
         if isinstance(run.error, ConfigurationError) and not (self.is_ledger_lost or self.is_restored):
+            if run.error.field == "sink_id" and "but the query at" in str(run.error):
+                others = [each for each in self.runs if each is not run and each.driver.claim]
+                assert others, "no other run can have gone on meanwhile"
+                return
             assert run.error.field == "ledger", run.error
             assert all(batch_of(name) is None for name in self.records), "records are there"
             assert self.skips, "a ledger is refused for nothing"

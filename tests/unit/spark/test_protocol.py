@@ -686,6 +686,17 @@ def test_plan_whose_rows_another_run_has_deleted_is_overtaken() -> None:
         outside.run(make_plan(unplanned, rows))
 
 
+def test_rows_that_could_not_be_events_are_kept_until_the_next_batch_is_done() -> None:
+    """They are counted in the plan and the record of the end, and can be read after it."""
+    outside, run = Outside(done(0)), running()
+    made = planned(outside.run(begin(batch(1, run=run), WrittenRows(KEPT, {}, {}, bad_rows=2))))
+    ended = outside.run(finish(batch(1, run=run), made, [], FAIL))
+    assert isinstance(ended, Done)
+    assert (made.bad_rows, ended.bad_rows, outside.deleted) == (2, 2, [1])
+    outside.run(finish(batch(2, run=run), planned(outside.run(begin(batch(2, run=run)))), [], FAIL))
+    assert outside.deleted == [1, 3]
+
+
 def test_failure_where_another_run_goes_on_is_that() -> None:
     """A publisher whose rows are gone because another run has finished the batch ends as overtaken, not otherwise."""
     outside, run = Outside(done(0)), running(claim=None)

@@ -35,8 +35,10 @@ from eventpump.spark.sink.records import (
     done_name,
     encode_outcome,
     encode_record,
+    is_obsolete,
     plan_name,
     rows_stem,
+    token_name,
 )
 from tests.unit.spark.plans import changed
 
@@ -176,6 +178,9 @@ def test_names_of_rows_have_their_batch() -> None:
     assert batch_of_rows(name) == 41
     assert batch_of(name) is None
     assert [batch_of_rows(each) for each in (done_name(41), "run.41", f"{name}.tmp", rows_stem(41))] == [None] * 4
+    names = [name, token_name(3, "0f"), token_name(4, "0f"), "else"]
+    assert [is_obsolete(each, 41, 4) for each in names] == [False, True, False, False]
+    assert [is_obsolete(each, 42, 3) for each in names] == [True, False, False, False]
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
