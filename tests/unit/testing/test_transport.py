@@ -184,3 +184,23 @@ async def test_call_for_what_does_not_exist_is_refused() -> None:
         await link.send(EventData("x").encode())
     with pytest.raises(ClosedError):
         await transport.get_hub_properties(hub.name)
+
+
+async def test_fake_link_with_an_interval_reads_what_comes_together() -> None:
+    """As the real one: the first at once, what follows after the interval, and all of it at a probe."""
+    hub, sink = FakeHub(), _Sink()
+    spec = ReceiveLinkSpec(hub.name, "$Default", "0", EventPosition.earliest(), delivery_interval=5.0)
+    link = await FakeTransport(hub).open_receive_link(spec, sink)
+    link.set_credit(100)
+    found = []
+    for pause in (1.0, 1.0, 1.0, 3.0):
+        hub.publish("0", count=1)
+        await asyncio.sleep(pause)
+        found.append(len(sink.numbers))
+    assert found == [1, 1, 1, 4]
+    hub.publish("0", count=1)
+    await asyncio.sleep(0.1)
+    assert len(sink.numbers) == 4
+    assert await link.probe(1)
+    assert sink.numbers == [0, 1, 2, 3, 4]
+    await link.aclose()
