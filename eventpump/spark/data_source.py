@@ -44,8 +44,9 @@ def register(spark: SparkSession) -> None:
     """Register `format("eventpump")` with a Spark session, classic or Connect. May be called any number of times.
 
     If the package is installed in Spark's environment, sessions find the format by themselves (`pyspark_eventpump`).
-    Where a classic session has found it, or the format was registered already, this does nothing: Spark would log a
-    warning that it replaces a data source.
+    Registered, it also knows how many tasks a classic session runs at a time, if its executors are fixed: the default
+    of the option `slots`, by which a batch has no more tasks than are of use. Spark then logs once for the session that
+    a data source was replaced.
 
     Raises:
         ConfigurationError: The package comes from a wheel in `--py-files`, which Spark gives to the driver alone.
@@ -54,14 +55,36 @@ def register(spark: SparkSession) -> None:
         return
     _check_shipping(spark)
     java = getattr(spark, "_jsparkSession", None)  # Connect has none
-    if java is None or not java.sessionState().dataSourceManager().dataSourceExists(EventPumpDataSource.name()):
+    source: type[EventPumpDataSource] = EventPumpDataSource
+    if (found := None if java is None else slots_of(spark)) is not None:
+
+        class Registered(EventPumpDataSource):
+            """The format in a session of so many slots; being local, it is pickled by value."""
+
+            slots = found
+
+        source = Registered
+    if found or java is None or not java.sessionState().dataSourceManager().dataSourceExists(source.name()):
         try:
-            spark.dataSource.register(EventPumpDataSource)
+            spark.dataSource.register(source)
         except AnalysisException as error:
             # A server of Spark 4.0 that has found the format by itself refuses another one of its name.
             if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
                 raise
     _registered.add(spark)
+
+
+def slots_of(spark: SparkSession) -> int | None:
+    """Return how many tasks a session runs at a time; None where its executors come and go, or are not stated."""
+    context = spark.sparkContext
+    if (context.master or "").startswith("local["):
+        return context.defaultParallelism
+    conf = context.getConf()
+    cores, executors = conf.get("spark.executor.cores"), conf.get("spark.executor.instances")
+    most = conf.get("spark.cores.max")
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true" or not (most or (cores and executors)):
+        return None
+    return max(1, int(most or int(cores or 1) * int(executors or 1)) // int(conf.get("spark.task.cpus", "1") or 1))
 
 
 def _check_shipping(spark: SparkSession) -> None:
@@ -91,7 +114,10 @@ def _root() -> Path:
 class EventPumpDataSource(DataSource):
     """Reads and writes hubs. Spark creates it often and in many processes: it holds only the user's options."""
 
-    def __reduce__(self) -> tuple[Callable[[str, Any], DataSource], tuple[str, Any]]:
+    slots: int | None = None
+    """The default of the option `slots`."""
+
+    def __reduce__(self) -> tuple[Callable[[str, Any, int | None], DataSource], tuple[str, Any, int | None]]:
         """Pickle it so that it can be loaded where the package is not on the path yet.
 
         Spark starts a query's reader process on the driver's machine without the files of `--py-files`: it looks for
@@ -99,7 +125,7 @@ class EventPumpDataSource(DataSource):
         """
 
         # Being local, it is pickled by value: it has to run without this module, and without its names.
-        def restore(root: str, options: Any) -> DataSource:
+        def restore(root: str, options: Any, slots: int | None) -> DataSource:
             import importlib.util
             import os.path
             import sys
@@ -113,9 +139,11 @@ class EventPumpDataSource(DataSource):
                 sys.path.append(root)
             from eventpump.spark.data_source import EventPumpDataSource
 
-            return EventPumpDataSource(options)
+            source = EventPumpDataSource(options)
+            source.slots = slots
+            return source
 
-        return restore, (str(_root()), self.options)
+        return restore, (str(_root()), self.options, self.slots)
 
     @classmethod
     def name(cls) -> str:
@@ -148,7 +176,7 @@ class EventPumpDataSource(DataSource):
         from eventpump.spark.source.readers import BatchReader, columns_of
 
         hubs = SourceOptions.each_hub(self.options)
-        return BatchReader([each.for_batch() for each in hubs], columns_of(schema))
+        return BatchReader([each.for_batch(self.slots) for each in hubs], columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a query.
@@ -160,7 +188,8 @@ class EventPumpDataSource(DataSource):
         from eventpump.spark.source.readers import StreamReader, columns_of
 
         hubs = SourceOptions.each_hub(self.options)
-        return StreamReader([each.for_stream() for each in hubs], columns_of(schema), without_effect(self.options))
+        own = [each.for_stream(self.slots) for each in hubs]
+        return StreamReader(own, columns_of(schema), without_effect(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch. Raises like :class:`eventpump.spark.sink.data_source_writer.BatchWriter`."""

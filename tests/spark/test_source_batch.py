@@ -6,17 +6,22 @@ import json
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from eventpump import EventData
-from eventpump.spark.data_source import EventPumpDataSource, register
+from eventpump.spark.data_source import register, slots_of
+from eventpump.spark.source.offsets import ROWS_PER_TASK
 from eventpump.spark.source.rows import COLUMNS
 from eventpump.spark.source.schema import COLUMN_TYPES, TYPE_COLUMNS
 from tests.spark.reading import HubReading
 from tests.spark.service import SparkService
+
+SLOTS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -166,12 +171,41 @@ def warnings_of_registration(spark: SparkSession) -> int:
     return log.read_text(encoding="utf-8").count("DataSourceManager")
 
 
-def test_register_where_the_format_is_known_warns_of_nothing(spark: SparkSession) -> None:
-    """Found by Spark or registered before, in this session or another: `register` may be every program's first line."""
+def test_register_again_does_nothing(spark: SparkSession) -> None:
+    """Registered before: `register` may be every program's first line. Spark logs each session's first one."""
     before = warnings_of_registration(spark)
     for session in (spark, spark.newSession(), spark.newSession()):
         register(session)
         register(session)
-    assert warnings_of_registration(spark) == before
-    spark.newSession().dataSource.register(EventPumpDataSource)
-    assert warnings_of_registration(spark) == before + 1
+    assert warnings_of_registration(spark) == before + 2
+
+
+def test_register_has_batches_take_two_tasks_for_each_slot_at_most(spark: SparkSession, service: SparkService) -> None:
+    """In a session that was registered; the option prevails, up to the tasks that the events are of use for."""
+    most = 4 * SLOTS
+    hub = service.new_hub(most)
+    service.publish_all(hub, {str(each): [b"x"] * ROWS_PER_TASK for each in range(most)})
+
+    def tasks(session: SparkSession, **options: int) -> int:
+        return HubReading(session, service, hub).batch("body binary", **options).rdd.getNumPartitions()
+
+    assert (tasks(spark), tasks(spark, slots=1), tasks(spark, slots=9)) == (2 * SLOTS, 2, most)
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "slots"),
+    [
+        ("local[7]", {}, 7),
+        ("local", {}, None),
+        ("yarn", {}, None),
+        ("yarn", {"spark.executor.cores": "4", "spark.executor.instances": "3"}, 12),
+        ("yarn", {"spark.executor.cores": "4", "spark.executor.instances": "3", "spark.task.cpus": "2"}, 6),
+        ("spark://host:7077", {"spark.cores.max": "8"}, 8),
+        ("spark://host:7077", {"spark.cores.max": "8", "spark.dynamicAllocation.enabled": "true"}, None),
+        ("spark://host:7077", {"spark.executor.cores": "4"}, None),
+    ],
+)
+def test_slots_are_known_where_executors_are_fixed(master: str, conf: dict[str, str], slots: int | None) -> None:
+    """By the configuration, not by the executors that are there when a program begins; otherwise None."""
+    context = SimpleNamespace(master=master, getConf=lambda: conf, defaultParallelism=7)
+    assert slots_of(cast("SparkSession", SimpleNamespace(sparkContext=context))) == slots

@@ -275,6 +275,24 @@ def test_batch_tasks_share_the_events(service: SparkService, tasks: int, options
     assert rows_of(reader, planned) == hub.published()
 
 
+def test_tasks_of_several_hubs_share_the_slots(service: SparkService) -> None:
+    """Two for each slot, in proportion to the events; each hub has one at least."""
+    names = [service.new_hub(2), service.new_hub(1)]
+    many = [b"x"] * 20_000
+    service.publish_all(names[0], {"0": many, "1": many})
+    service.publish(names[1], [b"x"])
+    given = {"connectionString": service.connection_string, "hub": ",".join(names)}
+
+    def tasks(default: int | None, **options: str) -> list[int]:
+        hubs = SourceOptions.each_hub({**given, **options})
+        return [
+            each.value.hub for each in BatchReader([each.for_batch(default) for each in hubs], COLUMNS).partitions()
+        ]
+
+    assert tasks(None) == tasks(2) == tasks(1, Slots="2") == [0, 0, 1]
+    assert tasks(1) == [0, 1]
+
+
 def test_batch_with_fewer_tasks_than_wanted_says_so_once(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     """`minPartitions` is bounded by the service's five readers and by the events; that is logged, once per reader."""
     hub.publish(*[b"x"] * 20)

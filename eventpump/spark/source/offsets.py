@@ -26,13 +26,12 @@ _T = TypeVar("_T")
 MAX_READERS: Final = 5
 """How many readers without an owner level the service lets read a partition in one consumer group."""
 
-ROWS_PER_TASK: Final = 4096
-"""Events of a range from which on it has a task of its own, and of small ranges that share one. A Python task costs 20
-to 30 ms whatever it reads, and an event about 0.01 ms: with this many, a batch of any size costs at most about twice
-what its events cost."""
+ROWS_PER_TASK: Final = 20_000
+"""The fewest events of a task, unless a batch has fewer: a Python task costs 20 to 30 ms whatever it reads, and an
+event about 0.01 ms."""
 
-MAX_RANGES_PER_TASK: Final = 32
-"""The most ranges of one task if their number is chosen: each has a link, and up to 1 MiB is received ahead on it."""
+TASKS_PER_SLOT: Final = 2
+"""The most tasks for each slot: while one waits for its rows, another has the cores."""
 
 KEEP_LINKS: Final = 10.0
 """The most seconds for which an exclusive link stays open after its task, for the next one."""
@@ -775,6 +774,7 @@ def plan_tasks(
     *,
     min_partitions: int | None = None,
     partitions_per_task: int | None = None,
+    max_tasks: int | None = None,
     keep_links: float = KEEP_LINKS,
     index: int = 0,
 ) -> list[SourcePartition]:
@@ -786,7 +786,8 @@ def plan_tasks(
     Args:
         min_partitions: Split the largest ranges until there are this many, each into at most `MAX_READERS` parts.
         partitions_per_task: How many ranges one task reads at the same time; None to choose the number of tasks by the
-            events: see `tasks_needed`.
+            events, one for `ROWS_PER_TASK` of them.
+        max_tasks: The most tasks if their number is chosen; None for no limit.
         keep_links: Seconds for which exclusive links stay open after their task.
         index: The index of the hub among those of the source.
     """
@@ -795,7 +796,13 @@ def plan_tasks(
     elif partitions_per_task is not None:
         shares = group_ranges(ranges, -(-len(ranges) // partitions_per_task), partitions_per_task)
     else:
-        shares = group_ranges(ranges, tasks_needed(ranges), MAX_RANGES_PER_TASK)
+        small = [each.size for each in ranges if each.size < ROWS_PER_TASK]
+        count = max(1, len(ranges) - len(small) + sum(small) // ROWS_PER_TASK) if ranges else 0
+        count = min(count, max_tasks or count)
+        shares = group_ranges(ranges, count, len(ranges))
+        while count > 1 and min(sum(each.size for each in group) for group in shares) < ROWS_PER_TASK:
+            count -= 1
+            shares = group_ranges(ranges, count, len(ranges))
     seed = zlib.crc32(hub.lower().encode())
     count = max((int(each.partition_id) + 1 for each in ranges), default=1)
 
@@ -803,18 +810,6 @@ def plan_tasks(
         return (seed + int(ranges[0].partition_id)) % count, ranges[0].start
 
     return [SourcePartition(each, keep_links, index) for each in sorted(shares, key=key)]
-
-
-def tasks_needed(ranges: Sequence[SequenceRange]) -> int:
-    """Return how many tasks read ranges: one for each large range, and as many for the small ones as have
-    `ROWS_PER_TASK` events.
-
-    The planner of a Python source does not know how many tasks Spark can run at a time. With this rule it does not need
-    to: more tasks would cost more than they could save.
-    """
-    small = [each.size for each in ranges if each.size < ROWS_PER_TASK]
-    by_events = len(ranges) - len(small) + -(-sum(small) // ROWS_PER_TASK)
-    return max(by_events, -(-len(ranges) // MAX_RANGES_PER_TASK))
 
 
 def split_ranges(ranges: Sequence[SequenceRange], at_least: int) -> list[SequenceRange]:

@@ -346,7 +346,9 @@ class SourceOptions(SettingsModel):
         max_trigger_delay: See `min_events_per_trigger`.
         min_partitions: Split large ranges until a batch has this many tasks; needs a shared receiver.
         partitions_per_task: How many hub partitions one task reads at the same time; None ("auto") to let the number of
-            events decide: a partition with many has its own task, and those with few share one.
+            events decide: a task has at least 20,000, and a batch at most two tasks for each of the `slots`.
+        slots: How many tasks Spark runs at a time. None for what `register` found in the session; under Connect, and
+            with executors that come and go, it is not known, and only events count.
         fail_on_data_loss: Fail if unread events are gone, or the hub was recreated; False continues, with a warning:
             with the events that still exist, in a recreated hub with its first ones.
         use_exclusive_receiver: Let a query read with owner level 0, which excludes other readers; None for True. A
@@ -382,6 +384,7 @@ class SourceOptions(SettingsModel):
     max_trigger_delay: Duration = 900.0
     min_partitions: int | None = Field(default=None, ge=1)
     partitions_per_task: PerTask = None
+    slots: int | None = Field(default=None, ge=1)
     fail_on_data_loss: bool = True
     use_exclusive_receiver: bool | None = None
     receiver_timeout: Duration = 60.0
@@ -465,18 +468,24 @@ class SourceOptions(SettingsModel):
         except ConfigurationError as error:
             raise in_camel_case(error, SOURCE_OPTIONS) from None
 
-    def for_stream(self) -> SourceOptions:
+    def for_stream(self, slots: int | None = None) -> SourceOptions:
         """Return the options with the defaults of a query.
+
+        Args:
+            slots: The default of that option.
 
         Raises:
             ConfigurationError: An option is only for batches.
         """
         if self.ending_position is not None or self.ending_positions:
             raise ConfigurationError("endingPosition", "is only for batches: a query has no end")
-        return self._completed(END, is_exclusive=self.use_exclusive_receiver is not False)
+        return self._completed(END, slots, is_exclusive=self.use_exclusive_receiver is not False)
 
-    def for_batch(self) -> SourceOptions:
+    def for_batch(self, slots: int | None = None) -> SourceOptions:
         """Return the options with the defaults of a batch.
+
+        Args:
+            slots: The default of that option.
 
         Raises:
             ConfigurationError: An option is only for queries.
@@ -484,15 +493,19 @@ class SourceOptions(SettingsModel):
         for option in ("maxEventsPerTrigger", "maxBytesPerTrigger", "minEventsPerTrigger", "watchConsumerGroup"):
             if getattr(self, SOURCE_OPTIONS[option]) is not None:
                 raise ConfigurationError(option, "is only for queries: a batch is read completely")
-        return self._completed(START, is_exclusive=False)
+        return self._completed(START, slots, is_exclusive=False)
 
-    def _completed(self, start: EventPosition, *, is_exclusive: bool) -> SourceOptions:
+    def _completed(self, start: EventPosition, slots: int | None, *, is_exclusive: bool) -> SourceOptions:
         if self.min_partitions is not None and is_exclusive:
             raise ConfigurationError(
                 "minPartitions", "has several tasks read one partition, which requires useExclusiveReceiver=false"
             )
         return self.model_copy(
-            update={"starting_position": self.starting_position or start, "use_exclusive_receiver": is_exclusive}
+            update={
+                "starting_position": self.starting_position or start,
+                "use_exclusive_receiver": is_exclusive,
+                "slots": self.slots or slots,
+            }
         )
 
     @property

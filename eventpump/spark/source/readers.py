@@ -24,6 +24,7 @@ from eventpump.spark.source.known_hubs import RequestBudget
 from eventpump.spark.source.offsets import (
     KEEP_LINKS,
     MAX_READERS,
+    TASKS_PER_SLOT,
     HubOffset,
     HubSnapshot,
     QueryLoss,
@@ -166,9 +167,10 @@ class _Reader:
         """
         wanted = self._hubs[0].min_partitions
         by_hub = {index: ranges.get(each.connection.hub.lower(), ()) for index, each in enumerate(self._hubs)}
-        each_wants = None if wanted is None else share(
-            {index: sum(each.size for each in found) for index, found in by_hub.items()}, wanted, int
-        )  # fmt: skip
+        sizes = {index: sum(each.size for each in found) for index, found in by_hub.items()}
+        each_wants = None if wanted is None else share(sizes, wanted, int)
+        slots = self._hubs[0].slots
+        most = None if slots is None else share(sizes, TASKS_PER_SLOT * slots, int)
         tasks = [
             task
             for index, found in by_hub.items()
@@ -177,6 +179,7 @@ class _Reader:
                 found,
                 min_partitions=None if each_wants is None else max(1, each_wants[index]),
                 partitions_per_task=self._hubs[0].partitions_per_task,
+                max_tasks=None if most is None else max(1, most[index]),
                 keep_links=keep_links,
                 index=index,
             )

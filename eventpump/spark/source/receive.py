@@ -40,7 +40,9 @@ MAX_BYTES = 8 * 1024 * 1024
 """Bytes of events that fill a batch, and bytes that are received ahead: one batch has up to twice as many."""
 
 _LEAST_BYTES = 1024 * 1024
-"""The same for all ranges of a task together, if it reads so many that they share it."""
+"""The same for each range of a task that reads many, as long as they are not more than `_MOST_BYTES` together."""
+
+_MOST_BYTES = 64 * 1024 * 1024
 
 _REFUSED_DELAYS = 0.2, 1.0
 """Seconds: the bounds of the first and of every delay before a partition that is read exclusively is tried again."""
@@ -477,7 +479,8 @@ class RangesReceiver:
         scope: object,
         keep_links: float = KEEP_LINKS,
     ) -> None:
-        max_bytes = max(_LEAST_BYTES, MAX_BYTES // max(1, len(ranges)))
+        count = max(1, len(ranges))
+        max_bytes = max(MAX_BYTES // count, min(_LEAST_BYTES, _MOST_BYTES // count))
         self._links = [
             _RangeLink(
                 transport,

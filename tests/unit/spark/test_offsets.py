@@ -21,7 +21,6 @@ from eventpump.interfaces import PartitionProperties
 from eventpump.spark.source.offsets import (
     CREATED,
     FIRST_START,
-    MAX_RANGES_PER_TASK,
     MAX_READERS,
     ROWS_PER_TASK,
     HubOffset,
@@ -957,10 +956,19 @@ _RANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**5)), max_
 )
 
 
-@given(_RANGES, st.integers(1, 60) | st.none(), st.integers(1, 7) | st.none())
-def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: int | None, per_task: int | None) -> None:
-    """Split or grouped, the tasks' ranges are the batch's, none twice and none empty, within the limits."""
-    tasks = plan_tasks("hub", ranges, min_partitions=at_least, partitions_per_task=None if at_least else per_task)
+@given(_RANGES, st.integers(1, 60) | st.none(), st.integers(1, 7) | st.none(), st.integers(1, 20) | st.none())
+def test_tasks_cover_every_number_once(
+    ranges: list[SequenceRange], at_least: int | None, per_task: int | None, max_tasks: int | None
+) -> None:
+    """Split or grouped, the tasks' ranges are the batch's, none twice and none empty, within the limits: where their
+    number is chosen, at most so many as there is use for, and none with few events beside another."""
+    tasks = plan_tasks(
+        "hub",
+        ranges,
+        min_partitions=at_least,
+        partitions_per_task=None if at_least else per_task,
+        max_tasks=max_tasks,
+    )
     parts = sorted(
         (each for task in tasks for each in task.ranges), key=lambda each: (int(each.partition_id), each.start)
     )
@@ -976,8 +984,9 @@ def test_tasks_cover_every_number_once(ranges: list[SequenceRange], at_least: in
     readers = Counter(each.partition_id for each in parts)
     assert all(count <= MAX_READERS for count in readers.values())
     if at_least is None and per_task is None:
-        assert len(tasks) <= len(ranges)
-        assert all(len(task.ranges) <= MAX_RANGES_PER_TASK for task in tasks)
+        assert bool(tasks) == bool(ranges)
+        assert len(tasks) <= min(len(ranges), max_tasks or len(ranges))
+        assert len(tasks) <= 1 or all(sum(each.size for each in task.ranges) >= ROWS_PER_TASK for task in tasks)
     elif at_least is None:
         assert per_task is not None
         assert len(tasks) == -(-len(ranges) // per_task)
@@ -1011,22 +1020,20 @@ def test_tasks_are_about_equally_large() -> None:
         ([1], 1),
         ([2] * 4, 1),
         ([10] * 32, 1),
-        ([10] * 128, 4),
-        ([30_000 // 128] * 128, 8),
-        ([30_000 // 4] * 4, 4),
+        ([10] * 128, 1),
+        ([80_000 // 128] * 128, 4),
+        ([15_000] * 4, 2),
         ([ROWS_PER_TASK] * 128, 128),
         ([10**6] * 128, 128),
-        ([10**6] + [10] * 20, 2),
-        ([10**6, 10**6] + [10] * 20, 3),
+        ([10**6] + [10] * 20, 1),
+        ([10**6, 10**6] + [10] * 20, 2),
     ],
 )
 def test_tasks_are_as_many_as_the_events_need(sizes: list[int], tasks: int) -> None:
-    """A batch with few events has few tasks, however many partitions the hub has; a large range has its own."""
+    """A batch with few events has few tasks, however many partitions the hub has; and not more than have a slot."""
     ranges = [SequenceRange(str(index), 0, size) for index, size in enumerate(sizes)]
-    planned = plan_tasks("hub", ranges)
-    assert len(planned) == tasks
-    large = [task for task in planned if any(each.size >= ROWS_PER_TASK for each in task.ranges)]
-    assert all(len(task.ranges) == 1 for task in large)
+    assert len(plan_tasks("hub", ranges)) == tasks
+    assert len(plan_tasks("hub", ranges, max_tasks=6)) == min(tasks, 6)
 
 
 @pytest.mark.parametrize(("interval", "seconds"), [(None, 10.0), (0.1, 1.0), (2.0, 4.0), (5.0, 10.0), (900.0, 10.0)])

@@ -318,6 +318,6 @@ def test_options_have_the_defaults_that_the_tuning_page_states() -> None:
     page = (ROOT / "docs/spark-tuning.md").read_text(encoding="utf-8")
     stated = re.findall(r"`(\w+)`(?: \(|: leave it at )([\d.,]*\d)", page)
     found = [(name, float(number.replace(",", ""))) for name, number in stated if name in SOURCE_OPTIONS]
-    assert {"snapshotInterval", "prefetchCount"} <= {name for name, _ in found}
+    assert {"prefetchCount"} <= {name for name, _ in found}
     for name, number in found:
         assert number == getattr(options(), SOURCE_OPTIONS[name]), name
