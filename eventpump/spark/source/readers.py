@@ -432,6 +432,7 @@ class _Query:
 
         async def known() -> Mapping[str, HubSnapshot]:
             await self._watch.until_known()  # not again: the batch's end was just found
+            self._watch.planned()
             snapshots = self._watch.snapshots
             assert self._last is not None
             if not self._ends_at_target:

@@ -177,6 +177,10 @@ class HubsWatch:
             if links is not None:
                 links.watch(drained.get(index, {}), skips_busy=skips_busy)
 
+    def planned(self) -> None:
+        """Record that a batch was planned: what came while it is read, the next `refresh` asks for."""
+        self._known.news_at = asyncio.get_running_loop().time()
+
     async def until_news(self, drained: Mapping[int, Mapping[str, int]]) -> None:
         """Wait until something may have changed: an event was shown by a link, or the next round of requests is done.
 

@@ -274,6 +274,23 @@ async def test_idle_query_without_links_makes_a_request_a_second(partitions: int
     await watch.aclose()
 
 
+async def test_query_that_reads_a_backlog_looks_at_everything_in_each_batch() -> None:
+    """What it read was known at its start: that nothing is new is found out with each batch, and at its end at once."""
+    hub = FakeHub(partitions=32, latency=0.01)
+    options = SourceOptions.from_options({"connectionString": STRING}).for_stream()
+    transport = FakeTransport(hub)
+    watch = HubsWatch(lambda: transport, [options])
+    await watch.refresh()
+    for _ in range(20):
+        watch.planned()
+        await asyncio.sleep(2.0)
+        began = now()
+        await watch.refresh()
+        assert watch.is_known_since(began)
+        assert now() - began <= 0.1
+    await watch.aclose()
+
+
 async def test_query_with_a_trigger_interval_looks_at_everything_in_each_trigger() -> None:
     """It waits for no turn of an idle query: the trigger is the turn."""
     hub = FakeHub(partitions=32)
