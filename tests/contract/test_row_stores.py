@@ -11,21 +11,27 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import pytest
 from azure.core.exceptions import ServiceResponseError
 from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 from azure.storage.blob.aio import ContainerClient
+from pyarrow import fs
 
 from eventpump.errors import ClosedError, ConfigurationError, EventPumpError, StoreError
 from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.ledgers.interface import LedgerStore
+from eventpump.storage.ledgers.opening import open_ledger
 from eventpump.storage.rows.blob import BlobRowStore
 from eventpump.storage.rows.directory import DirectoryRowStore
+from eventpump.storage.rows.filesystem import FileSystemRowStore
 from eventpump.storage.rows.interface import RowStore
 from eventpump.storage.rows.memory import MemoryRowStore
 from eventpump.storage.rows.opening import open_rows
@@ -289,6 +295,28 @@ class TestDirectoryRowStore(SharedRowStoreContract):
             yield new
 
 
+class TestFileSystemRowStore(SharedRowStoreContract):
+    """In a file system of pyarrow: local files."""
+
+    @pytest.fixture
+    async def new_store(self, tmp_path: Path) -> AsyncIterator[NewStore]:
+        async with factory(lambda: FileSystemRowStore.of_uri((tmp_path / "deep" / "rows").as_uri())) as new:
+            yield new
+
+
+class TestAzureFileSystemRowStore(SharedRowStoreContract):
+    """In a file system of pyarrow: on real Azurite."""
+
+    @pytest.fixture
+    async def new_store(self, azurite: Azurite, container_name: str) -> AsyncIterator[NewStore]:
+        host = urlsplit(azurite.blob_endpoint).netloc
+        places = {f"{kind}_storage_authority": host for kind in ("blob", "dfs")}
+        schemes = {f"{kind}_storage_scheme": "http" for kind in ("blob", "dfs")}
+        files = fs.AzureFileSystem("devstoreaccount1", account_key=azurite.account_key, **places, **schemes)
+        async with factory(lambda: FileSystemRowStore(files, f"{container_name}/rows")) as new:
+            yield new
+
+
 class TestBlobRowStore(SharedRowStoreContract):
     """On real Azurite."""
 
@@ -513,6 +541,25 @@ async def test_container_url_with_a_signature_is_a_row_store(azurite: Azurite, c
     await store.aclose()
 
 
+async def test_signature_in_the_url_is_sent(azurite: Azurite, container_name: str) -> None:
+    """A URL with a signature that permits it is enough, for rows and for a ledger with rows beside it."""
+    async with blob_rows(azurite, container_name):
+        signature = generate_container_sas(
+            "devstoreaccount1",
+            container_name,
+            account_key=azurite.account_key,
+            permission=ContainerSasPermissions(read=True, write=True, delete=True, list=True, create=True),
+            expiry=datetime.now(UTC) + timedelta(hours=1),
+        )
+        url = f"{azurite.blob_endpoint}/{container_name}/deep?{signature}"
+        await kept_beside(open_ledger(url))
+        store = open_rows(url, DirectoryLedger("ledger"))
+        await store.open()
+        await store.begin(TOKEN)
+        assert await store.read(await store.write(STEM, [b"rows"]), 0, 9) == b"rows"
+        await store.aclose()
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -530,17 +577,24 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: st
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("text", ["", "dbfs:/x", "wasbs://bucket/x"])
+@pytest.mark.parametrize("text", ["", "dbfs:/x", f"wasbs://container@account/x?sig={SECRET}"])
 def test_rows_elsewhere_are_refused(text: str) -> None:
-    """A place of another kind is a configuration error, before anything is done."""
-    with pytest.raises(ConfigurationError, match="rows: must be"):
+    """A place of another kind is a configuration error, before anything is done, that shows no secret."""
+    with pytest.raises(ConfigurationError, match=r"rows: (must be a directory|pyarrow does not reach)") as caught:
         open_rows(text, DirectoryLedger("ledger"))
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_rows_of_a_uri_are_in_a_file_system_of_pyarrow() -> None:
+    """What pyarrow reaches is a place for rows; nothing is asked for before the store is used."""
+    store = open_rows("abfss://container@account.dfs.core.windows.net/deep/er/", DirectoryLedger("ledger"))
+    assert repr(store) == repr(pickle.loads(pickle.dumps(store))) == "FileSystemRowStore('abfs', 'container/deep/er')"
 
 
 def test_rows_of_a_path_are_in_a_directory(tmp_path: Path) -> None:
     """Paths and their texts are directories; a store is taken as it is."""
     ledger = DirectoryLedger(tmp_path)
-    for given in (tmp_path / "rows", str(tmp_path / "rows")):
+    for given in (tmp_path / "rows", str(tmp_path / "rows"), (tmp_path / "rows").as_uri()):
         assert repr(open_rows(given, ledger)) == f"DirectoryRowStore({str(tmp_path / 'rows')!r})"
     store = MemoryRowStore()
     assert open_rows(store, ledger) is store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from eventpump.errors import ConfigurationError
 from eventpump.storage.ledgers.blob import BlobLedger
@@ -11,6 +12,7 @@ from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.rows.blob import BlobRowStore
 from eventpump.storage.rows.directory import DirectoryRowStore
+from eventpump.storage.rows.filesystem import FileSystemRowStore
 from eventpump.storage.rows.interface import RowStore
 
 _BESIDE = "rows~"
@@ -21,8 +23,9 @@ def open_rows(rows: str | os.PathLike[str] | RowStore | None, ledger: LedgerStor
     """Create a store, not open yet, from what the user gave.
 
     Args:
-        rows: A directory that the driver and all executors see; the URL of a blob container, with a signature, and
-            with a prefix as its path, if any; or a store. None for a place beside the ledger's records.
+        rows: A directory that the driver and all executors see, or its file: URI; the https: URL of a blob container,
+            with a signature, and with a prefix as its path, if any; a URI that pyarrow reaches, such as abfss:, hdfs:,
+            s3: and gs:; or a store. None for a place beside the ledger's records.
         ledger: The ledger.
 
     Raises:
@@ -33,11 +36,14 @@ def open_rows(rows: str | os.PathLike[str] | RowStore | None, ledger: LedgerStor
     if not isinstance(rows, str | os.PathLike):
         return rows
     text = os.fspath(rows)
-    scheme = urlsplit(text).scheme
-    if scheme in ("https", "http"):
-        return BlobRowStore.of_url(text)
-    if len(scheme) > 1:  # one letter is a drive
-        raise ConfigurationError("rows", f"must be a directory or the https: URL of a blob container, not {scheme}:")
+    parts = urlsplit(text)
+    match parts.scheme:
+        case "https" | "http":
+            return BlobRowStore.of_url(text)
+        case "file":
+            return DirectoryRowStore(url2pathname(parts.path))
+        case scheme if len(scheme) > 1:  # one letter is a drive
+            return FileSystemRowStore.of_uri(text)
     if not text:
         raise ConfigurationError("rows", "must be a directory, or the URL of a blob container")
     return DirectoryRowStore(text)
