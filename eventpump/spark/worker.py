@@ -66,9 +66,9 @@ class _Worker:
             self.loop.call_soon_threadsafe(call.cancel)
             call.ended.wait(CLOSE_TIMEOUT)
 
-    def close_soon(self, transport: Transport) -> None:
-        """Close a transport without waiting. Called on the loop's thread."""
-        task = self.loop.create_task(transport.aclose(), name="close transport")
+    def close_soon(self, each: Closable) -> None:
+        """Close something without waiting. Called on the loop's thread."""
+        task = self.loop.create_task(each.aclose(), name=f"close {type(each).__name__}")
         self.closing.add(task)
         task.add_done_callback(self.closing.discard)
 
@@ -182,6 +182,25 @@ def running(work: Coroutine[Any, Any, _T]) -> Iterator[Future[_T]]:
 def close_first(each: Closable) -> None:
     """Have something closed before the connections, by `close`. It is not kept alive for that."""
     _current().closed_first.add(each)
+
+
+def close_with(owner: object, each: Closable) -> None:
+    """Have something closed when its owner is no longer used; or before the connections, by `close`.
+
+    Args:
+        owner: What uses it.
+        each: Not the owner, nor anything that refers to it.
+    """
+    worker = _current()
+    worker.closed_first.add(each)
+    # At the interpreter's exit it is `close` that closes it.
+    weakref.finalize(owner, _close_soon, worker, each).atexit = False
+
+
+def _close_soon(worker: _Worker, each: Closable) -> None:
+    # A forked child must leave the parent's loop alone.
+    if worker is _worker:
+        worker.loop.call_soon_threadsafe(worker.close_soon, each)
 
 
 def transport(connection: SparkConnection) -> Transport:

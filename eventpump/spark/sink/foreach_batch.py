@@ -492,6 +492,7 @@ class ForeachBatchWriter:
                 stores = Stores(self.settings.ledger, copy.deepcopy(self._rows))
                 for each in stores:
                     self._ask_store(each.open)
+                worker.close_with(self, stores.rows)
                 self._stores = os.getpid(), stores
             return self._stores[1]
 

@@ -201,6 +201,42 @@ def test_close_closes_links_before_their_connections() -> None:
     assert links.closed == [True]
 
 
+class _Kept:
+    """Something with an owner; closing it records that."""
+
+    def __init__(self) -> None:
+        self.is_closed = threading.Event()
+
+    async def aclose(self) -> None:
+        self.is_closed.set()
+
+
+class _Owner:
+    pass
+
+
+def test_owned_is_closed_when_its_owner_is_no_longer_used() -> None:
+    """What an owner leaves is closed on the loop, without a call; it is kept until then."""
+    owner, kept = _Owner(), _Kept()
+    worker.close_with(owner, kept)
+    worker.run(asyncio.sleep(0))
+    assert not kept.is_closed.is_set()
+    del owner
+    assert kept.is_closed.wait(10)
+
+
+def test_close_closes_the_owned_too() -> None:
+    """What still has an owner is closed with the connections; an owner that ends later closes nothing more."""
+    owner, kept = _Owner(), _Kept()
+    worker.close_with(owner, kept)
+    worker.close()
+    assert kept.is_closed.is_set()
+    kept.is_closed.clear()
+    del owner
+    worker.run(asyncio.sleep(0))
+    assert not kept.is_closed.is_set()
+
+
 _FREEZING = """
 import gc, sys, types
 from eventpump.spark import worker
