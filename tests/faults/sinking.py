@@ -144,7 +144,7 @@ class Query:
             if self.is_first:
                 self.on_plan()
         if isinstance(step, Plan) and step.rows is not None and self.batch_of is None:
-            raw = await self.rows.read(f"{self.sink_id}/{step.rows.name}", 0, step.rows.size)
+            raw = await self.rows.read(f"{self.sink.rows_directory}/{step.rows.name}", 0, step.rows.size)
             assert raw is not None
             self.batch_of = KeptBatch.decode(raw, step.rows)
         return step
@@ -153,8 +153,8 @@ class Query:
         self, batch_id: int, partition_ids: tuple[str, ...], *, is_small: bool
     ) -> tuple[KeptBatch, WrittenRows]:
         """Keep the rows of a batch, as two tasks and the driver do."""
-        await self.rows.begin(f"{self.sink_id}/token")
-        stem = f"{self.sink_id}/{rows_stem(batch_id)}"
+        await self.rows.begin(f"{self.sink.rows_directory}/token")
+        stem = f"{self.sink.rows_directory}/{rows_stem(batch_id)}"
         found: list[tuple[str, bytes | None]] = []
         for task in range(2):
             partitions: list[int] = []
@@ -219,7 +219,7 @@ class Query:
         kept = self.kept if self.batch_of.is_small else None
         if kept is None:
             await self.kept.aclose()
-        reader = RowReader(self.rows, self.sink_id, self.batch_of, timeout=1.0)
+        reader = RowReader(self.rows, self.sink.rows_directory, self.batch_of, timeout=1.0)
         return await publish_rows(
             self.transport, plan, reader, OPTIONS, only=only, kept=kept, is_first=is_first and kept is not None
         )

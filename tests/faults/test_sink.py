@@ -382,7 +382,7 @@ async def test_rows_that_differ_when_repeated_are_those_kept_first(
             await second.run(batch_id)
     for each in PARTITIONS:
         assert await stored(emulator.connection_string, each) == expected[each]
-    assert not list((tmp_path / "rows~" / "sink").glob("0*"))
+    assert not list((tmp_path / "rows~").glob("sink.*/0*"))
 
 
 async def test_put_of_too_large_an_event_names_its_row(emulator: Emulator, query: Query) -> None:

@@ -142,7 +142,7 @@ class SinkHub:
 
     def kept(self) -> list[str]:
         """Return the names of the objects with rows that are kept."""
-        return sorted(each.name for each in (self.ledger / "rows~" / "sink").glob("0*"))
+        return sorted(each.name for each in (self.ledger / "rows~").glob("sink.*/0*"))
 
     def await_events(self, partition_id: str, count: int) -> None:
         """Wait until a partition holds so many events."""

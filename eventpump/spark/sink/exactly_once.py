@@ -268,6 +268,7 @@ class _Outside:
         self._transport = transport
         self._hub = batch.sink.hub
         self._directory = batch.sink.directory
+        self._rows_directory = batch.sink.rows_directory
         self._run = batch.run
         self._options = options
         self._rng = random.Random()
@@ -295,7 +296,7 @@ class _Outside:
                 await self._delete(names)
                 return None
             case ListRows():
-                return await self._stored(lambda: self._objects.list(self._directory))
+                return await self._stored(lambda: self._objects.list(self._rows_directory))
             case DeleteRows(before):
                 await self._delete_rows(before)
                 return None
@@ -324,10 +325,10 @@ class _Outside:
 
     async def _delete_rows(self, before: int) -> None:
         try:
-            listed = await self._objects.list(self._directory)
+            listed = await self._objects.list(self._rows_directory)
             names = [each for each in listed if is_obsolete(each, before, self._run.claim or 0)]
             if names:
-                await self._objects.delete([f"{self._directory}/{each}" for each in names])
+                await self._objects.delete([f"{self._rows_directory}/{each}" for each in names])
         except StoreError as error:
             _log.warning("rows that are not needed any more are left, until the next batch is done: %s", error)
 

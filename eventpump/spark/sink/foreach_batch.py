@@ -74,7 +74,7 @@ from eventpump.spark.sink.records import (
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
 from eventpump.storage.rows.interface import RowStore
-from eventpump.storage.rows.opening import open_rows
+from eventpump.storage.rows.opening import named_rows, open_rows
 from eventpump.telemetry.interface import ClientTelemetry, checked
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ _LARGER_FORMS: Final = 12
 _ROWS_PER_TASK: Final = 10_000
 """Rows of a batch for which another task is worth its start."""
 _TASKS_PER_SLOT: Final = 2
-_FEW_TASKS: Final = 4
 _UNKNOWN_SLOTS: Final = 16
 _RETURNED_BYTES: Final = 4 * 1024 * 1024
 """The most bytes of rows that the tasks of a batch return to the driver, together."""
@@ -173,6 +172,14 @@ def _ledger(value: object) -> object:
     return value
 
 
+def _row_store(value: object) -> object:
+    if isinstance(value, str | os.PathLike):
+        return named_rows(value)
+    if value is not None and not callable(getattr(value, "write", None)):
+        raise ValueError("must be a directory, the URL of a blob container, or a row store")
+    return value
+
+
 def _codecs(value: object) -> object:
     return check_codecs("encode", value)
 
@@ -228,7 +235,7 @@ class SinkSettings(SettingsModel):
     sink_id: Name | None = None
     ledger: Annotated[Any, BeforeValidator(_ledger)] = None
     idempotent: bool = True
-    rows: Any = None
+    rows: Annotated[Any, BeforeValidator(_row_store)] = None
     order_by: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     stamp: bool = False
     on_producer_state_lost: OnProducerStateLost = OnProducerStateLost.FAIL
@@ -406,8 +413,8 @@ class ForeachBatchWriter:
         plan = worker.run(planned_batch(stores, transport, batch, self.settings.publishing))
         if plan is None or plan.rows is None or not plan.bad_rows:
             return []
-        kept = worker.run(read_batch(stores.rows, batch.sink.directory, plan, self.settings.retry_timeout))
-        reader = RowReader(stores.rows, batch.sink.directory, kept, self.settings.retry_timeout)
+        kept = worker.run(read_batch(stores.rows, batch.sink.rows_directory, plan, self.settings.retry_timeout))
+        reader = RowReader(stores.rows, batch.sink.rows_directory, kept, self.settings.retry_timeout)
         segments = reader.segments(NOWHERE)
         found = [event for each in segments for event in worker.run(reader.read(plan, each, 0)) if event]
         return [BadRow(*bad_row(each)) for each in found]
@@ -527,7 +534,7 @@ class _Publication:
         self._frame = frame
         self._columns = columns
         self._batch = batch
-        self._directory = batch.sink.directory
+        self._directory = batch.sink.rows_directory
         self._stores = writer._open_stores()  # noqa: SLF001 - it is of this module
         self._transport = worker.transport(writer.settings.connection)
 
@@ -658,10 +665,11 @@ class _Publication:
         running, encoding = self._running, replace(encoding, columns=self._columns)
         frame, spark = _selected(self._frame, self._columns), self._frame.sparkSession
         tasks = running.tasks or max(_slots(spark), _shuffle_tasks(spark))
+        if self._columns.order_by:
+            tasks = self._tasks(encoding.partition_count, running.last_rows)
+            frame = self._ordered(frame, encoding, tasks)
         most = _RETURNED_BYTES if self._settings.small_batches == "auto" else 0
         rows_of = ordered_rows if self._columns.order_by else encoding.rows
-        if self._columns.order_by:
-            frame = self._ordered(frame, encoding)
         task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks)
         try:
             found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
@@ -671,26 +679,23 @@ class _Publication:
         running.tasks = max(1, len(found))
         return _Encoded(encoding, KeptBatch.collected(found))
 
-    def _ordered(self, frame: DataFrame, encoding: EncodeTask) -> DataFrame:
-        """Encode the rows, and have all of a hub partition in one task, in the order of `order_by`."""
+    def _ordered(self, frame: DataFrame, encoding: EncodeTask, tasks: int) -> DataFrame:
+        """Encode the rows, and have all of a hub partition in one of so many tasks, in the order of `order_by`.
+
+        Correctness requires that no partition is split.
+        """
         schema, names = self._frame.schema, self._columns.order_by
         orders = [StructField(f"order_{number}", schema[name].dataType) for number, name in enumerate(names)]
         places = [StructField("place", LongType()), StructField("event", BinaryType())]
         encoded = frame.mapInArrow(
             OrderTask(encoding), StructType([StructField("partition", IntegerType()), *orders, *places])
         )
-        gathered = self._gathered(encoded, encoding.partition_count)
+        if hasattr(encoded, "repartitionById"):
+            gathered = encoded.repartitionById(tasks, "partition")
+        else:
+            gathered = encoded.repartition(tasks, "partition")  # before Spark 4.1, some tasks get several partitions
         ordered = gathered.sortWithinPartitions("partition", *(each.name for each in orders), "place")
         return ordered.select("partition", "event")
-
-    def _gathered(self, rows: DataFrame, partition_count: int) -> DataFrame:
-        """Have all rows of a hub partition in one task. Correctness requires that none is split."""
-        tasks = self._tasks(partition_count, self._running.last_rows)
-        if tasks == 1 and (self._running.tasks or _FEW_TASKS + 1) <= _FEW_TASKS:
-            return rows.coalesce(1)  # not for more: what they do would be done by one task, too
-        if hasattr(rows, "repartitionById"):
-            return rows.repartitionById(tasks, "partition")
-        return rows.repartition(tasks, "partition")  # before Spark 4.1, some tasks get several partitions
 
     def _tasks(self, partition_count: int, rows: int | None) -> int:
         """Return how many tasks have the rows of these hub partitions.
@@ -721,7 +726,7 @@ def _shuffle_tasks(spark: SparkSession) -> int:
 
 def stamp_room(sink: Sink, partition_count: int) -> int:
     """Return the most bytes that a stamp adds to an event, in any batch: rows are encoded before theirs is known."""
-    stamp = f"{row_stamp_prefix(sink.name, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
+    stamp = f"{row_stamp_prefix(sink.stamp_name, _LAST_ROW, str(partition_count))}{_LAST_ROW}"
     return len(stamped(b"", stamp)) + _LARGER_FORMS
 
 

@@ -202,7 +202,7 @@ async def read_batch(store: RowStore, directory: str, plan: Plan, timeout: float
     raw = await patiently(lambda: store.read(f"{directory}/{rows.name}", 0, rows.size), timeout)
     try:
         if raw is None:
-            raise ValueError(f"{rows.name} is gone")
+            raise ValueError(f"{rows.name} is gone: rows must name the place that the batch was begun with")
         return KeptBatch.decode(raw, rows)
     except ValueError as error:
         raise StoreError(f"read the rows of batch {plan.batch_id}", str(error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import re
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
@@ -64,7 +65,7 @@ class Sink(Record):
 
     @property
     def name(self) -> str:
-        """The name of the sink, or of its part, in errors and stamps."""
+        """The name of the sink, or of its part, in errors."""
         return self.sink_id if self.part is None else f"{self.sink_id}~{self.part}"
 
     @property
@@ -76,6 +77,17 @@ class Sink(Record):
         """
         own = directory_name(self.sink_id)
         return own if self.part is None else f"{own}~{directory_name(self.part, 'part')}"
+
+    @property
+    def rows_directory(self) -> str:
+        """The name of its directory in a row store, which ledgers may share: no sink of another hub has the same."""
+        hub = f"{self.namespace}/{self.hub}".lower()
+        return f"{self.directory}.{hashlib.sha256(hub.encode()).hexdigest()[:16]}"
+
+    @property
+    def stamp_name(self) -> str:
+        """The name of the sink in stamps: no other sink has that of a part."""
+        return self.sink_id if self.part is None else self.directory
 
 
 class PackingLimits(Record):
@@ -193,7 +205,7 @@ class Plan(BatchRecord):
 
     def stamp_prefix(self, partition_id: str) -> str:
         """Return the prefix of the stamps of a partition's rows; the row's index follows."""
-        return row_stamp_prefix(self.sink.name, self.batch_id, partition_id)
+        return row_stamp_prefix(self.sink.stamp_name, self.batch_id, partition_id)
 
 
 class TakenProducer(Record):
@@ -311,6 +323,10 @@ class Done(BatchRecord):
 R = TypeVar("R", bound=Record)
 
 _NEWER = "written by a newer version of eventpump"
+_EARLIER = (
+    "written by an earlier version of eventpump, which kept no rows: let that version finish the batch, and continue "
+    "with a new sink_id and first_batch of the next one"
+)
 
 
 def encode_record(record: Record) -> bytes:
@@ -335,8 +351,9 @@ def decode_record(raw: bytes | str, *kinds: type[R]) -> R:
         raise ValueError("it is not a JSON object")
     if "version" in kinds[0].model_fields and found.get("version") != VERSION:
         version = found.get("version")
-        is_newer = type(version) is int and version > VERSION
-        raise ValueError(_NEWER if is_newer else "it has no version that this eventpump supports")
+        if type(version) is not int or version < 1:
+            raise ValueError("it has no version that this eventpump supports")
+        raise ValueError(_NEWER if version > VERSION else _EARLIER)
     for kind in kinds:
         if found.get("kind") == kind.model_fields["kind"].default:
             break

@@ -33,8 +33,11 @@ def open_rows(rows: str | os.PathLike[str] | RowStore | None, ledger: LedgerStor
     """
     if rows is None:
         return _beside(ledger)
-    if not isinstance(rows, str | os.PathLike):
-        return rows
+    return named_rows(rows) if isinstance(rows, str | os.PathLike) else rows
+
+
+def named_rows(rows: str | os.PathLike[str]) -> RowStore:
+    """Create the store of a directory or container. Parameters and errors are those of `open_rows`."""
     text = os.fspath(rows)
     parts = urlsplit(text)
     match parts.scheme:

@@ -145,7 +145,8 @@ def test_outcome_is_read_as_it_was_written(outcome: PartitionOutcome) -> None:
         (b"[]", "not a JSON object"),
         (b"{}", "no version"),
         (lambda: changed(version="2"), "no version"),
-        (lambda: changed(version=1), "no version"),
+        (lambda: changed(version=0), "no version"),
+        (lambda: changed(version=1), "earlier version"),
         (lambda: changed(version=3), "newer version"),
         (lambda: changed(version=3, kind="else"), "newer version"),
         (lambda: changed(kind="done"), "it is not a plan"),
@@ -203,7 +204,9 @@ def test_directories_differ_by_part(one: tuple[str, str], other: tuple[str, str]
     """No part has the directory of another, or of a sink."""
     first, second = (Sink(sink_id=sink_id, part=part, namespace="n", hub="h") for sink_id, part in (one, other))
     assert (first.directory == second.directory) == (one == other)
+    assert (first.stamp_name == second.stamp_name) == (one == other)
     whole = second.model_copy(update={"part": None})
+    assert first.rows_directory != first.model_copy(update={"hub": "other"}).rows_directory
     assert first.directory != whole.directory == directory_name(other[0])
 
 
