@@ -275,8 +275,33 @@ def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
+    is_first = batch.run.claim is None
     yield from _claim(batch)
+    if is_first:
+        _require_following(batch, plan, (yield from _newest_done(batch)))
     return (yield from _follow(batch, plan, concluded))
+
+
+def _require_following(batch: MicroBatch, plan: Plan, prior: Done | None) -> None:
+    """Check that a plan continues where the newest batch before it has ended.
+
+    It does not if its run was overtaken by one that has published another batch meanwhile, because its batches had no
+    rows in the one run and had some in the other; and then was killed before it saw that.
+
+    Raises:
+        ConfigurationError: It does not: its numbers are those of other rows.
+    """
+    ends = {} if prior is None else {(each.producer_id, each.owner_level): each for each in prior.partitions}
+    for each in plan.partitions:
+        end = ends.get((each.producer_id, each.owner_level))
+        if end is not None and end.next_number != each.next_number:
+            assert prior is not None
+            raise ConfigurationError(
+                "sink_id",
+                f"{batch.sink.name!r} has a plan for batch {batch.batch_id} that another driver made before batch "
+                f"{prior.batch_id} was published, which had no rows there: its numbers are in use. "
+                f"It is not published. A new sink_id with first_batch={batch.batch_id} publishes this batch",
+            )
 
 
 def _claim(batch: MicroBatch) -> Procedure[None]:
@@ -456,7 +481,11 @@ def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
     for each in new:
         if not isinstance(opened[each], ProducerAnswer):
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
+    is_claimed = batch.run.claim is not None
     yield from _claim(batch)
+    if not is_claimed and (yield from _newest_done(batch)) != prior:
+        # The run before has planned and finished a batch that had no rows in this one, while it was not overtaken yet.
+        return (yield from _prepare_plan(batch))
     return Unplanned(batch, partition_ids, prior, opened)
 
 
@@ -612,7 +641,10 @@ def make_plan(unplanned: Unplanned, rows: WrittenRows) -> Procedure[Plan]:
         rows=rows.kept,
         bad_rows=rows.bad_rows,
     )
-    return (yield from _create_plan(batch, plan))
+    created = yield from _create_plan(batch, plan)
+    # A later run, for which this batch had no rows, may have looked before the plan was there, and planned another one.
+    yield from _require_latest(batch)
+    return created
 
 
 def _create_plan(batch: MicroBatch, mine: Plan) -> Procedure[Plan]:

@@ -106,7 +106,7 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
     seeds = range(10_000 if request.config.getoption("--long") else 300)
     kinds = ["runs", "attempts", "take-over", "forgotten", "wrap", "kept links", "superseded", "ledger lost"]
     kinds += ["skipped", "restored", "repeated", "encodings"]
-    seen = dict.fromkeys([*kinds, "behind", "late rows", "gone"], 0)
+    seen = dict.fromkeys([*kinds, "behind", "late rows", "gone", "wavered"], 0)
     for seed in seeds:
         try:
             world = walk(seed)
@@ -122,6 +122,7 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
         seen["superseded"] += world.superseded
         seen["ledger lost"] += world.is_ledger_lost
         seen["skipped"] += world.skipped
+        seen["wavered"] += world.has_wavered
         seen["restored"] += world.is_restored
         seen["repeated"] += world.repeated
         seen["encodings"] += len(world.encodings)
@@ -132,7 +133,7 @@ def test_sink_stores_every_row_once_and_in_order_in_random_histories(request: py
     assert seen["runs"] > 3 * len(seeds)
     assert seen["attempts"] > 8 * len(seeds)
     assert all(seen[kind] > len(seeds) / 20 for kind in kinds), seen
-    assert all(seen[kind] for kind in ("behind", "late rows", "gone")), seen
+    assert all(seen[kind] for kind in ("behind", "late rows", "gone", "wavered")), seen
 
 
 # ------------------------------------------------------------------------------------------------- the driver
@@ -192,7 +193,7 @@ class Outside:
                 self.made.append(name)
                 return self.records.setdefault(name, body) == body
             case ListRecords():
-                return [*self.records, "000000000000.staged.json"]
+                return [*self.records, "000000000000.note.json"]
             case DeleteRecords(names):
                 self.made.append(names)
                 for name in names:
@@ -255,6 +256,13 @@ def done(batch_id: int = 0, *partitions: PartitionPlan, **values: Any) -> Done:
     made = Outside().run(finish(of, plan(batch_id, *partitions, sink=of.sink), [], FAIL))
     assert isinstance(made, Done)
     return made
+
+
+def changed_number(of: Done, number: int) -> Done:
+    """Return the record with another next number of every partition."""
+    return of.model_copy(
+        update={"partitions": tuple(each.model_copy(update={"next_number": number}) for each in of.partitions)}
+    )
 
 
 def planned(step: Plan | Done) -> Plan:
@@ -453,6 +461,40 @@ def test_claim_is_made_once_for_each_run_and_old_ones_are_deleted() -> None:
         assert later.claim == number
     claims = [found for found in map(claim_of, outside.records) if found is not None]
     assert claims == list(range(4, KEPT_CLAIMS + 4))
+
+
+def test_batch_that_the_run_before_has_published_meanwhile_is_continued() -> None:
+    """A batch that an overtaken run still finishes, and that had no rows when it was repeated, keeps its numbers."""
+    outside = Outside(done(0))
+    run = running("this", None)
+
+    def finish_the_batch_between() -> None:
+        outside.before_create = lambda: None
+        outside.add(changed_number(done(1), 11))
+
+    outside.before_create = finish_the_batch_between  # the claim
+    step = planned(outside.run(begin(batch(2, run=run))))
+    assert step.partition("0").next_number == 11
+
+
+def test_plan_of_a_run_that_was_overtaken_while_it_encoded_is_not_published() -> None:
+    """The later run may have planned another batch with these numbers, before this plan was there to be seen."""
+    outside = Outside(done(0), done(1))
+    run = running("this", None)
+    step = outside.run(prepare(batch(2, run=run)))
+    assert isinstance(step, Unplanned)
+    outside.records[claim_name(2)] = b"of a run for which batch 2 has no rows"
+    with pytest.raises(StoreError, match="a later run of this query has begun"):
+        outside.run(make_plan(step, NOTHING))
+
+
+def test_plan_that_was_made_before_another_batch_was_published_is_refused() -> None:
+    """A run that was overtaken, and killed before it saw that, leaves a plan whose numbers are used since."""
+    outside = Outside(changed_number(done(1), 11), plan(2))
+    with pytest.raises(ConfigurationError, match=r"made before batch 1 was published.*first_batch=2"):
+        outside.run(begin(batch(2, run=running(claim=None))))
+    outside = Outside(changed_number(done(1), 11), plan(2, entry(next_number=11)))
+    assert planned(outside.run(begin(batch(2, run=running(claim=None))))).partition("0").next_number == 11
 
 
 def test_claim_whose_answer_is_lost_is_found() -> None:
