@@ -172,18 +172,18 @@ ROW: Final[Sequence[Row]] = (
     [
         Node("spark/source/known_hubs.py", "decides", "keeps a snapshot of each hub's first and last numbers", 0),
         Node(
-            "spark/sink/protocol.py",
-            "decides",
-            "begin: per partition a producer, its level and the first number; the plan is stored before a row is sent",
+            "spark/sink/encode.py, kept.py",
+            "acts",
+            "in executors: each row's event and partition; rows are written in their order, by partition",
             1,
         ),
     ],
     [
         Node("spark/source/offsets.py", "decides", "plans ranges: checkpoint, limits, losses, tasks", 0),
         Node(
-            "spark/sink/encode.py",
-            "acts",
-            "in executors: each row's event and partition; a shuffle brings a partition to one task, sorted",
+            "spark/sink/protocol.py",
+            "decides",
+            "the plan, stored before a row is sent: what was written; per partition a producer and the first number",
             1,
         ),
     ],
@@ -218,7 +218,7 @@ ROW: Final[Sequence[Row]] = (
 
 BATCH: Final[Sequence[Row]] = (
     [
-        Node("Spark calls foreachBatch", "outside", "batch 7; the same rows whenever it is repeated", 0),
+        Node("Spark calls foreachBatch", "outside", "batch 7; its rows are encoded, and kept in their order", 0),
         Node("why it is repeated", "values", "Spark has not noted that batch 7 ended: a crash, a failed task", 1),
     ],
     [
@@ -232,7 +232,7 @@ BATCH: Final[Sequence[Row]] = (
         Node(
             "a crash before it, or here",
             "values",
-            "nothing was sent; the repeated batch makes the plan, or finds it",
+            "nothing was sent; the repeated batch makes the plan, or finds it, and the rows that it names",
             1,
         ),
     ],
@@ -252,7 +252,12 @@ BATCH: Final[Sequence[Row]] = (
         ),
     ],
     [
-        Node("record", "acts", "the ledger gets a second record: the next numbers, counts and digests of rows", 0),
+        Node(
+            "record",
+            "acts",
+            "the ledger gets a second record: the next numbers, and counts of rows; the kept rows are deleted",
+            0,
+        ),
         Node("a crash after it", "values", "the repeated batch finds the record, and sends nothing", 1),
     ],
     [

@@ -1,7 +1,7 @@
 """Encodes a DataFrame's rows as events, and chooses the hub partition of each.
 
 Everything here is a function of the row alone: the same row gives the same bytes and the same partition, in every task,
-attempt and run. Together with an order that depends only on the rows, this makes it possible to publish a batch again.
+attempt and run.
 """
 
 from __future__ import annotations

@@ -178,6 +178,8 @@ class KeepTask:
         rows_of: Reads the batches: `EncodeTask.rows`, or `ordered_rows`.
         most_returned: The most bytes of rows that all tasks return together.
         tasks: How many tasks share them. Further tasks return none.
+        is_first: Whether it is the first batch of a run: then each task looks whether it shares the store with the
+            driver, also if it writes nothing.
     """
 
     rows_of: Callable[[Iterable[pa.RecordBatch]], Iterator[tuple[list[int], list[bytes]]]]
@@ -185,15 +187,19 @@ class KeepTask:
     batch_id: int
     most_returned: int
     tasks: int
+    is_first: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the segments of each portion, as JSON, and their bytes if they are not written.
+        """Return the segments of each portion, as JSON, and their bytes if they are not written; none without rows.
 
         Raises:
             EventError: A row cannot be an event.
-            StoreError: The row store failed, or is not the driver's.
+            ConfigurationError: The row store is not the driver's.
+            StoreError: The row store failed.
         """
         worker.spare_collections()
+        if self.is_first:
+            worker.run(self.shared.opened())
         partitions: list[int] = []
         events: list[bytes] = []
         size = 0
@@ -212,6 +218,8 @@ class KeepTask:
                 yield _returned(segments, b"".join(parts))
             else:
                 yield self._written(parts, segments)
+        elif not is_written:
+            yield _returned((), None)  # the driver counts the tasks
 
     def _written(self, parts: Sequence[Buffer], segments: Sequence[Segment]) -> pa.RecordBatch:
         name = worker.run(self.shared.write(self.batch_id, parts))

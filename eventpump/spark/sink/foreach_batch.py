@@ -313,7 +313,7 @@ class _Running:
         self.encoding: EncodeTask | None = None
         """How the rows of the last batch were encoded."""
         self.tasks: int | None = None
-        """How many tasks returned rows of the last batch, or wrote them."""
+        """How many tasks encoded the rows of the last batch, or more; None before the first."""
         self.last_rows: int | None = None
         """How many rows the last batch had; None if that is not known."""
         worker.close_first(self.kept)
@@ -670,7 +670,7 @@ class _Publication:
             frame = self._ordered(frame, encoding, tasks)
         most = _RETURNED_BYTES if self._settings.small_batches == "auto" else 0
         rows_of = ordered_rows if self._columns.order_by else encoding.rows
-        task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks)
+        task = KeepTask(rows_of, self._share(), self._batch.batch_id, most, tasks, is_first=running.tasks is None)
         try:
             found = [(row["segments"], row["rows"]) for row in frame.mapInArrow(task, KEPT_DDL).collect()]
         except Exception as error:

@@ -261,11 +261,12 @@ class RowReader:
         path = f"{self._directory}/{name}"
         return await patiently(lambda: self._store.read(path, offset, size), self._timeout)
 
-    async def read(self, plan: Plan, segment: Segment, first: int) -> list[bytes]:
+    async def read(self, plan: Plan, segment: Segment, first: int, needed: int = 0) -> list[bytes]:
         """Return the events of a segment.
 
         Args:
             first: The row that it begins with.
+            needed: How many rows of the partition are stored, as far as is known.
 
         Raises:
             StoreError: The store failed, or does not have what was written.
@@ -279,7 +280,7 @@ class RowReader:
         if events is None:
             last, name = first + segment.count - 1, segment.name or "the object of the plan"
             raise StoreError(
-                f"read rows {first} to {last} of batch {plan.batch_id} for partition {segment.partition}",
-                f"{name} {'is gone' if raw is None else 'is damaged'}; nothing of them was sent",
+                f"read rows {max(first, needed)} to {last} of batch {plan.batch_id} for partition {segment.partition}",
+                f"{name} {'is gone' if raw is None else 'is damaged'}; {needed} rows of this partition are stored",
             )
         return events

@@ -100,7 +100,7 @@ async def publish_rows(
                 if needed is None:
                     break
                 if needed < first + segment.count:
-                    await each.put(first, await rows.read(plan, segment, first))
+                    await each.put(first, await rows.read(plan, segment, first, needed))
                 first += segment.count
             outcome = await each.finish()
             publisher = each.release()

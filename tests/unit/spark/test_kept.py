@@ -86,7 +86,13 @@ def test_damaged_bytes_are_not_rows(task: Rows, data: st.DataObject) -> None:
 
 
 def kept_by(
-    count: int, store: MemoryRowStore, *, tasks: int = 1, most_returned: int = 10**6, token: str = "run.1"
+    count: int,
+    store: MemoryRowStore,
+    *,
+    tasks: int = 1,
+    most_returned: int = 10**6,
+    token: str = "run.1",
+    is_first: bool = False,
 ) -> tuple[KeptBatch, list[bytes | None]]:
     """Run a task, and return what the driver makes of it, and the rows that it returned."""
 
@@ -96,7 +102,7 @@ def kept_by(
 
     encoding = EncodeTask(EventColumns("body"), 4, 10**6, 0)
     shared = SharedRows(store, "sink", token, 0.1)
-    task = KeepTask(encoding.rows, shared, 7, most_returned, tasks)
+    task = KeepTask(encoding.rows, shared, 7, most_returned, tasks, is_first)
     found = [row for batch in task(batches()) for row in batch.to_pylist()]
     return KeptBatch.collected([(row["segments"], row["rows"]) for row in found]), [row["rows"] for row in found]
 
@@ -112,11 +118,12 @@ def store() -> MemoryRowStore:
 
 
 def test_task_with_few_rows_returns_them(store: MemoryRowStore) -> None:
-    """The driver has the rows of a small batch, and no object is written; without rows nothing is returned."""
+    """The driver has the rows of a small batch, and no object is written; a task without rows is counted too,
+    so that the next batch's tasks are as many as they are taken for."""
     batch, (payload,) = kept_by(50, store)
     assert payload is not None
     assert (batch.is_small, sum(batch.counts.values())) == (True, 50)
-    assert kept_by(0, store) == (KeptBatch(()), [])
+    assert kept_by(0, store) == (KeptBatch(()), [None])
     assert list(worker.run(store.list("sink"))) == ["run.1"]
 
 
@@ -146,9 +153,14 @@ def test_task_with_more_rows_than_it_holds_writes_several_objects(
 
 
 def test_task_that_does_not_see_the_drivers_store_writes_nothing(store: MemoryRowStore) -> None:
-    """*No loss*: an executor that sees another directory says so, and creates none."""
+    """*No loss*: an executor that sees another directory says so, and creates none; in a run's
+    first batch also without rows to write, so that this is not found out by a large batch much later."""
     with pytest.raises(Exception, match="rows: this executor does not see in"):
         kept_by(50, store, most_returned=0, token="run.2")
+    for count in (0, 1):
+        with pytest.raises(Exception, match="rows: this executor does not see in"):
+            kept_by(count, store, token="run.2", is_first=True)
+    kept_by(1, store, token="run.2")
     assert list(worker.run(store.list("sink"))) == ["run.1"]
 
 
@@ -197,6 +209,11 @@ def test_rows_that_are_gone_are_named(store: MemoryRowStore) -> None:
     worker.run(store.delete([f"sink/{name}"]))
     with pytest.raises(StoreError, match=rf"read rows 0 to \d+ of batch 1 for partition \d: {name} is gone"):
         read(batch, store)
+    reader = RowReader(store, "sink", batch, timeout=0.1)
+    with pytest.raises(
+        StoreError, match=rf"read rows 23 to \d+ of .* {name} is gone; 23 rows of this partition are stored"
+    ):
+        worker.run(reader.read(plan(), batch.segments[0], 20, 23))
 
 
 # ------------------------------------------------------------------------------------------------- kept links
