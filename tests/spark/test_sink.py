@@ -350,6 +350,8 @@ def test_sinks_of_queries_that_share_a_writer_are_separate(spark: SparkSession, 
         run_query(numbered_stream(spark), each, str(tmp_path / name))
     counts = Counter(number for each in sink.stored().values() for number in each)
     assert counts == dict.fromkeys(range(40), 2) | dict.fromkeys(range(40, 120), 1)
+    with pytest.raises(ConfigurationError, match="sink_id: several queries use this producer"):
+        shared.bad_rows(0)
 
 
 @pytest.mark.long

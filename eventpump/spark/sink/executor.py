@@ -157,7 +157,11 @@ class _OpenStores:
             found = self._opened.get(rows.token)
             if found is None:
                 await rows.store.open()
-                await patiently(lambda: rows.store.check(f"{rows.directory}/{rows.token}"), rows.timeout)
+                try:
+                    await patiently(lambda: rows.store.check(f"{rows.directory}/{rows.token}"), rows.timeout)
+                except BaseException:
+                    await rows.store.aclose()
+                    raise
                 found = self._opened[rows.token] = rows.store
                 if len(self._opened) > _KEPT_STORES:
                     await self._opened.pop(next(iter(self._opened))).aclose()

@@ -353,7 +353,7 @@ class ForeachBatchWriter:
         self._telemetry = telemetry
         self._rows = open_rows(settings.rows, settings.ledger) if settings.idempotent else None
         self._states: dict[str, _Running] = {}
-        self._newest: dict[str | None, MicroBatch] = {}
+        self._newest: dict[str, MicroBatch] = {}
         self._stores: tuple[int, Stores] | None = None
         self._max_message_size = 0
 
@@ -403,10 +403,16 @@ class ForeachBatchWriter:
         Called where the producer was called for the batch, and before it is for the next one.
 
         Raises:
-            ConfigurationError: It was not called for this batch.
+            ConfigurationError: It was not called for this batch; or several queries use it, without a `sink_id`.
             StoreError: A store failed, or does not have the rows.
         """
-        batch = self._newest.get(part)
+        called = [each for each in self._newest.values() if each.sink.part == part]
+        if len(called) > 1:
+            problem = (
+                "several queries use this producer, and whose bad rows are meant is not known: give each query its own"
+            )
+            raise ConfigurationError("sink_id", problem)
+        batch = called[0] if called else None
         if batch is None or batch.batch_id != batch_id:
             raise ConfigurationError("batch_id", f"the newest batch that the producer was called for is not {batch_id}")
         stores, transport = self._open_stores(), worker.transport(self.settings.connection)
@@ -478,7 +484,7 @@ class ForeachBatchWriter:
         )
         with _CALLS.call(sink, query.run_id or running.driver.run_id, batch_id):
             publication = _Publication(self, frame, columns, batch, running)
-            self._newest[part] = batch
+            self._newest[sink.directory] = batch
             return _receipt(publication.publish())
 
     def _message_limit(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import pyarrow as pa
@@ -101,7 +102,7 @@ def kept_by(
             yield pa.RecordBatch.from_arrays([pa.array([b"%d" % each for each in range(start, start + 10)])], ["body"])
 
     encoding = EncodeTask(EventColumns("body"), 4, 10**6, 0)
-    shared = SharedRows(store, "sink", token, 0.1)
+    shared = SharedRows(copy(store), "sink", token, 0.1)  # each task has its own
     task = KeepTask(encoding.rows, shared, 7, most_returned, tasks, is_first)
     found = [row for batch in task(batches()) for row in batch.to_pylist()]
     return KeptBatch.collected([(row["segments"], row["rows"]) for row in found]), [row["rows"] for row in found]
