@@ -194,6 +194,9 @@ class ConnectionProtocol(asyncio.Protocol):
         held, self._held = self._held, None
         if held is not None:
             held.cancel()
+            if self.connection.idle_timeout is not None:
+                # Later than this only if the loop was blocked: what has come meanwhile is read first, and no silence.
+                self._received_at = max(self._received_at, self._loop.time() - self.connection.idle_timeout / 4)
             if self._source is not None and not self._source.is_closing():
                 self._source.resume_reading()
 
@@ -368,6 +371,8 @@ class ConnectionProtocol(asyncio.Protocol):
         connection = self.connection
         wake = now + 3600.0
         if connection.idle_timeout is not None:
+            if now >= self._received_at + connection.idle_timeout:
+                self._read_on()
             dead_at = self._received_at + connection.idle_timeout
             if now >= dead_at:
                 self.time_out()

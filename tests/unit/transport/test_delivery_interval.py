@@ -9,6 +9,7 @@ import pytest
 
 from eventpump.amqp.message import Message
 from eventpump.eventhubs import cbs
+from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientReceiveLink
 from eventpump.transport.native import NativeTransport
@@ -209,6 +210,39 @@ async def test_silent_service_is_found_at_most_an_interval_later(service: Servic
     service.connection.mute()
     await asyncio.sleep(61 + interval)
     assert len(sink.errors) == 1
+    await transport.aclose()
+
+
+@pytest.mark.parametrize("interval", [0.0, 15.0])
+@pytest.mark.parametrize("is_reading", [False, True])
+async def test_blocked_loop_is_no_silence_of_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch, interval: float, is_reading: bool
+) -> None:
+    """What has come while a handler computed for longer than the idle time-out is read before that is judged."""
+    transport = service.transport()
+    _, sink = await reader(transport, interval)
+    await asyncio.sleep(50)
+    loop, receive = asyncio.get_running_loop(), sink.messages
+    assert isinstance(loop, VirtualTimeLoop)
+
+    def block() -> None:
+        service.connection.only("0").send_run([stored_event(b"x")], max_bytes=1 << 30)
+        service.connection.flush()
+        loop.advance(70)
+
+    def blocks(batch: list[bytes]) -> None:
+        receive(batch)
+        if len(sink.events) == 1:
+            block()
+
+    if is_reading:
+        monkeypatch.setattr(sink, "messages", blocks)
+    await publish(service)
+    if not is_reading:
+        block()
+    await asyncio.sleep(interval)
+    await settle()
+    assert (sink.errors, len(sink.events)) == ([], 2)
     await transport.aclose()
 
 
