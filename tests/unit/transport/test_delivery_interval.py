@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,6 +15,7 @@ from eventpump.testing.clock import VirtualTimeLoop
 from eventpump.testing.sink import RecordingSink
 from eventpump.transport.links import ClientReceiveLink
 from eventpump.transport.native import NativeTransport
+from tests.support.seeds import seeds
 from tests.unit.transport.service import Service, event, open_reader, open_sender, settle, stored_event
 
 EVERY = 0.5
@@ -256,4 +259,95 @@ async def test_connection_that_is_lost_while_nothing_is_read_ends(service: Servi
     await settle()
     await asyncio.sleep(2 * EVERY)
     assert len(sink.errors) == 1
+    await transport.aclose()
+
+
+class _TimedSink(RecordingSink):
+    """A sink that knows which events are due, and notes how long each was left unread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: deque[tuple[bytes, float]] = deque()
+        """The events to come, with the times when they have to be here."""
+        self.problems: list[str] = []
+
+    def messages(self, batch: list[bytes]) -> None:
+        super().messages(batch)
+        for raw in batch:
+            published, until = self.due.popleft()
+            if raw != published or now() > until + 1e-6:
+                self.problems.append(f"due at {until}, here at {now()}")
+
+    def blocked(self, seconds: float) -> None:
+        """Expect what is to come later, by so much."""
+        self.due = deque((raw, until + seconds) for raw, until in self.due)
+
+
+@seeds(40, of=2000)
+async def test_any_history_delivers_each_event_within_the_interval(service: Service, seed: int) -> None:
+    """Each event once, in order, and no later than the smallest interval; and nobody waits for what is awaited."""
+    rng, loop, transport = random.Random(seed), asyncio.get_running_loop(), service.transport()
+    assert isinstance(loop, VirtualTimeLoop)
+    readers: dict[str, tuple[ClientReceiveLink, _TimedSink, float]] = {}
+    sinks: list[_TimedSink] = []
+    sender = await open_sender(transport)
+
+    async def begin() -> None:
+        partition_id = next(each for each in map(str, range(9)) if each not in readers)
+        interval, sink = rng.choice((0.0, 0.01, 0.5, 0.5, 2.0, 15.0)), _TimedSink()
+        sinks.append(sink)
+        link, _ = await open_reader(transport, partition_id, sink, delivery_interval=interval)
+        link.set_credit(100_000)
+        await settle()
+        readers[partition_id] = link, sink, interval
+
+    async def end() -> None:
+        link, _, _ = readers.pop(rng.choice(list(readers)))
+        await link.aclose()
+
+    def publish_some() -> None:
+        smallest = min(interval for _, _, interval in readers.values())
+        for partition_id in rng.sample(list(readers), rng.randint(1, len(readers))):
+            events = [stored_event(bytes(rng.choice((1, 100, 3000)))) for _ in range(rng.choice((1, 1, 2, 30)))]
+            sink = readers[partition_id][1]
+            sink.due.extend((raw, loop.time() + smallest) for raw in events)
+            service.connection.only(partition_id).send_run(events, max_bytes=1 << 30)
+        service.connection.flush()
+
+    for _ in range(60):
+        awaited: Awaitable[object] | None = None
+        match rng.choice(
+            ("sleep", "sleep", "publish", "publish", "publish", "send", "ask", "probe", "begin", "end", "block")
+        ):
+            case "begin" if len(readers) < 5:
+                awaited = begin()
+            case "end" if readers:
+                awaited = end()
+            case "publish" if readers:
+                publish_some()
+            case "probe" if readers:
+                awaited = rng.choice(list(readers.values()))[0].probe(5)
+            case "block" if readers:
+                publish_some()
+                blocked = rng.choice((1.0, 70.0))
+                loop.advance(blocked)
+                for sink in sinks:
+                    sink.blocked(blocked)
+            case "send":
+                awaited = sender.send(event())
+            case "ask":
+                awaited = transport.get_hub_properties("telemetry")
+            case _:
+                await asyncio.sleep(rng.choice((0.001, 0.02, 0.3, 1, 20)))
+        began = loop.time()
+        if awaited is not None:
+            await awaited
+        if rng.random() < 0.7:
+            await settle()
+        assert loop.time() == began
+    await asyncio.sleep(15)
+    await settle()
+    for sink in sinks:
+        assert (sink.problems, sink.errors) == ([], [])
+    assert not any(sink.due for _, sink, _ in readers.values())
     await transport.aclose()
