@@ -121,7 +121,7 @@ class World:
 
         async def phase(number: int) -> None:
             assert await producer.get_partition_ids() == ("0", "1")
-            assert (await producer.get_partition_properties("1")).is_empty
+            assert (await producer.get_partition_properties("1")).partition_id == "1"
 
         return phase
 
@@ -138,6 +138,31 @@ class World:
                 await self.clients.enter_async_context(reader)
             while number not in self.read:
                 self.read += [int(event.body) for event in await reader.read()]
+
+        return phase
+
+    async def relaying(self) -> Phase:
+        """Read, and send and ask on the same connection in the very step in which an event has come."""
+        transport = transport_to(self.service, self.rng)
+        producer = await self.clients.enter_async_context(HubProducer(transport, "telemetry", rng=self.rng))
+        settings = ReaderSettings(hub="telemetry", partition_id="0", consumer_group="second")
+        reader = HubReader(lambda: transport, settings, rng=self.rng)
+        entered = False
+        seen: set[int] = set()
+
+        async def phase(number: int) -> None:
+            nonlocal entered
+            self.publish(number)
+            if not entered:
+                entered = True
+                await self.clients.enter_async_context(reader)
+            while number not in seen:
+                for event in await reader.read():
+                    seen.add(int(event.body))
+                    await asyncio.gather(
+                        producer.get_partition_properties(self.rng.choice("01")),
+                        producer.send(EventData(b"relayed"), partition_id="1"),
+                    )
 
         return phase
 
@@ -183,6 +208,7 @@ CLIENTS: dict[str, Callable[[World], Awaitable[Phase]]] = {
     "buffered idempotent": lambda world: world.buffering(idempotent=True),
     "properties": World.asking,
     "reader": World.reading,
+    "relay": World.relaying,
     "host": World.hosting,
 }
 
