@@ -499,6 +499,7 @@ class World:
         """Write an object, which is seen half written; where its answer is lost, another one too."""
         while True:
             name = f"{rows_stem(batch_id)}.{self.rng.getrandbits(128):032x}"
+            self.written += 1
             self.objects[name] = Stored(3, None, self.written)
             yield
             self.written += 1
