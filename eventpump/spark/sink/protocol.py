@@ -275,9 +275,8 @@ def prepare(batch: MicroBatch) -> Procedure[Plan | Done | Unplanned]:
         raise StoreError(f"read {name}", "the plan record is missing although its completion record exists")
     if plan is None:
         return (yield from _prepare_plan(batch))
-    is_first = batch.run.claim is None
     yield from _claim(batch)
-    if is_first:
+    if plan.run_id != batch.run_id:
         _require_following(batch, plan, (yield from _newest_done(batch)))
     return (yield from _follow(batch, plan, concluded))
 
@@ -483,9 +482,15 @@ def _prepare_plan(batch: MicroBatch) -> Procedure[Unplanned]:
             raise InvalidClientStateError(each, "the service does not accept an idempotent producer for this hub")
     is_claimed = batch.run.claim is not None
     yield from _claim(batch)
-    if not is_claimed and (yield from _newest_done(batch)) != prior:
-        # The run before has planned and finished a batch that had no rows in this one, while it was not overtaken yet.
-        return (yield from _prepare_plan(batch))
+    if not is_claimed:
+        # The run before may have planned a batch that had no rows in this one, before it was overtaken.
+        names = yield ListRecords()
+        assert isinstance(names, Sequence)
+        later = [found for found in map(batch_of, names) if found is not None and found > batch.batch_id]
+        if later and plan_name(batch.batch_id) not in names:
+            raise _behind(batch, max(later))
+        if (yield from _newest_done(batch)) != prior:
+            return (yield from _prepare_plan(batch))
     return Unplanned(batch, partition_ids, prior, opened)
 
 
@@ -644,6 +649,8 @@ def make_plan(unplanned: Unplanned, rows: WrittenRows) -> Procedure[Plan]:
     created = yield from _create_plan(batch, plan)
     # A later run, for which this batch had no rows, may have looked before the plan was there, and planned another one.
     yield from _require_latest(batch)
+    if created.run_id != batch.run_id:
+        _require_following(batch, created, prior)
     return created
 
 

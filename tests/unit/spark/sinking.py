@@ -897,7 +897,7 @@ class World:
         runs = [each for each in self.runs if not each.is_over]
         living = self.living
         chance = rng.random()
-        if not runs or (len(runs) == 1 and chance < 0.002):
+        if not runs or (len(runs) == 1 and chance < (0.02 if self.wavering else 0.002)):
             self.start_run()
         elif chance < 0.012:
             self.kill_run(rng.choice(runs))

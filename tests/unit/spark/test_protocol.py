@@ -497,6 +497,32 @@ def test_plan_that_was_made_before_another_batch_was_published_is_refused() -> N
     assert planned(outside.run(begin(batch(2, run=running(claim=None))))).partition("0").next_number == 11
 
 
+def test_later_batch_that_the_run_before_has_published_meanwhile_is_found() -> None:
+    """A batch that had no rows in the run before, which has published the next one under these numbers, is refused."""
+    outside = Outside(done(0), done(1))
+
+    def publish_the_next() -> None:
+        outside.before_create = lambda: None
+        outside.add(plan(3))
+        outside.add(changed_number(done(3), 33))
+
+    outside.before_create = publish_the_next  # before the claim is there
+    with pytest.raises(ConfigurationError, match="is at batch 3, but the query at 2"):
+        outside.run(begin(batch(2, run=running("this", None))))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_plan_of_an_overtaken_run_for_the_next_batch_is_refused(is_late: bool) -> None:
+    """It was made before this run has published the batch between, of other rows with these numbers."""
+    outside = Outside(done(0), changed_number(done(1), 31))
+    if is_late:
+        outside.before_create = lambda: outside.add(plan(2))
+    else:
+        outside.add(plan(2))
+    with pytest.raises(ConfigurationError, match=r"made before batch 1 was published"):
+        outside.run(begin(batch(2)))
+
+
 def test_claim_whose_answer_is_lost_is_found() -> None:
     """A claim that is created again after a lost answer is the same claim; two runs at once get different ones."""
     outside = Outside(done(0))
