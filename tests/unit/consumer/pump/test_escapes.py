@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,7 @@ from eventpump.reports import (
 )
 from eventpump.testing.clock import VirtualTimeLoop
 from tests.support.fleet import Fleet, RecordingProcessor, stocked
+from tests.support.seeds import seeds
 
 Events = Sequence[ReceivedEvent]
 
@@ -368,6 +370,43 @@ async def test_checkpoint_writer_cancelled_at_rest_still_writes(moment: str, mon
         assert fleet.checkpoint("0") == 3
         assert len(fleet.reported("a", UnexpectedFailure)) == 1
         assert len(writers) == 2
+
+
+@seeds(15, of=1000)
+async def test_checkpoint_writer_cancelled_at_any_moment_loses_nothing(seed: int) -> None:
+    """A stranger cancels the writer at random, again and again: the last event is stored, and no caller waits on."""
+    rng, count = random.Random(seed), 3
+
+    async def handle(context: PartitionContext, events: Events) -> None:
+        if rng.random() < 0.5:
+            await context.checkpoint(events[-1])
+        if rng.random() < 0.2:
+            await asyncio.sleep(rng.choice((0, 0.1)))
+
+    policy = rng.choice((CheckpointPolicy(every_events=1), CheckpointPolicy(every_seconds=0.5)))
+    async with stocked(count) as fleet:
+        await fleet.start("a", RecordingProcessor(fleet.record, on_events=handle), checkpoint_policy=policy)
+        await asyncio.sleep(5)
+        for _ in range(60):
+            match rng.randrange(5):
+                case 0 | 1:
+                    fleet.hub.publish("0", *["new"] * (more := rng.choice((1, 3))))
+                    count += more
+                case 2:
+                    for task in asyncio.all_tasks():
+                        if task.get_name() == "eventpump checkpoint writer":
+                            task.cancel()
+                case 3:
+                    fleet.stores["a"].delay(rng.choice((0, 0.01, 0.05)), "write")
+                case _:
+                    for _ in range(rng.randrange(6)):
+                        await asyncio.sleep(0)
+                    await asyncio.sleep(rng.choice((0, 0, 0.01, 1)))
+        await asyncio.sleep(30)
+        fleet.hub.publish("0", "last")
+        await asyncio.sleep(30)
+        assert fleet.checkpoint("0") == count
+        assert fleet.record.errors == []
 
 
 async def test_close_does_not_wait_for_a_checkpoint_that_is_refused() -> None:
