@@ -580,6 +580,8 @@ class World:
         """Note which rows a plan names, which are those that must be stored."""
         plan = decode_record(body, Plan)
         shares: Shares = {each: [] for each in PARTITIONS}
+        if self.wavering and plan.rows is not None and plan.rows.name not in self.objects:
+            return  # deleted by a later run that is past this batch: it must not be published
         if plan.rows is not None:
             found = self.objects[plan.rows.name].shares
             assert found is not None
