@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict, Unpack
@@ -28,6 +27,7 @@ from eventpump.options.base import (
 from eventpump.options.connection_string import WHOLE, ConnectionString
 from eventpump.options.credentials import Credential, check_credential
 from eventpump.options.described import defaults_of, show_options, with_options
+from eventpump.options.environment import has_variable
 
 AMQPS_PORT: Final = 5671
 AMQP_PORT: Final = 5672
@@ -174,7 +174,7 @@ class ProxySettings(SettingsModel):
         Raises:
             ConfigurationError: The variable is not the URL of a proxy that can be used.
         """
-        if not any(name.lower() == "https_proxy" for name in os.environ):
+        if not has_variable("https_proxy"):
             return None
         # An HTTP client, which most programs have no use for.
         from urllib.request import getproxies_environment, proxy_bypass

@@ -34,6 +34,11 @@ _OPTIONS: Final = {
 """The variables by the options that they are given to."""
 
 
+def has_variable(name: str) -> bool:
+    """Return whether the environment has a variable of this name, in upper or lower case."""
+    return any(each.lower() == name.lower() for each in os.environ)
+
+
 class Environment:
     """Reads variables of one prefix. An empty one counts as not set.
 

@@ -132,8 +132,8 @@ class BatchReceipt:
     Args:
         sink_id: None if the sink has no ledger.
         partitions: The partitions with rows, by number.
-        part: As the producer was called with.
-        bad_rows: How many rows could not be events, and were left out or kept.
+        part: As the producer was called with; None for none. Default: None.
+        bad_rows: How many rows could not be events, and were left out or kept. Default: 0.
     """
 
     sink_id: str | None
@@ -401,6 +401,10 @@ class ForeachBatchWriter:
         """Return the rows of a batch that could not be events, with `on_bad_row="keep"`: the same after a repetition.
 
         Called where the producer was called for the batch, and before it is for the next one.
+
+        Args:
+            batch_id: The batch, as Spark numbers it.
+            part: The part that the producer was called with; None for none. Default: None.
 
         Raises:
             ConfigurationError: It was not called for this batch; or several queries use it, without a `sink_id`.
