@@ -31,6 +31,9 @@ FIGURES: Final[Mapping[str, str]] = {
     "telemetry consumer, 5,000 events/s, one by one": "paced: telemetry consumer, 5,000 events/s, one by one",
     "telemetry consumer, 5,000 events/s, 20 at once": "paced: telemetry consumer, 5,000 events/s, 20 at once",
     "from the service to the handler, p50": "paced: telemetry consumer, 1,000 events/s, one by one, p50",
+    "eight consumers of the same events, four fields read": "fanout: 8 subscriptions, four fields read",
+    "full batches sent, varied events": "send: varied",
+    "single events sent through the buffer": "buffered: varied",
 }
 """The name of a benchmark's row by what the documents call it."""
 
