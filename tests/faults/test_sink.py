@@ -360,7 +360,7 @@ async def test_attempt_after_a_later_batch_began_fails(emulator: Emulator, query
 async def test_rows_that_differ_when_repeated_are_those_kept_first(
     emulator: Emulator, tmp_path: Path, seed: int, directly: bool
 ) -> None:
-    """*No loss and no duplicate*: a batch that another run has begun goes on with the rows of then, whoever sends."""
+    """*No loss and no duplicate*: a batch that an earlier run began is published from the rows it kept."""
     rng = random.Random(seed)
     expected: dict[str, list[str]] = {each: [] for each in PARTITIONS}
     for batch_id in range(6):

@@ -2,7 +2,7 @@
 
 A record (:class:`eventpump.interfaces.RecordStore`) is small, has a name that its readers know, and is replaced by
 compare-and-swap. An object of rows is large, is written once by one attempt of one task under a name of its own, is
-read in ranges by whoever publishes, and is deleted with its batch.
+read in ranges by the tasks that publish, and is deleted with its batch.
 """
 
 from __future__ import annotations
