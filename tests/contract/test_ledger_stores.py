@@ -24,6 +24,7 @@ from eventpump.storage.ledgers.blob import BlobLedger
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.ledgers.interface import LedgerStore
 from eventpump.storage.ledgers.opening import open_ledger
+from eventpump.storage.rows.blob import BlobRowStore
 from eventpump.testing.proxy import Direction, FaultProxy
 from tests.support.azurite import Azurite
 
@@ -398,10 +399,13 @@ async def test_container_url_with_a_signature_is_a_ledger(azurite: Azurite, cont
         ({"account_url": "https://account", "credential": SECRET}, "credential"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], field: str) -> None:
+@pytest.mark.parametrize("made", [BlobLedger, BlobRowStore])
+def test_options_that_cannot_work_are_refused(
+    made: type[BlobLedger | BlobRowStore], options: dict[str, Any], field: str
+) -> None:
     """Each wrong value gives one ConfigurationError that names it, and shows nothing secret."""
     with pytest.raises(ConfigurationError) as caught:
-        BlobLedger("ledgers", **options)
+        made("somewhere", **options)
     assert caught.value.field == field
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
