@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -38,6 +38,7 @@ from eventpump.storage.rows.opening import open_rows
 from tests.support.azurite import Azurite
 from tests.support.seeds import seeds
 
+_T = TypeVar("_T")
 NewStore: TypeAlias = Callable[[], RowStore]
 
 TOKEN = "sink/run.1"
@@ -302,6 +303,90 @@ class TestFileSystemRowStore(SharedRowStoreContract):
     async def new_store(self, tmp_path: Path) -> AsyncIterator[NewStore]:
         async with factory(lambda: FileSystemRowStore.of_uri((tmp_path / "deep" / "rows").as_uri())) as new:
             yield new
+
+
+class Unreliable(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
+    """The local files, which fail as often as is set, at the first steps of an operation.
+
+    Args:
+        error: What they fail with.
+    """
+
+    _local = fs.LocalFileSystem()
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.failures = 0
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise self._error
+        return getattr(self._local, name)(*args, **options)
+
+    def get_type_name(self) -> str:
+        return "unreliable"
+
+    def get_file_info(self, paths: list[str]) -> Any:
+        return self._call("get_file_info", paths)
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        return self._call("get_file_info", selector)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self._call("create_dir", path, recursive=recursive)
+
+    def delete_file(self, path: str) -> None:
+        self._call("delete_file", path)
+
+    def open_input_file(self, path: str) -> Any:
+        return self._call("open_input_file", path)
+
+    def open_output_stream(self, path: str, metadata: Any) -> Any:
+        return self._call("open_output_stream", path, compression=None)
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    delete_dir = delete_dir_contents = delete_root_dir_contents = get_type_name
+    move = copy_file = open_input_stream = open_append_stream = get_type_name
+
+
+class TestUnreliableFileSystem:
+    """In a file system of pyarrow that fails now and then, as an object store's client does after its own retries."""
+
+    async def test_operations_are_tried_again(self, tmp_path: Path) -> None:
+        """Every operation that fails once succeeds when it is tried again, and nothing is done twice."""
+        files = Unreliable(OSError("connection closed"))
+        store = FileSystemRowStore(fs.PyFileSystem(files), str(tmp_path))
+        await store.open()
+
+        async def failing_once(call: Awaitable[_T]) -> _T:
+            files.failures = 1
+            result = await call
+            assert files.failures == 0
+            return result
+
+        await failing_once(store.begin(TOKEN))
+        await failing_once(store.check(TOKEN))
+        name = await failing_once(store.write(STEM, [b"ro", b"ws"]))
+        assert await failing_once(store.read(name, 1, 2)) == b"ow"
+        assert await failing_once(store.list("sink")) == {"run.1": 0, name.removeprefix("sink/"): 4}
+        await failing_once(store.delete([name, f"{STEM}.none"]))
+        assert await store.list("sink") == {"run.1": 0}
+        await store.aclose()
+
+    @pytest.mark.parametrize(("error", "tries"), [(OSError("broken"), 4), (PermissionError("refused"), 1)])
+    async def test_operation_that_goes_on_failing_raises(self, tmp_path: Path, error: Exception, tries: int) -> None:
+        """After three more tries, or at once where another one does not help, the last error is raised."""
+        files = Unreliable(error)
+        store = FileSystemRowStore(fs.PyFileSystem(files), str(tmp_path))
+        await store.open()
+        files.failures = 99
+        with pytest.raises(StoreError, match=str(error)):
+            await store.read(f"{STEM}.0", 0, 1)
+        assert 99 - files.failures == tries
+        await store.aclose()
 
 
 class TestAzureFileSystemRowStore(SharedRowStoreContract):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyarrow import ArrowException, fs
 
+from eventpump.aio.retry import retrying
 from eventpump.errors import ConfigurationError, StoreError
+from eventpump.options.base import RetryOptions
 from eventpump.storage.rows.interface import KIND, new_name, unseen
 from eventpump.storage.rows.opened import OpenedRows
 from eventpump.texts import excerpt, without_secrets
@@ -18,11 +21,17 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_RETRY: Final = RetryOptions(base_delay=0.2)
+"""After what pyarrow's client has retried itself, for HDFS nothing."""
+_FINAL: Final = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What another try does not help."""
+
 
 class FileSystemRowStore(OpenedRows):
     """A `RowStore` in a file system of pyarrow: one file for each object, as durable as a file there that was closed.
 
-    Executors need what the file system needs, such as credentials in their environment or Hadoop's libraries.
+    Executors need what the file system needs, such as credentials in their environment or Hadoop's libraries. An
+    operation that fails is tried again three times, within about a second, unless its error is final.
 
     Args:
         filesystem: The file system.
@@ -66,15 +75,16 @@ class FileSystemRowStore(OpenedRows):
 
     async def write(self, stem: str, parts: Sequence[bytes | memoryview]) -> str:
         """Write a file under a new name, which is returned."""
-        path = self._file("write", name := new_name(stem))
+        self._file("write", stem)
 
-        def write() -> None:
-            with self._filesystem.open_output_stream(path) as file:
+        def write() -> str:
+            name = new_name(stem)  # another one for each try: what is left of a failed write may still arrive
+            with self._filesystem.open_output_stream(self._file("write", name)) as file:
                 for part in parts:
                     file.write(part)
+            return name
 
-        await self._in_thread("write", name, write)
-        return name
+        return await self._in_thread("write", stem, write)
 
     async def read(self, name: str, offset: int, size: int) -> bytes | None:
         """Return a range of a file, or None."""
@@ -115,8 +125,11 @@ class FileSystemRowStore(OpenedRows):
         return f"{self._path}/{directory}/{file}"
 
     async def _in_thread(self, operation: str, name: str, work: Callable[[], _T]) -> _T:
+        def is_final(error: Exception) -> bool:
+            return isinstance(error, _FINAL) or not isinstance(error, OSError)
+
         try:
-            return await asyncio.to_thread(work)
+            return await retrying(lambda: asyncio.to_thread(work), _RETRY, random.Random(), is_final=is_final)
         except (OSError, ArrowException) as error:
             raise StoreError(f"{operation} {name} in {KIND} {self!r}", _text(error)) from None
 
