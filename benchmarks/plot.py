@@ -20,7 +20,7 @@ MEASURED = {
     "receive": "CPU time of the client's process per event, received and read, over TLS",
     "programs": "CPU time of the client's process per event, in programs that do more than read it, over TLS",
     "paced": "CPU time of the client's process per event, of events that come one by one or a few at a time",
-    "delivery": "What one delivery of one event takes",
+    "delivery": "What one delivery of one event takes, and one send",
     "fanout": "CPU time of the process per event published, with several consumers that each read four fields of it",
     "send": "CPU time of the client's process per event, created and sent in full batches over TLS",
     "buffered": "CPU time of the client's process per event, sent singly through the client's buffer, over TLS",

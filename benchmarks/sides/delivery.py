@@ -1,4 +1,4 @@
-"""What one delivery of one event takes, counted and not timed."""
+"""What one delivery of one event takes, and one send of one event, counted and not timed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any
 
 import eventpump
 from benchmarks.sides.allocations import Allocations
-from eventpump import EventProcessor, EventProcessorHost, MemoryLeaseStore, PartitionContext, ReceivedEvent
+from eventpump import (
+    EventData,
+    EventProcessor,
+    EventProcessorHost,
+    EventProducer,
+    MemoryLeaseStore,
+    PartitionContext,
+    ReceivedEvent,
+)
 
 _HERE = __file__
 _PACKAGE = str(eventpump.__path__[0])
@@ -23,6 +31,37 @@ _COUNTED: dict[CodeType, str] = {
     events.TimerHandle.__init__.__code__: "timers made",
     events.TimerHandle.cancel.__code__: "timers cancelled",
 }
+
+
+class _Calls:
+    """Counts calls of functions between `begin` and `end`."""
+
+    def __init__(self) -> None:
+        self._functions: Counter[CodeType] = Counter()
+        self._of_c = 0
+
+    def begin(self) -> None:
+        """Count from here on."""
+        sys.setprofile(self._profile)
+
+    def _profile(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            self._functions[frame.f_code] += 1
+        elif event == "c_call":
+            self._of_c += 1
+
+    def end(self) -> Counter[str]:
+        """Return how many there were: of Python, of C, in each place, and of some of the event loop's functions."""
+        sys.setprofile(None)
+        found = Counter({"calls of C functions": self._of_c})
+        for code, number in self._functions.items():
+            if code.co_filename == _HERE:
+                continue
+            found["calls"] += number
+            found[f"in {_place(code)}"] += number
+            if code in _COUNTED:
+                found[_COUNTED[code]] += number
+        return found
 
 
 class _Counting(EventProcessor):
@@ -71,15 +110,7 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
     host = EventProcessorHost(
         connection_string, hub, processor=processor, lease_store=MemoryLeaseStore(), failure_policy="stop", **options
     )
-    functions: Counter[CodeType] = Counter()
-    of_c = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal of_c
-        if event == "call":
-            functions[frame.f_code] += 1
-        elif event == "c_call":
-            of_c += 1
+    calls = _Calls()
 
     async with host:
         running = asyncio.create_task(host.run())
@@ -90,18 +121,45 @@ async def delivery(connection_string: str, hub: str, deliveries: int, options: d
         allocations.begin()
         await processor.ends[2].wait()
         allocated = allocations.end()
-        sys.setprofile(profile)
+        calls.begin()
         await processor.ends[3].wait()
-        sys.setprofile(None)
+        found = calls.end()
         host.stop()
         await running
-    found: Counter[str] = Counter()
-    for code, number in functions.items():
-        if code.co_filename == _HERE:
-            continue
-        found["calls"] += number
-        found[f"in {_place(code)}"] += number
-        if code in _COUNTED:
-            found[_COUNTED[code]] += number
-    found |= Counter({"calls of C functions": of_c, "switches": switches, "allocations": allocated})
+    found |= Counter({"switches": switches, "allocations": allocated})
+    return {name: number / deliveries for name, number in found.items()}
+
+
+async def send(
+    connection_string: str, hub: str, deliveries: int, idempotent: bool, options: dict[str, Any]
+) -> dict[str, float]:
+    """Count what so many sends of one event take, each after the one before is stored.
+
+    Args:
+        deliveries: How many sends, of each of the four phases.
+        idempotent: Whether they are idempotent.
+        options: Of the connection.
+
+    Returns:
+        The figures of `delivery`, per send.
+    """
+    event = EventData(b"x" * 1024)
+    allocations, calls = Allocations(), _Calls()
+    async with EventProducer(connection_string, hub, idempotent=idempotent, **options) as producer:
+
+        async def send_all() -> None:
+            for _ in range(deliveries):
+                await producer.send(event if not idempotent else EventData(event.body), partition_id="0")
+
+        await send_all()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        await send_all()
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+        allocations.begin()
+        await send_all()
+        allocated = allocations.end()
+        calls.begin()
+        await send_all()
+        found = calls.end()
+    found |= Counter({"switches": switches, "allocations": allocated})
     return {name: number / deliveries for name, number in found.items()}
