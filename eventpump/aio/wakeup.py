@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
-class Wakeup(asyncio.Future[bool]):
+class Wakeup(asyncio.Future[_T]):
     """What one task waits for, as for any future; `complete` runs the task at once where no other task runs.
 
     A future has its task run in the next turn of the event loop. Where a callback of the loop completes it, as that
@@ -37,8 +39,12 @@ class Wakeup(asyncio.Future[bool]):
             removed += 1
         return removed
 
-    def set_result(self, result: bool, /) -> None:
+    def set_result(self, result: _T, /) -> None:
         super().set_result(result)
+        self._resume_later()
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
         self._resume_later()
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -46,14 +52,14 @@ class Wakeup(asyncio.Future[bool]):
         self._resume_later()
         return is_cancelled
 
-    def complete(self) -> None:
-        """Complete it with True, and run the task that waits until it waits again. Does nothing where it is done.
+    def complete(self, result: _T) -> None:
+        """Set the result, and run the task that waits until it waits again. Does nothing where it is done.
 
         Within another task this one is run in the next turn, as by `set_result`.
         """
         if self.done():
             return
-        super().set_result(True)
+        super().set_result(result)
         if self.resumes is None:
             return
         if asyncio.current_task() is not None:
@@ -62,6 +68,10 @@ class Wakeup(asyncio.Future[bool]):
         (resume, context), self.resumes = self.resumes, None
         try:
             context.run(resume, self)
+        except RuntimeError:
+            # The callback runs in this very context, which the task's maker has given to both, and none is entered
+            # twice. A task raises no such error.
+            self.get_loop().call_soon(resume, self, context=context)
         except BaseException as error:
             # A task raises these only, which end the loop: not the work of the caller, before that is done.
             self.get_loop().call_soon(_raise, error)

@@ -414,7 +414,7 @@ class FeedCursor(Generic[_T]):
         self._feed = feed
         self._cursor = cursor
         self._cache = cache
-        self._waiter: Wakeup | None = None
+        self._waiter: Wakeup[bool] | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # kept here, as a handle of uvloop that is due at once does not have it
@@ -480,7 +480,7 @@ class FeedCursor(Generic[_T]):
         """
         # No coroutine around the future: this is called for each batch.
         loop = asyncio.get_running_loop()
-        waiter = Wakeup(loop=loop)
+        waiter: Wakeup[bool] = Wakeup(loop=loop)
         waiter.resumes = None
         if self._cursor.available or self._feed.error is not None:
             waiter.set_result(True)
@@ -500,7 +500,7 @@ class FeedCursor(Generic[_T]):
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            waiter.complete()
+            waiter.complete(True)
 
     def wake(self) -> None:
         """End a wait."""

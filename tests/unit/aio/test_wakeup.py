@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -12,13 +13,13 @@ from eventpump.aio.wakeup import Wakeup
 _NAME: ContextVar[str] = ContextVar("name", default="none")
 
 
-def _wakeup() -> Wakeup:
-    made = Wakeup(loop=asyncio.get_running_loop())
+def _wakeup() -> Wakeup[bool]:
+    made: Wakeup[bool] = Wakeup(loop=asyncio.get_running_loop())
     made.resumes = None
     return made
 
 
-async def _waits(made: Wakeup, steps: list[object]) -> None:
+async def _waits(made: Wakeup[bool], steps: list[object]) -> None:
     _NAME.set("the task's")
     try:
         steps.append(await made)
@@ -29,6 +30,10 @@ async def _waits(made: Wakeup, steps: list[object]) -> None:
     except asyncio.CancelledError:
         steps.append("cancelled")
         raise
+
+
+def _complete(made: Wakeup[bool]) -> Callable[[], None]:
+    return lambda: made.complete(True)
 
 
 async def _called(*calls: object) -> None:
@@ -50,7 +55,7 @@ async def test_complete_in_a_callback_runs_the_task_within_the_call() -> None:
     made, steps = _wakeup(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
-    await _called(made.complete, lambda: steps.append((_NAME.get(), asyncio.current_task())), made.complete)
+    await _called(_complete(made), lambda: steps.append((_NAME.get(), asyncio.current_task())), _complete(made))
     assert steps[:3] == [True, ("the task's", True), ("none", None)]
     await task
     assert steps[3:] == ["later"]
@@ -61,7 +66,7 @@ async def test_complete_in_a_task_leaves_the_other_for_the_next_turn() -> None:
     made, steps = _wakeup(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
-    made.complete()
+    made.complete(True)
     assert steps == []
     await task
     assert steps == [True, ("the task's", True), "later"]
@@ -83,17 +88,38 @@ async def test_cancelled_task_ends_once(is_completed: bool) -> None:
     made, steps = _wakeup(), list[object]()
     task = asyncio.create_task(_waits(made, steps))
     await asyncio.sleep(0)
-    calls = [made.complete, task.cancel] if is_completed else [task.cancel, made.complete]
+    calls = [_complete(made), task.cancel] if is_completed else [task.cancel, _complete(made)]
     await _called(*calls)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == ([True, ("the task's", True)] if is_completed else []) + ["cancelled"]
 
 
+async def test_error_is_for_the_next_turn() -> None:
+    """It is a future: an error ends the wait as well, and nothing runs within the call."""
+    made, steps = _wakeup(), list[object]()
+    task = asyncio.create_task(_waits(made, steps))
+    await asyncio.sleep(0)
+    await _called(lambda: made.set_exception(ValueError("no")), lambda: steps.append("callback"))
+    with pytest.raises(ValueError, match="no"):
+        await task
+    assert steps == ["callback"]
+
+
+async def test_complete_within_the_context_of_the_task_that_waits_loses_no_wake_up() -> None:
+    """A context cannot be entered twice: the task goes on in the next turn."""
+    made, steps, context = _wakeup(), list[object](), copy_context()
+    task = asyncio.create_task(_waits(made, steps), context=context)
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(made.complete, True, context=context)
+    await task
+    assert steps == [True, ("the task's", True), "later"]
+
+
 async def test_task_that_begins_to_wait_after_the_end_does_not_wait() -> None:
     """What is done already is done."""
     made = _wakeup()
-    made.complete()
+    made.complete(True)
     assert await made
 
 
@@ -102,7 +128,7 @@ async def test_timeout_ends_the_wait() -> None:
     made = _wakeup()
     _, pending = await asyncio.wait({made}, timeout=1)
     assert pending == {made}
-    await _called(made.complete)
+    await _called(_complete(made))
     assert made.result()
 
 
@@ -120,7 +146,7 @@ def test_exit_in_the_task_ends_the_loop_and_not_the_caller() -> None:
 
         tasks.append(asyncio.create_task(exits()))
         await asyncio.sleep(0)
-        await _called(made.complete, lambda: steps.append("after"))
+        await _called(_complete(made), lambda: steps.append("after"))
         await asyncio.sleep(9)
 
     with pytest.raises(SystemExit):
