@@ -169,6 +169,16 @@ class SendLinkSpec:
     desired_capabilities: Sequence[str] = ()
 
 
+class PostedMessage(Protocol):
+    """A message that was given to `SendLink.post`."""
+
+    def withdraw(self) -> None:
+        """End the wait for its outcome, which is not reported any more. Does nothing once it was.
+
+        If the first byte was not passed to the connection yet, the message is not sent.
+        """
+
+
 class SendLink(Protocol):
     """An attached send link."""
 
@@ -200,6 +210,28 @@ class SendLink(Protocol):
                 None, the service refused it as too large.
             ServiceError: The service refused the message, or the link or the connection ended. After
                 `ServiceTimeoutError`, `LinkDetachedError` and `ConnectionLostError` the outcome is unknown.
+        """
+
+    def post(
+        self,
+        message: bytes,
+        on_outcome: Callable[[BaseException | None], None],
+        *,
+        message_format: int = 0,
+        on_sent: Callable[[], None] | None = None,
+    ) -> PostedMessage:
+        """Send one encoded message as `send` does, without waiting for its outcome.
+
+        Args:
+            message: The encoded message.
+            on_outcome: Called once, after this call has returned, unless the message is withdrawn before: with None if
+                the service has accepted the message, else with what `send` would have raised. It must not raise.
+            message_format: As of `send`.
+            on_sent: As of `send`; it may be called within this call.
+
+        Raises:
+            EventTooLargeError: As of `send`.
+            ServiceError: The link has ended.
         """
 
     async def aclose(self) -> None:

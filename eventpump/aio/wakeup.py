@@ -76,6 +76,13 @@ class Wakeup(asyncio.Future[_T]):
             # A task raises these only, which end the loop: not the work of the caller, before that is done.
             self.get_loop().call_soon(_raise, error)
 
+    def end(self: Wakeup[None], error: BaseException | None) -> None:
+        """Complete it with None, or with an error, which is for the next turn. Does nothing where it is done."""
+        if error is None:
+            self.complete(None)
+        elif not self.done():
+            self.set_exception(error)
+
     def _resume_later(self) -> None:
         if self.resumes is not None:
             (resume, context), self.resumes = self.resumes, None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from eventpump.amqp.message import Message
 from eventpump.amqp.types import Int, Short, Symbol, Timestamp
@@ -724,6 +724,31 @@ class FakeReceiveLink:
             self.transport.lose(ConnectionLostError(reason))
 
 
+class FakePosted:
+    """A message on its way to a hub in memory: `interfaces.PostedMessage`.
+
+    Args:
+        sending: Sends it.
+        on_outcome: Called with what that came to.
+    """
+
+    def __init__(self, sending: Coroutine[Any, Any, None], on_outcome: Callable[[BaseException | None], None]) -> None:
+        self._on_outcome: Callable[[BaseException | None], None] | None = on_outcome
+        self._task = asyncio.create_task(sending, name="send a posted message")
+        self._task.add_done_callback(self._ended)
+
+    def withdraw(self) -> None:
+        """See `PostedMessage`."""
+        self._on_outcome = None
+        self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        on_outcome, self._on_outcome = self._on_outcome, None
+        if on_outcome is not None:
+            on_outcome(error)
+
+
 class FakeSendLink:
     """A send link to a hub in memory. Created by `FakeTransport`."""
 
@@ -780,6 +805,19 @@ class FakeSendLink:
             arriving.result()
 
         await _unless_ended(hand_over(), self._waiting, lambda: self._error)
+
+    def post(
+        self,
+        message: bytes,
+        on_outcome: Callable[[BaseException | None], None],
+        *,
+        message_format: int = 0,
+        on_sent: Callable[[], None] | None = None,
+    ) -> FakePosted:
+        """See `SendLink`."""
+        if self._error is not None:
+            raise self._error
+        return FakePosted(self.send(message, message_format=message_format, on_sent=on_sent), on_outcome)
 
     async def _arrive(self, message: bytes, message_format: int) -> None:
         hub, partition_id = self._hub, self._spec.partition_id

@@ -271,7 +271,8 @@ class BaseConnection(ABC):
         if self._unanswered is None or self._unanswered[1] != heard:
             self._unanswered = asked
         since, _ = self._unanswered
-        if self._loop.time() - since < self.settings.idle_timeout:
+        # In this form a timer that was set for that moment finds it come: a difference of the two may be rounded down.
+        if since + self.settings.idle_timeout > self._loop.time():
             return False
         self.drop("the service answers nothing any more")
         return True

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from eventpump.aio.tasks import reject, resolve
+from eventpump.aio.tasks import resolve
+from eventpump.aio.wakeup import Wakeup
 from eventpump.amqp.performatives import Accepted, Modified, Rejected, Released
 from eventpump.errors import (
     AuthenticationError,
@@ -25,7 +26,7 @@ from eventpump.eventhubs.addresses import parse_address
 from eventpump.eventhubs.conditions import MESSAGE_SIZE_EXCEEDED, error_for
 from eventpump.interfaces import CLOSE_TIMEOUT, ReceiveSink
 from eventpump.logs import present
-from eventpump.transport.base import BaseConnection, LinkHandle, LinkSpec
+from eventpump.transport.base import Asked, BaseConnection, LinkHandle, LinkSpec
 
 _UNLIMITED = 2**63
 
@@ -58,7 +59,7 @@ class ClientLink:
         self.connection = connection
         self.entity = entity
         self.link: LinkHandle | None = None
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._attached: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._on_expired = on_expired
@@ -270,8 +271,62 @@ class ClientReceiveLink(ClientLink):
         self._sink.detached(error)
 
 
-class _ExpiredError(Exception):
-    """The time that a message has is over."""
+class _Posted:
+    """A message on its way: `eventpump.interfaces.PostedMessage`.
+
+    Attributes:
+        on_outcome: Called with its outcome; None where nobody waits for that any more.
+        size: That of the message, in bytes.
+        message: The message, until it is sent.
+        asked: When an answer was asked for, as of `BaseConnection.asked`.
+    """
+
+    __slots__ = ("_link", "asked", "message", "message_format", "on_outcome", "on_sent", "size")
+
+    def __init__(
+        self,
+        link: ClientSendLink,
+        message: bytes,
+        message_format: int,
+        on_sent: Callable[[], None] | None,
+        on_outcome: Callable[[BaseException | None], None],
+        asked: Asked,
+    ) -> None:
+        self._link = link
+        self.message = message
+        self.size = len(message)
+        self.message_format = message_format
+        self.on_sent = on_sent
+        self.on_outcome: Callable[[BaseException | None], None] | None = on_outcome
+        self.asked = asked
+
+    def withdraw(self) -> None:
+        """See `PostedMessage`."""
+        if self.on_outcome is not None:
+            self.on_outcome = None
+            self._link.withdrawn(self)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Report its outcome, once."""
+        on_outcome, self.on_outcome = self.on_outcome, None
+        if on_outcome is not None:
+            on_outcome(error)
+
+
+class _Outcome(Wakeup[None]):
+    """What a caller of `send` waits for. A cancellation withdraws the message at once, not when the caller runs again.
+
+    Attributes:
+        posted: The message.
+    """
+
+    __slots__ = ("posted",)
+
+    posted: _Posted
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self.posted.withdraw()
+        return super().cancel(msg)
 
 
 class ClientSendLink(ClientLink):
@@ -300,10 +355,10 @@ class ClientSendLink(ClientLink):
         """
         super().__init__(connection, entity=entity, on_expired=on_expired)
         self._on_lost_link = on_lost
-        self._queue: OrderedDict[asyncio.Future[None], tuple[bytes, int, Callable[[], None] | None]] = OrderedDict()
-        self._unsettled: dict[int, tuple[asyncio.Future[None], int]] = {}  # with the size of the message
+        self._queue: OrderedDict[_Posted, None] = OrderedDict()
+        self._unsettled: dict[int, _Posted] = {}
+        """Those sent, in their order; also those whose outcome nobody waits for any more."""
         # One timer for all messages: they have the same time each, so that the first that is due is the oldest.
-        self._due: dict[asyncio.Future[None], float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -317,70 +372,90 @@ class ClientSendLink(ClientLink):
 
     async def send(self, message: bytes, *, message_format: int = 0, on_sent: Callable[[], None] | None = None) -> None:
         """See `SendLink`."""
-        limit = None if self.link is None else self.link.remote_max_message_size
+        outcome = _Outcome(loop=self._loop)
+        outcome.resumes = None
+        outcome.posted = posted = self.post(message, outcome.end, message_format=message_format, on_sent=on_sent)
+        try:
+            await outcome
+        except BaseException:
+            posted.withdraw()
+            raise
+
+    def post(
+        self,
+        message: bytes,
+        on_outcome: Callable[[BaseException | None], None],
+        *,
+        message_format: int = 0,
+        on_sent: Callable[[], None] | None = None,
+    ) -> _Posted:
+        """See `SendLink`."""
+        link, connection = self.link, self.connection
+        limit = None if link is None else link.remote_max_message_size
         if limit is not None and len(message) > limit:
             raise EventTooLargeError(len(message), limit)
         if self.error is not None:
             raise self.error
         if self._is_closing:
             raise self._closed_here()
-        connection, queue = self.connection, self._queue
-        asked = connection.asked()
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue[outcome] = (message, message_format, on_sent)
-        self._due[outcome] = due = asked[0] + connection.settings.operation_timeout
+        posted = _Posted(self, message, message_format, on_sent, on_outcome, connection.asked())
         if self._timer is None:
-            self._set_timer(due)
-        try:
-            self._pump()
-            if outcome in queue:
-                connection.flush_soon()  # the flow with the credit is to be read
-            await outcome
-        except _ExpiredError as expired:
-            recovery = Recovery.RECONNECT if connection.unanswered(asked) else Recovery.RELINK
-            raise ServiceTimeoutError(
-                f"{expired} for the message within {connection.settings.operation_timeout} s",
-                entity=self.entity,
-                recovery=recovery,
-            ) from None
-        except asyncio.CancelledError:
-            if outcome not in queue:
-                connection.unanswered(asked)  # as of an attach
-            raise
-        finally:
-            queue.pop(outcome, None)
-            del self._due[outcome]
+            self._set_timer(posted)
+        self._queue[posted] = None
+        self._pump()
+        if self._queue:
+            connection.flush_soon()  # the flow with the credit is to be read
+        return posted
 
-    def _set_timer(self, due: float) -> None:
+    def withdrawn(self, posted: _Posted) -> None:
+        """Called when a message is withdrawn. One that is sent is kept until its outcome arrives."""
+        if posted in self._queue:
+            del self._queue[posted]
+        else:
+            self.connection.unanswered(posted.asked)  # as of an attach
+
+    def _set_timer(self, oldest: _Posted) -> None:
         # It is not cancelled when the outcome arrives, and then finds nothing due: to set one for each message costs as
         # much as the engine.
-        self._timer = asyncio.get_running_loop().call_at(due, self._expire, due)
+        due = oldest.asked[0] + self.connection.settings.operation_timeout
+        self._timer = self._loop.call_at(due, self._expire, due)
 
     def _expire(self, due: float) -> None:
         """End the waits whose time is over, and wait for the next."""
         self._timer = None
-        now = max(due, asyncio.get_running_loop().time())
-        for outcome, at in self._due.items():
-            if at > now:
-                self._set_timer(at)
-                return
-            is_unsent = self._queue.pop(outcome, None) is not None
-            reject(outcome, _ExpiredError("no credit" if is_unsent else "no outcome"))
+        connection, limit = self.connection, self.connection.settings.operation_timeout
+        now = max(due, self._loop.time())
+        expired: list[tuple[Callable[[BaseException | None], None], _Posted, str]] = []
+        for posted in (*self._unsettled.values(), *self._queue):
+            if (on_outcome := posted.on_outcome) is None:
+                continue
+            if posted.asked[0] + limit > now:
+                self._set_timer(posted)
+                break
+            # Before anything is reported: the connection may be dropped for it.
+            posted.on_outcome = None
+            is_unsent = posted in self._queue
+            if is_unsent:
+                del self._queue[posted]
+            expired.append((on_outcome, posted, "credit" if is_unsent else "outcome"))
+        for on_outcome, posted, what in expired:
+            recovery = Recovery.RECONNECT if connection.unanswered(posted.asked) else Recovery.RELINK
+            problem = f"no {what} for the message within {limit} s"
+            on_outcome(ServiceTimeoutError(problem, entity=self.entity, recovery=recovery))
 
     def _pump(self) -> None:
-        """Send what credit and the stream allow. A cancelled send stays in `_unsettled` until its outcome arrives."""
+        """Send what credit and the stream allow."""
         link, connection, queue = self.link, self.connection, self._queue
         while queue and link is not None and link.credit > 0 and link.is_attached:
             if connection.is_paused:
                 connection.hold_back(self)
                 return
-            outcome, (message, message_format, on_sent) = queue.popitem(last=False)
-            if not outcome.done():
-                if on_sent is not None:
-                    on_sent()
-                size = len(message)
-                self._unsettled[link.send(message, message_format=message_format)] = outcome, size
-                connection.queued(size)
+            posted, _ = queue.popitem(last=False)
+            message, posted.message = posted.message, b""
+            if posted.on_sent is not None:
+                posted.on_sent()
+            self._unsettled[link.send(message, message_format=posted.message_format)] = posted
+            connection.queued(posted.size)
 
     def on_writable(self) -> None:
         """The peer reads again."""
@@ -393,25 +468,20 @@ class ClientSendLink(ClientLink):
             self.link.drained()
 
     def on_outcomes(self, outcomes: list[tuple[int, Any]]) -> None:
-        for delivery_id, outcome in outcomes:
-            sent = self._unsettled.pop(delivery_id, None)
-            if sent is None:
-                continue
-            waiting, size = sent
-            error = None if type(outcome) is Accepted else self._error(outcome, size)
-            if error is None:
-                resolve(waiting, None)
-            else:
-                reject(waiting, error)
+        unsettled = self._unsettled
+        # All before the first is reported: who waits for it goes on within the report, and may close the link.
+        answered = [(unsettled.pop(number, None), outcome) for number, outcome in outcomes]
+        for posted, outcome in answered:
+            if posted is not None:
+                posted.ended(None if type(outcome) is Accepted else self._error(outcome, posted.size))
 
     def on_detached(self, error: ServiceError) -> None:
         if self._is_open and error.condition == MESSAGE_SIZE_EXCEEDED and self.connection.is_alive:
             # Whichever message it is for, the largest one under way is not smaller: no new link takes that either. The
             # others are sent again.
-            largest = max((size for _, size in self._unsettled.values()), default=0)
-            for waiting, size in self._unsettled.values():
-                if size == largest:
-                    reject(waiting, self._too_large(size, error))
+            largest = max((each.size for each in self._unsettled.values()), default=0)
+            for each in [each for each in self._unsettled.values() if each.size == largest]:
+                each.ended(self._too_large(largest, error))
             error = LinkDetachedError(
                 error.description, condition=error.condition, entity=self.entity, tracking_id=error.tracking_id
             )
@@ -459,7 +529,8 @@ class ClientSendLink(ClientLink):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for waiting in (*self._queue, *(waiting for waiting, _ in self._unsettled.values())):
-            reject(waiting, error)
+        waiting = (*self._unsettled.values(), *self._queue)
         self._queue.clear()
         self._unsettled.clear()
+        for each in waiting:
+            each.ended(error)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from eventpump.interfaces import SendLink, SendLinkSpec
+from eventpump.interfaces import PostedMessage, SendLink, SendLinkSpec
 from eventpump.storage.ledgers.directory import DirectoryLedger
 from eventpump.storage.rows.directory import DirectoryRowStore
 from tests.faults.sinking import PATHS, PlainTransport, query_of
@@ -53,6 +53,22 @@ class DyingLink:
         self._point()
         await self._link.send(message, message_format=message_format, on_sent=on_sent)
         self._point()
+
+    def post(
+        self,
+        message: bytes,
+        on_outcome: Callable[[BaseException | None], None],
+        *,
+        message_format: int = 0,
+        on_sent: Callable[[], None] | None = None,
+    ) -> PostedMessage:
+        self._point()
+
+        def ended(error: BaseException | None) -> None:
+            self._point()
+            on_outcome(error)
+
+        return self._link.post(message, ended, message_format=message_format, on_sent=on_sent)
 
     async def aclose(self) -> None:
         await self._link.aclose()

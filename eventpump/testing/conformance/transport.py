@@ -520,6 +520,41 @@ class TransportContract:
         await _error_of(link.send(EventData(b"d").encode(), on_sent=lambda: sent.append("d")))
         assert sent == ["a", "c"]
 
+    async def test_post_reports_each_outcome_once_unless_withdrawn(self, harness: TransportHarness) -> None:
+        """In the order of the calls: None once stored, or the error; of a message that was withdrawn, nothing."""
+        transport = harness.new_transport()
+        link = await transport.open_send_link(SendLinkSpec(HUB, "0"))
+        outcomes: list[tuple[str, BaseException | None]] = []
+        sent: list[str] = []
+        release = harness.hold("transfer")
+        posted = {
+            body: link.post(
+                EventData(body.encode()).encode(),
+                lambda error, body=body: outcomes.append((body, error)),  # type: ignore[misc]  # its default is text
+                on_sent=lambda body=body: sent.append(body),  # type: ignore[misc]  # as above
+            )
+            for body in ("a", "b", "c")
+        }
+        await transport.get_hub_properties(HUB)
+        posted["b"].withdraw()
+        release()
+        await link.send(EventData(b"d").encode())
+        await transport.get_hub_properties(HUB)
+        assert (outcomes, sent) == ([("a", None), ("c", None)], ["a", "b", "c"])
+        posted["a"].withdraw()
+        release = harness.hold("transfer")
+        lost: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        link.post(EventData(b"e").encode(), lost.set_result)
+        await transport.get_hub_properties(HUB)
+        harness.lose_connections()
+        assert isinstance(await lost, ConnectionLostError)
+        release()
+        try:
+            link.post(b"", lambda error: outcomes.append(("f", error)))
+        except ConnectionLostError:
+            return
+        raise AssertionError("a message was taken by a link that has ended")
+
     async def test_is_attached_holds_until_the_send_link_ends(self, harness: TransportHarness) -> None:
         """`is_attached` holds from the attach to the end: closed here, or lost with the connection, at once."""
         transport = harness.new_transport()

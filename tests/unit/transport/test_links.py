@@ -341,6 +341,25 @@ async def test_disposition_over_a_range_ends_every_send_in_it(service: Service, 
         await sends[4]
 
 
+async def test_sender_that_closes_the_link_at_its_outcome_takes_none_from_the_others(
+    service: Service, transport: NativeTransport
+) -> None:
+    """Callers go on within the report of their outcomes: what was accepted with them is not sent again."""
+    link = await open_sender(transport)
+    service.script.hold_messages.add("Partitions/0")
+
+    async def send_and_close() -> None:
+        await link.send(event())
+        await link.aclose()
+
+    sends = [asyncio.ensure_future(each) for each in (send_and_close(), link.send(event()), link.send(event()))]
+    await settle()
+    ids = [delivery_id for _, delivery_id in service.held]
+    service.held[0][0].settle(ids[0], ids[2], Accepted())
+    service.connection.flush()
+    assert await asyncio.gather(*sends, return_exceptions=True) == [None, None, None]
+
+
 async def test_send_to_a_slow_service_waits_in_the_link_in_order(service: Service, transport: NativeTransport) -> None:
     """While the service does not read, messages wait in the link, not in the stream; then they go in their order."""
     link = await open_sender(transport)
@@ -439,6 +458,23 @@ async def test_each_send_has_its_own_time(service: Service) -> None:
     await transport.aclose()
     # Nothing of an ended link waits for its time.
     assert link._timer is None
+
+
+async def test_service_that_answers_nothing_is_left_when_the_idle_timeout_is_over(service: Service) -> None:
+    """With heartbeats all the while: at the first time-out of a send that comes as late as that, at any time of day."""
+    service.script.hold_messages.add("Partitions/0")
+
+    async def send(moment: float) -> Recovery:
+        transport = service.transport(operation_timeout=60.0, idle_timeout=60.0)
+        link = await open_sender(transport)
+        await asyncio.sleep(moment)
+        with pytest.raises(ServiceTimeoutError) as raised:
+            await link.send(event())
+        await transport.aclose()
+        return raised.value.recovery
+
+    recoveries = await asyncio.gather(*(send(0.1 * number) for number in range(20)))
+    assert set(recoveries) == {Recovery.RECONNECT}
 
 
 async def test_send_waits_as_a_task_of_its_caller_and_no_timer_is_set_per_send(
