@@ -16,8 +16,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType
 
 from eventpump import ReceivedEvent
-from eventpump.emulator.faults import Delay, LinkRole, Reject
+from eventpump.emulator.faults import Delay, Hold, LinkRole, Reject
 from eventpump.errors import ConfigurationError, DataLossError, RequestRefusedError
+from eventpump.spark.source import watch
 from eventpump.spark.source.offsets import KEEP_LINKS, LEAST_KEEP_LINKS
 from eventpump.spark.source.options import SourceOptions
 from eventpump.spark.source.readers import BatchReader, StreamReader, columns_of
@@ -666,6 +667,42 @@ def test_query_does_not_ask_again_for_what_is_known(pair: Hub) -> None:
     pair.publish(b"d")
     assert engine.batch() == [("0", 3, b"d")]
     assert requests.fired >= asked + 3
+
+
+def test_full_batch_does_not_wait_for_answers(pair: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that what is known fills is planned at once, and read, while nothing answers; the one after it waits."""
+    monkeypatch.setattr(watch, "AWAY_SECONDS", 3600.0)
+    pair.publish(b"a", b"b", b"c", b"d")
+    engine = Engine(pair, startingPosition="earliest", maxEventsPerTrigger=1)
+    assert engine.batch() == [("0", 0, b"a")]
+    hold = pair.service.add_fault(Hold(), role=LinkRole.MANAGEMENT, count=None)
+    assert engine.batch() == [("0", 1, b"b")]
+    assert engine.batch() == [("0", 2, b"c")]
+    pair.publish(b"e", to="1")
+    pair.service.call(hold.remove)
+    assert engine.batch(ReadMaxRows(2)) == [("0", 3, b"d"), ("1", 0, b"e")]
+    assert engine.batch() is None
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_query_finds_a_recreated_hub_before_a_full_batch(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Before a batch that is planned without an answer, the hub is asked whether it is still the same."""
+    monkeypatch.setattr(watch, "AWAY_SECONDS", 0.0)
+    hub.publish(b"a", b"b", b"c", b"d")
+    engine = Engine(hub, startingPosition="earliest", maxEventsPerTrigger=1, failOnDataLoss=str(fails).lower())
+    assert [engine.batch() for _ in range(2)] == [[("0", 0, b"a")], [("0", 1, b"b")]]
+    hub.recreate()
+    hub.publish(b"A", b"B", b"C", b"D")
+    if fails:
+        with pytest.raises(DataLossError, match="the hub was recreated"):
+            engine.batch()
+        return
+    assert [engine.batch() for _ in range(5)] == [
+        *([("0", n, b)] for n, b in enumerate((b"A", b"B", b"C", b"D"))),
+        None,
+    ]
 
 
 def test_query_does_not_ask_where_it_is_to_read_a_batch(pair: Hub) -> None:

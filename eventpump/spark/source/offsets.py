@@ -577,6 +577,25 @@ class StreamPlanner:
         self._last_batch = now
         return BatchEnd(SourceOffset.of(offsets), tuple(losses))
 
+    def is_full(self, start: SourceOffset, snapshots: Mapping[str, HubSnapshot]) -> bool:
+        """Return whether the limits leave events of the snapshots for later, if the batch begins at `start`.
+
+        Not if anything else is to be decided first: a hub that is new to the query or was recreated, or a loss.
+        """
+        backlog: dict[_Place, int] = {}
+        for name, snapshot in snapshots.items():
+            begin = start.hubs.get(name)
+            if begin is None or (begin.created_at or self._created_at.get(name)) != snapshot.created_at:
+                return False
+            numbers, losses = _effective_start(begin, snapshot)
+            if losses:
+                return False
+            for each, number in numbers.items():
+                backlog[name, each] = max(0, self._latest((name, each), snapshots) - number)
+        if not start.hubs.keys() <= snapshots.keys():
+            return False
+        return sum(self._limited(backlog, snapshots).values()) < sum(backlog.values())
+
     def _limited(self, backlog: Mapping[_Place, int], snapshots: Mapping[str, HubSnapshot]) -> Mapping[_Place, int]:
         """Return each partition's share of the backlog within the limits.
 

@@ -383,7 +383,12 @@ class _Query:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         await self._begin(start.hubs.keys())
-        await self._watch.refresh()
+        is_full = is_limited and self._is_full(start)
+        if is_full:
+            await self._watch.refresh_behind()
+            is_full = self._is_full(start)  # unless a hub turned out to be another one
+        if not is_full:
+            await self._watch.refresh()
         while True:
             snapshots = self._watch.snapshots
             end = self._planner.end(start, snapshots, is_limited=is_limited, now=loop.time())
@@ -391,6 +396,10 @@ class _Query:
             if end.offset is not start or self._ends_at_target or self._watch.is_known_since(asked_at):
                 return end.offset
             await self._watch.until_news(self._drained(start, snapshots))
+
+    def _is_full(self, start: SourceOffset) -> bool:
+        """Return whether the next batch can be planned from what is known, because that is more than it may hold."""
+        return self._watch.is_complete and self._planner.is_full(start, self._watch.snapshots)
 
     def _drained(self, start: SourceOffset, snapshots: Mapping[str, HubSnapshot]) -> dict[int, dict[str, int]]:
         """Return the partitions that are read to their end, by hub, with the number of the next event."""

@@ -58,6 +58,9 @@ AWAY_SECONDS: Final = 5.0
 class HubsWatch:
     """Keeps the driver's knowledge of the hubs of one query up to date. On one event loop, one call at a time.
 
+    While a batch is planned and read, one round of requests may be under way (`refresh_behind`); every other call that
+    makes requests waits for it first.
+
     Args:
         transport: Returns the connection to the namespace.
         hubs: The options of each hub of the query.
@@ -71,6 +74,7 @@ class HubsWatch:
         self._known = KnownHubs(len(hubs))
         self._budget = RequestBudget()
         self._last_round = self._called_at = self._checked_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._links = [
             _WatchLinks(transport, each, partial(self._shown, index)) if each.watch_consumer_group is not None else None
@@ -81,6 +85,11 @@ class HubsWatch:
     def snapshots(self) -> Mapping[str, HubSnapshot]:
         """What the hubs hold, as far as it is known, by name in lower case."""
         return self._known.snapshots(self._names)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything was asked for at least once since each hub was created."""
+        return not self._known.unknown(_EVER)
 
     @property
     def facts(self) -> list[HubFacts]:
@@ -99,6 +108,7 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
+        await self._joined()
         self._checked_at = since = asyncio.get_running_loop().time()
         while unknown := self._known.unknown(since):
             # A hub's partitions are known once it has answered.
@@ -111,7 +121,7 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
-        if self._known.unknown(_EVER):
+        if not self.is_complete:
             await self.look_at_all()
 
     async def refresh(self) -> None:
@@ -123,11 +133,40 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
+        await self._joined()
         await self.until_known()
+        await self._read_due()
+
+    async def refresh_behind(self) -> None:
+        """Begin what `refresh` does, unless that is in progress. Only the hubs' own properties are waited for, if they
+        were not asked for within `AWAY_SECONDS`: nothing that is known of a hub holds once it is recreated.
+
+        Raises:
+            ServiceError: The service did not answer in time, or refused; or did so when this was called before.
+        """
+        since = asyncio.get_running_loop().time() - AWAY_SECONDS
+        await self._read_now([each for each in self._known.unknown(since) if each.partition_id is None])
+        if self._reading is None or self._reading.done():
+            await self._joined()
+            self._reading = asyncio.create_task(self._read_due(), name="refresh what is known of the hubs")
+
+    async def _joined(self) -> None:
+        """Wait for what was begun behind a batch.
+
+        Raises:
+            ServiceError: It failed.
+        """
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
+            reading, self._reading = self._reading, None
+            reading.result()
+
+    async def _read_due(self) -> None:
         now = asyncio.get_running_loop().time()
+        called_at, self._called_at = self._called_at, now
         rate = self._budget.rate(now)
         if self._interval is None:
-            is_due = self._known.news_at > self._last_round or now >= self._called_at + AWAY_SECONDS
+            is_due = self._known.news_at > self._last_round or now >= called_at + AWAY_SECONDS
         else:
             is_due = now >= self._last_round + min(self._interval, self._known.pace(rate, self._interval, now).seconds)
         if is_due and (free := self._budget.free(now)):
@@ -190,6 +229,7 @@ class HubsWatch:
         Raises:
             ServiceError: The service did not answer in time, or refused.
         """
+        await self._joined()
         loop = asyncio.get_running_loop()
         self.watch(drained)
         now = loop.time()
@@ -213,6 +253,12 @@ class HubsWatch:
 
     async def aclose(self) -> None:
         """Close the links. May be called twice."""
+        if (reading := self._reading) is not None:
+            reading.cancel()
+            await asyncio.wait({reading})
+            if not reading.cancelled():
+                reading.exception()  # nobody is left whom it concerns
+            self._reading = None
         await gather(links.aclose() for links in self._links if links is not None)
 
     def _shown(self, index: int, partition_id: str, event: ReceivedEvent) -> None:
@@ -223,6 +269,9 @@ class HubsWatch:
     async def _read(self, items: Sequence[Item]) -> None:
         """Read items; and, of a hub that turns out to be another one, everything."""
         self._last_round = asyncio.get_running_loop().time()
+        await self._read_now(items)
+
+    async def _read_now(self, items: Sequence[Item]) -> None:
         await gather(map(self._read_one, items))
         while unknown := self._known.unknown(_EVER):
             hubs = [each for each in unknown if each.partition_id is None]

@@ -309,6 +309,30 @@ def test_next_batch_without_a_limit_ends_at_the_newest_event() -> None:
     assert next_batch(limited, start, snapshot(p0=5, p1=2), is_limited=False) == offset(p0=5, p1=2)
 
 
+def test_batch_is_full_if_the_limits_leave_events_for_later() -> None:
+    """By events, by bytes and up to the target; never where a loss, another hub or a new one is to be decided first."""
+    start, found = SourceOffset.of([offset(p0=1, p1=2)]), {"hub": snapshot(p0=5, p1=4)}
+    for limits, is_full in (
+        (TriggerLimits(), False),
+        (TriggerLimits(max_events=5), True),
+        (TriggerLimits(max_events=6), False),
+        (TriggerLimits(max_events=5, min_events=7, max_delay=60), True),
+    ):
+        assert StreamPlanner(limits).is_full(start, found) is is_full
+    sized = {"hub": HubSnapshot("hub", BORN, {"0": PartitionBounds(0, 5, 100.0), "1": PartitionBounds(0, 4, 10.0)})}
+    for most, is_full in ((419, True), (420, False)):
+        assert StreamPlanner(TriggerLimits(max_bytes=most)).is_full(start, sized) is is_full
+    planner = StreamPlanner(TriggerLimits(max_events=5))
+    assert not planner.is_full(start, {"hub": snapshot(created_at=OTHER, p0=50)})
+    assert not planner.is_full(start, {"hub": snapshot(p0=(3, 50), p1=50)})
+    assert not planner.is_full(start, {"hub": snapshot(p0=50)})
+    assert not planner.is_full(start, {"hub": snapshot(p0=50, p1=50), "other": snapshot(p0=1)})
+    assert not planner.is_full(SourceOffset.of([offset(p0=1, p1=2), HubOffset("gone", {})]), found)
+    assert not planner.is_full(SourceOffset.of([offset(created_at=None, p0=1, p1=2)]), found)
+    planner.aim({"hub": snapshot(p0=3, p1=4)})
+    assert not planner.is_full(start, {"hub": snapshot(p0=50, p1=50)})
+
+
 def test_next_batch_without_new_events_is_the_start() -> None:
     """Where there is nothing to read the answer is the start, so that Spark runs no batch."""
     start = offset(p0=5)

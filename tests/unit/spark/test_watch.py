@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from contextlib import suppress
 from itertools import pairwise
@@ -16,6 +17,7 @@ from eventpump.errors import (
     EntityNotFoundError,
     LinkDetachedError,
     ServiceBusyError,
+    ServiceTimeoutError,
 )
 from eventpump.eventhubs.events import EventPosition
 from eventpump.interfaces import ReceiveLinkSpec
@@ -98,6 +100,65 @@ async def test_watched_event_ends_the_wait_at_once(hub: FakeHub) -> None:
     assert {each: end for each, end in latest(watch).items() if end} == {"17": 1, "90": 3}
     await watch.aclose()
     assert not any(map(hub.credit, hub.partition_ids))
+
+
+async def test_refresh_behind_waits_for_no_partition(hub: FakeHub) -> None:
+    """It returns at once, while a round of requests goes on, of which there is one at a time; the next call that makes
+    requests waits for it, and then all is known."""
+    watch = watch_of(hub)
+    await watch.refresh()
+    await asyncio.sleep(1.0)
+    hub.latency = 0.7
+    hub.publish("60", b"x")
+    watch.planned()
+    began, looked = now(), len(hub.looks)
+    for _ in range(3):
+        await watch.refresh_behind()
+    assert (now(), latest(watch)["60"]) == (began, 0)
+    await watch.refresh()
+    assert (latest(watch)["60"], now()) == (1, began + 0.7)
+    asked = [each for each, _ in hub.looks[looked:]]
+    assert len(asked) == len(set(asked)) == REQUESTS_PER_SECOND
+    await watch.aclose()
+
+
+async def test_refresh_behind_waits_for_the_hub_now_and_then() -> None:
+    """If that was not done for five seconds: a hub that was recreated meanwhile is known before the next batch."""
+    hub = FakeHub(partitions=2, consumer_groups=GROUPS, latency=0.1)
+    watch = watch_of(hub)
+    await watch.refresh()
+    await asyncio.sleep(1.0)
+    hub.publish("0", count=7)
+    watch.planned()
+    await watch.refresh()
+    assert latest(watch)["0"] == 7
+    created_at = watch.snapshots["telemetry"].created_at
+    hub.recreate()
+    await watch.refresh_behind()
+    assert (watch.snapshots["telemetry"].created_at, latest(watch)["0"]) == (created_at, 7)
+    await asyncio.sleep(AWAY_SECONDS)
+    await watch.refresh_behind()
+    assert watch.snapshots["telemetry"].created_at != created_at
+    assert latest(watch) == {"0": 0, "1": 0}
+    await watch.aclose()
+
+
+async def test_error_behind_a_batch_is_raised_by_the_next_call() -> None:
+    """And by none after it; the query that has ended meanwhile gets none."""
+    hub = FakeHub(partitions=2, consumer_groups=GROUPS)
+    watch = watch_of(hub, retryTimeout="1")
+    for ends_meanwhile in (False, True):
+        await watch.refresh()
+        await asyncio.sleep(1.0)
+        watch.planned()
+        hub.refuse(ServiceBusyError("busy"), operation="partition", times=math.inf)
+        await watch.refresh_behind()
+        await asyncio.sleep(60.0)
+        hub.accept()
+        if not ends_meanwhile:
+            with pytest.raises(ServiceTimeoutError, match="the last failure: busy"):
+                await watch.refresh()
+    await watch.aclose()
 
 
 async def test_watched_partitions_are_only_those_that_are_drained(hub: FakeHub) -> None:
@@ -614,6 +675,8 @@ async def test_watch_sees_every_event_in_random_histories(seed: int) -> None:
             hub.truncate(partition_id, len(hub.events(partition_id)) + 5)
         elif step < 0.57:
             hub.add_partitions(1)
+        elif step < 0.63:
+            await watch.refresh_behind()
         elif step < 0.8:
             before = latest(watch)
             drained = {each: end for each, end in before.items() if read_to.get(each, 0) == end}
