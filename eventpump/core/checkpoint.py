@@ -145,14 +145,13 @@ class CheckpointTracker:
         if delivered is not last and (delivered is None or delivered.sequence_number < last.sequence_number):
             # It was passed over without having been delivered.
             self._delivered = last
-        if not self._unsaved:
+        if self._unsaved_since is None:
             self._unsaved_since = now
         self._unsaved += count
         policy = self._policy
-        if policy.every_events is not None and self._unsaved >= policy.every_events:
+        is_due = policy.every_events is not None and self._unsaved >= policy.every_events
+        if is_due or (policy.every_seconds is not None and now >= self._unsaved_since + policy.every_seconds):
             self._want_handled()
-        elif policy.every_seconds is not None:
-            self.due(now)
         return self._wanted is not None
 
     def events_passed(self, last: Positioned, count: int, now: float) -> None:

@@ -155,6 +155,16 @@ def test_policy_by_time_wants_the_last_handled_event_after_t_seconds() -> None:
     assert tracker.deadline is None
 
 
+def test_policy_by_time_counts_from_the_first_event_at_any_time_and_of_any_count() -> None:
+    """A clock that begins at 0, and what counts for no event of a stream, do not put the checkpoint off."""
+    tracker = _tracker(CheckpointPolicy(every_seconds=5))
+    _handle(tracker, 1, 0, 0.0)
+    _handle(tracker, 2, 1, 4.0)
+    assert tracker.deadline == 5.0
+    _handle(tracker, 3, 1, 6.0)
+    assert tracker.begin_write() == _checkpoint(3)
+
+
 def test_policy_on_close_wants_the_last_handled_event() -> None:
     """Closing wants the last handled event, not the last delivered."""
     tracker = _tracker(CheckpointPolicy())
