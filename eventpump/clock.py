@@ -72,6 +72,12 @@ def _boot_id() -> str | None:
     return f"{boot_id} {namespace}".strip() or None
 
 
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Return what reads a loop's time, in seconds: of asyncio's own loops the function of C that their `time` calls."""
+    is_own = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+    return time.monotonic if is_own else loop.time
+
+
 class LoopClock:
     """The running loop's time, so that on a loop with virtual time leases expire in virtual time.
 

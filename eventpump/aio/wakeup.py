@@ -62,7 +62,7 @@ class Wakeup(asyncio.Future[_T]):
         super().set_result(result)
         if self.resumes is None:
             return
-        if asyncio.current_task() is not None:
+        if asyncio.current_task(self.get_loop()) is not None:
             self._resume_later()
             return
         (resume, context), self.resumes = self.resumes, None

@@ -305,6 +305,9 @@ _SASL_INPUTS: Mapping[type[Composite], ConnectionInput] = {
 # Tuples, with the state of most frames first: a set would call a Python function at each frame, for the state's hash.
 _IN_SASL = (_S.SASL, _S.SASL_OUTCOME)
 _FRAMED = (_S.OPENED, _S.OPENING, _S.CLOSE_SENT, *_IN_SASL)
+_DEAF = (_S.CLOSED, _S.START)
+_OPENED, _MAPPED, _ATTACHED = _S.OPENED, SessionState.MAPPED, AttachState.ATTACHED
+"""Read for each run: reading a member of an enumeration from its class is slow."""
 
 
 def _trace_run(trace: Trace, link: Link, payloads: list[bytes]) -> None:
@@ -321,6 +324,7 @@ class Connection:
         output: What waits to be sent, by sessions and links too.
         links: The links that both ends have attached, by name and whether this end receives (2.6.1).
         limits: At first those of the config; the shell may put others here at any time.
+        pending: What was read and is not handled yet: a frame that is not whole, or what waits (`is_behind`).
         unfinished_bytes: Counts what has arrived of messages that are not whole, over all links.
         kept: What the peer's open, begins and attaches take, in bytes, until their sessions and links have ended.
     """
@@ -335,7 +339,7 @@ class Connection:
         self._frames = FrameWriter()
         self.output = self._frames.output
         self._sessions_by_remote_channel: dict[int, Session] = {}
-        self._pending: list[bytes] = []
+        self.pending: list[bytes] = []
         self._pending_size = self._wanted = 0
         self._turn = _UNLIMITED
         self._events: list[Event] = []
@@ -474,7 +478,7 @@ class Connection:
             for session in self.sessions.values():
                 session.stop()
             if state is ConnectionState.CLOSED:
-                self._pending = []
+                self.pending = []
         return action
 
     def data_to_send(self) -> bytes:
@@ -525,7 +529,7 @@ class Connection:
         They wait for the end of a turn (call `receive` with no bytes), or for `sasl_outcome`. A caller that reads
         nothing meanwhile bounds what waits here: by what it passed to one `receive`, and less than a frame before it.
         """
-        if not self._pending or self.state is ConnectionState.CLOSED:
+        if not self.pending or self.state is ConnectionState.CLOSED:
             return False
         return self._turn <= 0 or self.state is ConnectionState.SASL_ANSWER
 
@@ -540,26 +544,26 @@ class Connection:
         Returns:
             The events, in order. Raises nothing.
         """
-        if self.state is ConnectionState.CLOSED or self.state is ConnectionState.START:
+        if self.state in _DEAF:
             return self._take_events()
         self._turn = turn
         pos = 0
         try:
-            if self._pending:
+            if self.pending:
                 self._check_backlog(len(data))
                 missing = self._wanted - self._pending_size
                 # A large frame that comes in many pieces is put together once.
-                self._pending.append(data)
+                self.pending.append(data)
                 self._pending_size += len(data)
                 if missing > len(data):
                     return []
                 if missing > 0:
                     # Only the frame that was cut is put together, and what came after it is not copied.
-                    self._pending[-1] = data[:missing]
-                    self._receive_step(b"".join(self._pending), 0)
+                    self.pending[-1] = data[:missing]
+                    self._receive_step(b"".join(self.pending), 0)
                     pos = missing
                 else:
-                    data = b"".join(self._pending)
+                    data = b"".join(self.pending)
             size = len(data)
             while pos < size and self._turn > 0:
                 is_framed = self.state in _FRAMED
@@ -567,11 +571,14 @@ class Connection:
                 if after == pos:
                     break
                 pos = after
-            if pos < size or self._pending:
+            if pos < size or self.pending:
                 self._keep(data, pos)
         except ProtocolError as error:
             return self._fail(error.condition, error.description)
-        return self._take_events()
+        # As `_take_events`, without a call for each read.
+        events, self._events = self._events, []
+        self._inboxes.clear()
+        return events
 
     def _check_backlog(self, size: int) -> None:
         """Bound what a caller reads on while the SASL answer is due, and while it should not (`is_behind`)."""
@@ -581,12 +588,12 @@ class Connection:
 
     def _keep(self, data: bytes, pos: int) -> None:
         """Keep what is not whole yet."""
-        self._pending = []
+        self.pending = []
         self._pending_size = self._wanted = 0
         size = len(data) - pos
         if size == 0 or self.state is ConnectionState.CLOSED:
             return
-        self._pending.append(data[pos:])
+        self.pending.append(data[pos:])
         self._pending_size = size
         if self.state in _FRAMED and size >= 8:
             self._wanted = _from_bytes(data[pos : pos + 4], "big")
@@ -677,9 +684,9 @@ class Connection:
             The position after the last whole one.
         """
         end = len(data)
-        is_opened = self.state is ConnectionState.OPENED
-        limit = SASL_FRAME_LIMIT if self.state in _IN_SASL else self.config.max_frame_size
-        forms = self._forms
+        is_opened = self.state is _OPENED
+        limit = self.config.max_frame_size if is_opened or self.state not in _IN_SASL else SASL_FRAME_LIMIT
+        forms, inboxes = self._forms, self._inboxes
         turn = self._turn
         weigh, enforces_credit = self.config.weigh, self.config.enforce_credit
         trace = self._frames.trace
@@ -693,51 +700,43 @@ class Connection:
             if after > end:
                 break
             form = forms.get(data[pos + 4 : pos + 16]) if is_opened else None
-            if form is not None and (link := self._link_of(form)) is not None:
-                # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
-                largest = min(link.largest_message + form.payload_at, limit)
-                room = link.allowance if enforces_credit and link.allowance < turn else turn
-                if weigh is not None and room > 1:
-                    room = 1  # each message counts on its own
-                box = self._inboxes.get(link)
-                payloads = [] if box is None else box.payloads
-                before = len(payloads)
-                after_run = take_run(form, data, pos, largest, room, payloads)
-                if after_run > pos:
-                    pos = after_run
-                    if box is None:
-                        box = self._inboxes[link] = Messages(link, payloads, [], None)
-                        self._events.append(box)
-                    count = len(payloads) - before
-                    if trace is not None:
-                        _trace_run(trace, link, payloads[-count:])
-                    link.used_credit(count)
-                    link.session.used_window(count)
-                    turn -= count if weigh is None else weigh(payloads[-1])
-                    if turn <= 0:
-                        break
-                    continue
+            session = None if form is None else self._sessions_by_remote_channel.get(form.channel)
+            if form is not None and session is not None and session.state is _MAPPED:
+                link = session.links_by_remote_handle.get(form.handle)
+                if link is not None and link.is_receiver and link.state is _ATTACHED and link.incoming.buffer is None:
+                    box = inboxes.get(link)
+                    if box is None or not (box.delivery_ids or box.formats):
+                        # A run: consecutive plain transfers on one link. Its counters move once, when the run ends.
+                        largest = min(link.largest_message + form.payload_at, limit)
+                        room = link.allowance if enforces_credit and link.allowance < turn else turn
+                        if weigh is not None and room > 1:
+                            room = 1  # each message counts on its own
+                        payloads = [] if box is None else box.payloads
+                        before = len(payloads)
+                        after_run = take_run(form, data, pos, largest, room, payloads)
+                        if after_run > pos:
+                            pos = after_run
+                            if box is None:
+                                box = inboxes[link] = Messages(link, payloads, [], None)
+                                self._events.append(box)
+                            count = len(payloads) - before
+                            if trace is not None:
+                                _trace_run(trace, link, payloads[-count:])
+                            link.used_credit(count)
+                            session.used_window(count)
+                            turn -= count if weigh is None else weigh(payloads[-1])
+                            if turn <= 0:
+                                break
+                            continue
             self._turn = turn - FRAME_COST
             self._receive_frame(data, pos, after)
             turn = self._turn
             pos = after
             if turn <= 0 or self.state not in _FRAMED:
                 break
-            is_opened = self.state is ConnectionState.OPENED
+            is_opened = self.state is _OPENED
         self._turn = turn
         return pos
-
-    def _link_of(self, form: Form) -> Link | None:
-        """Return the link of transfers of a form, where plain ones are as expected on it now."""
-        session = self._sessions_by_remote_channel.get(form.channel)
-        if session is None or session.state is not SessionState.MAPPED:
-            return None
-        link = session.links_by_remote_handle.get(form.handle)
-        if link is None or not link.is_receiver or link.state is not AttachState.ATTACHED:
-            return None
-        box = self._inboxes.get(link)
-        is_of_one_sort = box is None or not (box.delivery_ids or box.formats)
-        return link if is_of_one_sort and link.incoming.buffer is None else None
 
     def _inbox(self, link: Link, *, is_settled: bool) -> Messages:
         inbox = self._inboxes.get(link)

@@ -330,10 +330,7 @@ class NumberWatch:
 
     def passed(self, first: int, last: int, count: int) -> bool:
         """Record a batch by its first and last number. Return False if numbers are missing, now or from before."""
-        expected = self.expected
-        self.expected = last + 1
-        if first == expected and last - first + 1 == count and self.first_missing is None:
-            return True
+        expected, self.expected = self.expected, last + 1
         if expected is not None and first > expected:
             self.missed(expected, first - 1)
         return last - first + 1 == count and self.first_missing is None

@@ -522,8 +522,8 @@ class _ServedProtocol(ConnectionProtocol):
     def time_out(self) -> None:
         self._served.guard(self._served.on_silence)
 
-    def take(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         # Several heartbeats may come in one read.
         if data and not (data.startswith(EMPTY_FRAME) and data == EMPTY_FRAME * (len(data) // len(EMPTY_FRAME))):
             self._served.heard()
-        self._served.guard(super().take, data)
+        self._served.guard(super().data_received, data)

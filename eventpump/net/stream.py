@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Protocol, cast
 
-from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Opened, Role, SaslRequested
+from eventpump.amqp.connection import Closed, Connection, ConnectionState, Event, Messages, Opened, Role, SaslRequested
+from eventpump.clock import clock_of
 from eventpump.net.trace import trace_frames
 from eventpump.texts import excerpt
 
@@ -91,6 +92,7 @@ class ConnectionProtocol(asyncio.Protocol):
         self.connection = connection
         self._handler = handler
         self._loop = asyncio.get_running_loop()
+        self._now = clock_of(self._loop)
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._unwritten: deque[Sequence[bytes | memoryview]] = deque()
@@ -100,7 +102,7 @@ class ConnectionProtocol(asyncio.Protocol):
         self._is_reading = True
         self._is_glutted = False
         self._is_turn_due = False
-        self._received_at = self._sent_at = self._ends_at = self._loop.time()
+        self._received_at = self._sent_at = self._ends_at = self._now()
         self._timer: asyncio.TimerHandle | None = None
         self._lost = self._loop.create_future()
         self._source: asyncio.ReadTransport | None = None
@@ -145,7 +147,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if transport.is_closing():
             output.clear()
             return
-        self._sent_at = self._loop.time()
+        self._sent_at = self._now()
         if len(output) <= _FEW and (size := sum(map(len, output))) > _CHUNK:
             self._unwritten += _chunks(output)
             self._unwritten_size += size
@@ -196,7 +198,7 @@ class ConnectionProtocol(asyncio.Protocol):
             held.cancel()
             if self.connection.idle_timeout is not None:
                 # Later than this only if the loop was blocked: what has come meanwhile is read first, and no silence.
-                self._received_at = max(self._received_at, self._loop.time() - self.connection.idle_timeout / 4)
+                self._received_at = max(self._received_at, self._now() - self.connection.idle_timeout / 4)
             if self._source is not None and not self._source.is_closing():
                 self._source.resume_reading()
 
@@ -214,26 +216,28 @@ class ConnectionProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER)
-        self._received_at = self._sent_at = self._loop.time()
+        self._received_at = self._sent_at = self._now()
         self._keep_deadlines()
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = self._loop.time()
-        self.take(data)
-        if self.hold_for is not None and len(data) < _FEW_BYTES:
-            self._hold(self.hold_for)
+        """Pass bytes to the engine for one turn, its events to the handler, and its output to the peer.
 
-    def take(self, data: bytes) -> None:
-        """Pass bytes to the engine for one turn, its events to the handler, and its output to the peer."""
+        Args:
+            data: What was read; none where a turn of what was read before follows.
+        """
+        if data:
+            self._received_at = self._now()
         connection = self.connection
         events = connection.receive(data, _TURN)
         if events:
             self._report(events)
         if connection.output:
             self.flush()
-        if self._is_paused or connection.is_behind or not self._is_reading:
+        if self._is_paused or connection.pending or not self._is_reading:
             self._pace()
+        if self.hold_for is not None and 0 < len(data) < _FEW_BYTES:
+            self._hold(self.hold_for)
 
     def _pace(self) -> None:
         """Read from the peer only while it takes its answers, and while nothing that it sent waits for a turn."""
@@ -243,7 +247,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if self._is_paused and self.unsent > _READ_STOP:
             self._is_glutted = True
         is_behind = self.connection.is_behind
-        # While the SASL answer is due a turn could do nothing: the answer is followed by a call of `take`.
+        # While the SASL answer is due a turn could do nothing: the answer is followed by a call of `data_received`.
         is_turn_wanted = is_behind and self.connection.state is not ConnectionState.SASL_ANSWER
         if is_turn_wanted and not self._is_glutted and not self._is_turn_due:
             self._is_turn_due = True
@@ -259,7 +263,7 @@ class ConnectionProtocol(asyncio.Protocol):
     def _take_turn(self) -> None:
         self._is_turn_due = False
         if self._transport is not None and not self._is_finishing and not self._is_glutted:
-            self.take(b"")
+            self.data_received(b"")
 
     def eof_received(self) -> bool:
         self.finish()  # connection_lost reports the end
@@ -302,6 +306,8 @@ class ConnectionProtocol(asyncio.Protocol):
             self._handler.on_events(events)
             may_go_on = False
             for event in events:
+                if type(event) is Messages:
+                    continue  # as nearly all are
                 if isinstance(event, Closed):
                     self.finish(lingers=event.is_local and not is_silent and self.connection.role is Role.SERVER)
                     return
@@ -335,7 +341,7 @@ class ConnectionProtocol(asyncio.Protocol):
                 self._close()
             return
         self._is_finishing = True
-        self._ends_at = self._loop.time() + CLOSE_TIMEOUT
+        self._ends_at = self._now() + CLOSE_TIMEOUT
         if self._unwritten and not transport.is_closing():
             # The stream sends these after what it has, then closes.
             transport.write(b"".join(chain.from_iterable(self._unwritten)))
@@ -344,7 +350,7 @@ class ConnectionProtocol(asyncio.Protocol):
         if not lingers or transport.is_closing() or not transport.can_write_eof():
             self._close()
             return
-        self._end_by(self._loop.time() + LINGER, self._close)
+        self._end_by(self._now() + LINGER, self._close)
         # This side is not ended meanwhile: that fails for a peer that is gone, and later, out of reach, if there is
         # output left. A client that gets the close ends the stream itself.
         transport.set_protocol(_DroppedReads(self))
@@ -367,7 +373,7 @@ class ConnectionProtocol(asyncio.Protocol):
             return
         if self._timer is not None:
             self._timer.cancel()
-        now = self._loop.time()
+        now = self._now()
         connection = self.connection
         wake = now + 3600.0
         if connection.idle_timeout is not None:

@@ -69,7 +69,7 @@ def publishers_of(producer: HubProducer) -> list[SendTarget]:
 
 def unread_by(engine: Connection) -> bytes:
     """Return what an engine was given and has not read: the beginning of a frame, or what another turn reads."""
-    return b"".join(engine._pending)
+    return b"".join(engine.pending)
 
 
 def forms_of(engine: Connection) -> dict[Any, Any]:

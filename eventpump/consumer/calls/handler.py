@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from eventpump.aio.frames import waits_at
 from eventpump.aio.watch import Watched
+from eventpump.clock import clock_of
 from eventpump.errors import DecodeError, EventError
 from eventpump.eventhubs.events import ReceivedEvent
 from eventpump.reports import EventRange, HandlerSlow, LoopBlocked, ProcessorFailed
@@ -171,7 +172,7 @@ class HandlerRunner:
         # What only this process measures goes by the loop's clock: it costs less to read than the one that leases go
         # by, and stands still while the machine is suspended, as timers and handlers do.
         self._loop = asyncio.get_running_loop()
-        self._now = self._loop.time
+        self._now = clock_of(self._loop)
         # In their order, which the order in which they are cancelled follows.
         self._calls: dict[Call, None] = {}
         self._batch: InHand | None = None

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from eventpump.aio.tasks import resolve
 from eventpump.aio.wakeup import Wakeup
+from eventpump.clock import clock_of
 from eventpump.consumer.link.kept_link import FeedFullError, KeptLink, LinkFacts
 from eventpump.core.budget import Account, BufferBudget
 from eventpump.core.cache import Cursor, EventCache
@@ -66,6 +67,10 @@ class PartitionFeed(Generic[_T]):
         # With "@latest", each new link would begin at another end.
         assert spec.position.offset != LATEST_OFFSET
         self._settings = settings
+        self.loop = asyncio.get_running_loop()
+        """The event loop that it runs in."""
+        self.now = clock_of(self.loop)
+        """Returns that loop's time, in seconds."""
         self.facts = LinkFacts()
         """What is known of the link, and of what was received."""
         self._kept = KeptLink(
@@ -285,7 +290,7 @@ class PartitionFeed(Generic[_T]):
         if facts.first is None:
             facts.first = without_body(batch[0]) if len(batch[0]) > LARGE else batch[0]
         facts.batches += 1
-        facts.received_at = facts.quiet_since = asyncio.get_running_loop().time()
+        facts.received_at = facts.quiet_since = self.now()
         facts.hub_answer = None
         is_read_alone = len(self._cursors) == 1 and not self._streams
         if not is_read_alone:
@@ -479,16 +484,16 @@ class FeedCursor(Generic[_T]):
             To be awaited at once: False where the time ran out. Cancelled, nothing is lost.
         """
         # No coroutine around the future: this is called for each batch.
-        loop = asyncio.get_running_loop()
-        waiter: Wakeup[bool] = Wakeup(loop=loop)
+        feed = self._feed
+        waiter: Wakeup[bool] = Wakeup(loop=feed.loop)
         waiter.resumes = None
-        if self._cursor.available or self._feed.error is not None:
+        if self._cursor.available or feed.error is not None:
             waiter.set_result(True)
             return waiter
         self._waiter = waiter
         if timeout is not None:
             # The timer of an earlier wait is left to run out, and set again then: most waits end long before it.
-            until = self._wait_until = loop.time() + timeout
+            until = self._wait_until = feed.now() + timeout
             if self._timer is None or self._timer_at > until:
                 self._set_timer()
         else:
@@ -526,14 +531,14 @@ class FeedCursor(Generic[_T]):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(self._wait_until, self._time_is_up)
+        self._timer = self._feed.loop.call_at(self._wait_until, self._time_is_up)
         self._timer_at = self._wait_until
 
     def _time_is_up(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return
-        if asyncio.get_running_loop().time() < self._wait_until:
+        if self._feed.now() < self._wait_until:
             if self._wait_until != float("inf"):
                 self._set_timer()
             return

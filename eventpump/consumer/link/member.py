@@ -181,7 +181,12 @@ class MemberFeed:
                 events = self._skip(cursor, events, limit, self._skip_below)
             if events:
                 # Only the last one: the others are kept as long as the processor needs them, and no longer.
-                self._taken = _last_of(events) or self._taken
+                last = events[-1]
+                try:
+                    last.sequence_number  # noqa: B018 - whether it can be read is the question
+                    self._taken = last
+                except EventError:
+                    self._taken = _last_of(events) or self._taken
             shared = self._shared
             if shared.is_shared and (shared.is_watching or (self._feed is not None and self._feed.is_filling)):
                 shared.observe()

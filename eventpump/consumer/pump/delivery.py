@@ -71,13 +71,15 @@ class Delivery:
                 continue
             # Where nothing has come since a batch was processed, a wait follows. It ends at once if the feed has ended.
             is_waiting, has_settled = has_settled, False
-            events = () if is_waiting else partition.take(limit)
+            # Of several subscriptions that keep pace each gets the very same tuple.
+            events = () if is_waiting else tuple(feed.take(limit))
             if events:
                 partition.in_hand += len(events)
                 if feed.selection is None:
                     follows = partition.continuity.follows(events)
                 else:
                     follows = True
+                    partition.took(events)
                     if requests.drains and partition.in_hand == len(events) and has_place(events[0]):
                         # All before it is processed, or need not be.
                         requests.processed(events[0].sequence_number)

@@ -11,6 +11,7 @@ from eventpump.consumer.pump.partition import OpenPartition
 from eventpump.consumer.pump.parts import PumpParts
 from eventpump.consumer.pump.steps import Steps
 from eventpump.core.failures import FailureStep
+from eventpump.errors import EventError
 from eventpump.eventhubs.events import ReceivedEvent
 
 _K = TypeVar("_K")
@@ -111,7 +112,12 @@ class SerialDispatch:
         tracker, processor, context = partition.tracker, partition.processor, self._context
         ledger = self._loop_gate.ledger
         # An event whose place cannot be read is covered by the checkpoint of a later one.
-        last = events[-1] if events and has_place(events[-1]) else next(filter(has_place, reversed(events)), None)
+        last = events[-1] if events else None
+        try:
+            if last is not None:
+                last.sequence_number  # noqa: B018 - whether it can be read is the question
+        except EventError:
+            last = next(filter(has_place, reversed(events)), None)
         is_replay = partition.replayed.is_running
         # No checkpoint is stored for what a replay delivers.
         steps = None if is_replay else self._steps

@@ -132,14 +132,10 @@ class OpenPartition:
         wanted = self.tracker.requested(event, is_in_batch=is_in_batch)
         return None if wanted is None else self.writer.stored(wanted)
 
-    def take(self, limit: int) -> tuple[ReceivedEvent, ...]:
-        """Take the next events, at most `limit`. One that may not belong to the stream is taken alone."""
-        feed = self.feed
-        # Of several subscriptions that keep pace each gets the very same tuple.
-        events = tuple(feed.take(limit))
-        if feed.selection is not None and (doubt := feed.take_doubt()) is not None:
+    def took(self, events: tuple[ReceivedEvent, ...]) -> None:
+        """Record that events of a stream were taken. One that may not belong to it is taken alone."""
+        if (doubt := self.feed.take_doubt()) is not None:
             self.doubts[events[0]] = doubt
-        return events
 
     def processed(
         self, last: Positioned | None, count: int, *, is_newest_taken: bool = True, now: float | None = None

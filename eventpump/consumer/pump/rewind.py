@@ -124,11 +124,12 @@ class Rewinding:
         while await self._replays_on():
             feed = partition.feed
             if feed.selection is None:
-                events = partition.take(limit)
+                events = tuple(feed.take(limit))
                 is_complete = not events or continuity.follows(events)
             else:
                 is_complete = not continuity.misses(feed.take_missing())
-                events = partition.take(limit)
+                events = tuple(feed.take(limit))
+                partition.took(events)
             if not is_complete:
                 try:
                     loss = await continuity.find_loss(() if feed.selection is not None else events)

@@ -66,13 +66,18 @@ class ContinuityCheck(Generic[_T]):
 
     def follows(self, events: Sequence[_T]) -> bool:
         """Return whether no sequence number is missing before or in a batch. Reads only its first and last event."""
+        numbers, count = self.numbers, len(events)
         try:
             first, last = self._number_of(events[0]), self._number_of(events[-1])
         except EventError:
             # The reader of the event finds that out as well. Which number should follow is not known.
-            self.numbers.expected = None
+            numbers.expected = None
             return True
-        return self.numbers.passed(first, last, len(events))
+        if first == numbers.expected and last - first + 1 == count and numbers.first_missing is None:
+            # As nearly always, without a call for each batch.
+            numbers.expected = last + 1
+            return True
+        return numbers.passed(first, last, count)
 
     def misses(self, missing: Collection[tuple[int, int]]) -> bool:
         """Record the sequence numbers that are missing in a partition of which only a stream is read.

@@ -320,7 +320,7 @@ async def test_peer_that_broke_a_rule_and_reset_the_stream_is_gone(
         assert transport is not None
         transport.pause_reading()
         protocol._is_reading = False
-    protocol.take(b"\0" * 16)
+    protocol.data_received(b"\0" * 16)
     await asyncio.wait_for(protocol.wait_closed(), 0.5)
     assert len(handler.closed) == 1
     assert not problems
@@ -523,7 +523,7 @@ async def test_pipelined_frames_wait_for_a_late_sasl_outcome() -> None:
 
         def answer(self) -> None:
             self.engine.sasl_outcome(ok=True)
-            protocol.take(b"")
+            protocol.data_received(b"")
 
     handler = Patient(Connection(config(), Role.SERVER))
     protocol = ConnectionProtocol(handler.engine, handler)
