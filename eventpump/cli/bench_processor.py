@@ -84,14 +84,7 @@ class Measurement:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ConfigurationError: An option cannot work.
-    """
+    """Measure, and return the exit code. Raises `ConfigurationError` for an option that cannot work."""
     events = whole_number("--events", args.events, 1, MAX_EVENTS)
     partitions = whole_number("--partitions", args.partitions, 1, MAX_PARTITIONS)
     if events < partitions:
@@ -134,9 +127,7 @@ async def measure(source: ProcessorSource, options: dict[str, Any], batch: int) 
     """Run a processor over all events of a generator, and measure from the first batch to the end of the last.
 
     Args:
-        source: Creates the processor.
         options: Of the `GeneratorSource`; with `events`.
-        batch: The most events per call.
 
     Raises:
         EventPumpError: The processor raised, or cannot be made.
@@ -167,11 +158,7 @@ async def measure(source: ProcessorSource, options: dict[str, Any], batch: int) 
 
 
 class _Meter:
-    """Counts what is processed, over all partitions.
-
-    Args:
-        expected: How many events there are.
-    """
+    """Counts what is processed, over all partitions, until there are as many events as expected."""
 
     def __init__(self, expected: int) -> None:
         self.events = 0
@@ -261,11 +248,7 @@ def _skew(text: str) -> float:
 
 
 def _imported(field: str, name: str) -> Any:
-    """Import what a user names, also from the working directory.
-
-    Raises:
-        ConfigurationError: It cannot be imported.
-    """
+    """Import what a user names, also from the working directory. Raises `ConfigurationError` if that fails."""
     try:
         check_import_name(name)
     except ValueError:

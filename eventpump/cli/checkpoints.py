@@ -179,14 +179,7 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: Nothing was done.
-    """
+    """Plan the change and carry it out; return the exit code. Raises `EventPumpError` if nothing was done."""
     work: Callable[[argparse.Namespace], Awaitable[int]] = args.work
     keep_quiet()
 
@@ -275,11 +268,7 @@ async def _reset(args: argparse.Namespace) -> int:
 
 
 async def carry_out(args: argparse.Namespace, editor: CheckpointEditor, plan: CheckpointPlan) -> int:
-    """Show a plan, and write it if that is asked for.
-
-    Returns:
-        The exit code.
-    """
+    """Show a plan, and write it if that is asked for; return the exit code."""
     if not args.yes:
         for line in plan_lines(plan, _width()):
             say(line)
@@ -317,11 +306,7 @@ def _how_to_go_on(path: str) -> str:
 
 
 class _Source:
-    """The store that is copied from: errors of its options name those, and not the target's.
-
-    Args:
-        reader: What reads it.
-    """
+    """The store that is copied from: errors of its options name those, and not the target's."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
@@ -425,7 +410,6 @@ def plan_lines(plan: CheckpointPlan, width: int | None, *, is_written: bool = Fa
     """Return a plan as a table, why partitions are refused, and the notes.
 
     Args:
-        plan: The plan.
         width: Columns of the terminal; None for none.
         is_written: Whether it is going to be written. Default: False.
     """

@@ -118,11 +118,7 @@ def _add_access_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Returns:
-        The exit code: 0, or 2 for invalid input.
-    """
+    """Serve until SIGTERM or SIGINT; return the exit code: 0, or 2 for invalid input."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         if args.print_config:
@@ -260,11 +256,7 @@ Serves {served} on {emulator.host}:{emulator.port}. {secured}Ctrl-C stops it. In
 
 
 def _say(line: str) -> None:
-    """Print a line.
-
-    Raises:
-        ConfigurationError: The standard output is closed.
-    """
+    """Print a line. Raises `ConfigurationError` if the standard output is closed."""
     try:
         print(line, flush=True)
     except OSError as error:

@@ -50,14 +50,7 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: The hub cannot be read.
-    """
+    """Print it; return the exit code. Raises `EventPumpError` if the hub cannot be read."""
     settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     keep_quiet()
     try:

@@ -86,14 +86,7 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read it and print it.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: The hub or the checkpoints cannot be read.
-    """
+    """Read it and print it; return the exit code. Raises `EventPumpError` if that fails."""
     limit = None if args.max_lag is None else whole_number("--max-lag", args.max_lag, 0, 2**63 - 1)
     rate = whole_number("--rate", args.rate, 1, 1000)
     interval = whole_number("--interval", args.interval, 1, 86_400)
@@ -247,11 +240,7 @@ async def _watch(reader: LagReader, interval: float, *, as_json: bool) -> int:
 
 
 class Monitor:
-    """The last reading, as a `HealthServer` reports it.
-
-    Args:
-        limit: Seconds after which it is too old to decide by.
-    """
+    """The last reading, as a `HealthServer` reports it: it is too old to decide by after `limit` seconds."""
 
     def __init__(self, limit: float) -> None:
         self.newest: GroupLag | None = None

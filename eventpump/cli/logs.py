@@ -22,12 +22,6 @@ _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message
 
 
 def add_log_option(parser: argparse.ArgumentParser, *, default: object = "text") -> None:
-    """Add the option.
-
-    Args:
-        parser: The parser of a subcommand.
-        default: Its value if it is not given.
-    """
     parser.add_argument(
         "--log-format",
         choices=("text", "json"),
@@ -60,11 +54,7 @@ def _line(moment: datetime, level: str, logger: str, message: str, fields: dict[
 
 @contextmanager
 def writing_logs(log_format: str) -> Iterator[None]:
-    """Write the log of the library in a format, and what `complain` prints.
-
-    Args:
-        log_format: "text" or "json".
-    """
+    """Write the log of the library, and what `complain` prints, as "text" or as "json"."""
     if log_format != "json":
         yield
         return

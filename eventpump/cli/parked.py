@@ -75,14 +75,7 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List or replay.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: It could not be begun, or was refused.
-    """
+    """List or replay; return the exit code. Raises `EventPumpError` if it could not be begun, or was refused."""
     start = position(args.start)
     if args.place is not None and args.hub is not None:
         raise ConfigurationError("--hub", "gives the hub that was given as HUB already")

@@ -57,14 +57,7 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Observe, and print each observation beside the emulator's.
-
-    Returns:
-        The exit code: 0 if all are as the emulator's.
-
-    Raises:
-        EventPumpError: The hub cannot be used.
-    """
+    """Print each observation beside the emulator's; return 0 if all are as those. Raises `EventPumpError`."""
     timeout = whole_number("--timeout", args.timeout, 1, 300)
     settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
     chosen = [each for each in OBSERVATIONS if args.long or not each.is_long]
@@ -116,15 +109,7 @@ def _write(path: str, rows: list[dict[str, Any]]) -> bool:
 async def _probe(
     settings: ConnectionSettings, group: str, chosen: list[Observation], timeout: float, rows: list[dict[str, Any]]
 ) -> None:
-    """Observe.
-
-    Args:
-        settings: The connection to the hub.
-        group: The consumer group.
-        chosen: What to observe.
-        timeout: See `Bench`.
-        rows: What was observed is added to it.
-    """
+    """Observe, and add what was observed to `rows`."""
     async with Emulator({settings.hub: 1}) as emulator:
         local = connection_settings(emulator.connection_string, settings.hub)
         transports = [make_transport(settings), make_transport(local)]

@@ -91,14 +91,7 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: It could not be begun.
-    """
+    """Send; return the exit code. Raises `EventPumpError` if it could not be begun."""
     if args.partition is not None and args.key_field is not None:
         raise ConfigurationError("--key-field", "cannot be given along with --partition")
     if args.partition == "":
@@ -146,11 +139,8 @@ def _head(key: str) -> bytes:
 
 
 def key_of(line: bytes, field: str) -> str:
-    """Find the partition key in a line: text as it is, a number as it is written.
-
-    Raises:
-        EventError: There is none.
-    """
+    """Find the partition key in a line: text as it is, a number as it is written. Raises `EventError` if there is
+    none."""
     try:
         decoded = _as_written.decode(line.decode())
     except (ValueError, RecursionError):
@@ -231,11 +221,8 @@ class _Send:
                 await self._producer.aclose(deadline=1.0)
 
     async def _begin(self) -> Outbox[int] | None:
-        """Connect to the service before any line is read. None if that failed.
-
-        Raises:
-            EventPumpError: Sending can never succeed.
-        """
+        """Connect before any line is read. None if that failed, and an `EventPumpError` if sending can never
+        succeed."""
         try:
             lanes: Sequence[str | None] = [self._partition]
             if self._key_field is not None or self._router is not None:

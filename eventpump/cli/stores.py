@@ -55,7 +55,6 @@ def add_store_options(
     """Add the options that name a store of checkpoints.
 
     Args:
-        parser: The parser of a subcommand.
         start: What the names of the options begin with. Default: "".
         is_written: Whether only stores are offered that can be written. Default: False.
         is_strict: Whether the spelling of names can be given either way; see `checkpoint_store`. Default: False.
@@ -109,11 +108,7 @@ def add_store_options(
 
 
 def checkpoint_reader(args: argparse.Namespace) -> CheckpointReader:
-    """Return what reads the store that the options name.
-
-    Raises:
-        ConfigurationError: They name none, or several, or do not go together.
-    """
+    """Return what reads the store that the options name. Raises `ConfigurationError` if they do not name one."""
     check_place(args, "")
     if args.leases is not None:
         return SqliteCheckpointReader(args.leases, **_subscription(args, ""))
@@ -129,8 +124,6 @@ def checkpoint_store(args: argparse.Namespace, start: str = "", *, may_be_new: b
     It does not take names in another spelling for those that were asked for.
 
     Args:
-        args: The options.
-        start: What the names of the options begin with. Default: "".
         may_be_new: Whether a file need not exist yet. Default: False.
 
     Raises:
@@ -172,9 +165,7 @@ def in_options(error: ConfigurationError, others: Mapping[str, str], start: str 
     """Return an error of a parameter as one of the option that it was given by.
 
     Args:
-        error: The error.
         others: The options of other parameters than those of a store, by parameter.
-        start: What the names of the store's options begin with. Default: "".
     """
     name = _OPTIONS.get(error.field)
     option = others.get(error.field) or (error.field if name is None else f"--{start}{name}")
@@ -191,11 +182,7 @@ def _subscription(args: argparse.Namespace, start: str) -> dict[str, str]:
 
 
 def check_place(args: argparse.Namespace, start: str, *, may_be_new: bool = False) -> None:
-    """Check that the options name one store, and no option of another; a container may be that of the environment.
-
-    Raises:
-        ConfigurationError: They do not.
-    """
+    """Check that the options name one store, and no option of another; a container may be that of the environment."""
     places = [name for name in ("container", "leases", "spark") if _value(args, start, name) is not None]
     if _value(args, start, "format") == "functions" and not places:
         args.container = FUNCTIONS_CONTAINER
@@ -216,11 +203,7 @@ def check_place(args: argparse.Namespace, start: str, *, may_be_new: bool = Fals
 
 
 def blob_options(args: argparse.Namespace, start: str) -> dict[str, Any]:
-    """Return where the account is, and what the names of blobs begin with.
-
-    Raises:
-        ConfigurationError: No account is named.
-    """
+    """Return where the account is, and the prefix of blobs. Raises `ConfigurationError` if no account is named."""
     url = _value(args, start, "account-url")
     account = _value(args, start, "storage-connection-string")
     if start and not account and not url:

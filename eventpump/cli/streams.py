@@ -45,11 +45,6 @@ _CHUNK: Final = 1 << 18
 
 
 def add_connection_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every subcommand that connects.
-
-    Args:
-        parser: The parser of the subcommand.
-    """
     parser.add_argument(
         "--connection-string", metavar="TEXT", help=f"the connection string (default: ${CONNECTION_VARIABLE})"
     )
@@ -73,11 +68,8 @@ def add_patience(parser: argparse.ArgumentParser) -> None:
 
 
 def patience(args: argparse.Namespace) -> float | None:
-    """Return the value of that option; None if it is not given.
-
-    Raises:
-        ConfigurationError: It is not a number of seconds.
-    """
+    """Return the value of that option in seconds; None if it is not given. Raises `ConfigurationError` for another
+    text."""
     return None if args.retry_for is None else float(whole_number("--retry-for", args.retry_for, 0, 10**9))
 
 
@@ -95,11 +87,7 @@ def connection_options(args: argparse.Namespace) -> ConnectionOptions:
 
 
 def connection_text(args: argparse.Namespace) -> str:
-    """Return the connection string.
-
-    Raises:
-        ConfigurationError: Neither the option nor the variable is set.
-    """
+    """Return the connection string. Raises `ConfigurationError` if neither the option nor the variable is set."""
     text: str | None = args.connection_string
     if text:
         return text
@@ -118,11 +106,7 @@ def connection_text(args: argparse.Namespace) -> str:
 
 
 def hub_name(args: argparse.Namespace) -> str | None:
-    """Return the hub that is given, or that of the environment; None for that of the connection string.
-
-    Raises:
-        ConfigurationError: That of the environment cannot work.
-    """
+    """Return the hub that is given, or that of the environment; None for that of the connection string."""
     name: str | None = args.hub
     if name is not None or (hub := _ENVIRONMENT.get(HUB)) is None:
         return name
@@ -140,12 +124,6 @@ def hub_name(args: argparse.Namespace) -> str | None:
 
 
 def add_group_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the option of subcommands that read as a consumer group.
-
-    Args:
-        parser: The parser of the subcommand.
-        text: What the group is for.
-    """
     help_text = f"{text} (default: ${GROUP_VARIABLE}, or {DEFAULT_GROUP})"
     parser.add_argument(
         "--consumer-group",
@@ -156,11 +134,7 @@ def add_group_option(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def whole_number(field: str, text: str, lowest: int, highest: int) -> int:
-    """Parse an option's number.
-
-    Raises:
-        ConfigurationError: The text is not a number, or outside the range.
-    """
+    """Parse an option's number. Raises `ConfigurationError` if it is none, or outside the range."""
     if not text.isascii() or not text.isdigit() or len(text) > 19 or not lowest <= int(text) <= highest:
         raise ConfigurationError(field, f"must be a number from {lowest} to {highest}, not {text[:40]!r}")
     return int(text)
@@ -247,14 +221,7 @@ class LineSource:
         return max(0, os.fstat(self._fd).st_size - os.lseek(self._fd, 0, os.SEEK_CUR))
 
     async def read(self) -> list[bytes]:
-        """Wait for lines.
-
-        Returns:
-            One or more lines; none at the end.
-
-        Raises:
-            OSError: Reading failed.
-        """
+        """Wait for one or more lines; none at the end. Raises `OSError` if reading failed."""
         if self._thread is None:
             self._thread = Blocking("eventpump input")
         while chunk := await self._thread.run(lambda: os.read(self._fd, _CHUNK)):
@@ -277,11 +244,7 @@ class LineSource:
 
 
 class Output:
-    """The standard output, for lines of bytes. Writing waits for a slow reader without blocking the loop.
-
-    Raises:
-        ConfigurationError: There is no standard output.
-    """
+    """The standard output, for lines of bytes. Writing waits for a slow reader without blocking the loop."""
 
     def __init__(self) -> None:
         if sys.stdout is None:
@@ -291,11 +254,7 @@ class Output:
         self._thread = Blocking("eventpump output")
 
     async def write(self, data: bytes) -> None:
-        """Write all of it, in one piece.
-
-        Raises:
-            OSError: Writing failed; `BrokenPipeError` if the reader has closed the pipe.
-        """
+        """Write all of it, in one piece. Raises `OSError`: a `BrokenPipeError` if the reader has closed the pipe."""
 
         def write_all() -> None:
             rest = memoryview(data)
@@ -325,11 +284,8 @@ class Output:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM, in a `with` block: the first requests to finish, the second to give up, the third kills.
-
-    Args:
-        grace: Seconds for finishing before giving up.
-    """
+    """Handle SIGINT and SIGTERM: the first requests to finish within `grace` seconds, the second to give up, the third
+    kills."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace

@@ -9,8 +9,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[
     """Return the lines of a table.
 
     Args:
-        heads: The names of its columns.
-        rows: A text for each column.
         left: The columns whose texts begin at the left; the others end at the right.
     """
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]

@@ -84,14 +84,8 @@ def add_parser(subparsers: Subparsers, summary: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Follow the partitions.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        EventPumpError: Reading could not start, or was refused.
-    """
+    """Follow the partitions; return the exit code. Raises `EventPumpError` if reading could not start, or was
+    refused."""
     start = position(args.start)
     count = None if args.count is None else whole_number("--count", args.count, 1, 2**62)
     settings = connection_settings(connection_text(args), hub_name(args), **connection_options(args))
@@ -120,11 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def position(text: str) -> EventPosition:
-    """Parse the start position. It is inclusive.
-
-    Raises:
-        ConfigurationError: The text is not a position.
-    """
+    """Parse the start position, which is inclusive. Raises `ConfigurationError` if the text is none."""
     match text:
         case "start":
             return EventPosition.earliest()
@@ -184,11 +174,7 @@ class _Tail:
                         task.exception()  # the first error is reported; the loop need not report the others
 
     def _outcome(self, tasks: Sequence[asyncio.Task[None]]) -> int:
-        """Return the exit code for what ended the reading.
-
-        Raises:
-            EventPumpError: A partition cannot be read.
-        """
+        """Return the exit code for what ended the reading. Raises `EventPumpError` if a partition cannot be read."""
         if self._unwritable is not None:
             if isinstance(self._unwritable, BrokenPipeError):
                 return 0

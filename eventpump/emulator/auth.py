@@ -103,11 +103,8 @@ class KeyRing:
         self._hosts = None if hosts is None else frozenset(hosts)
 
     def replace_key(self, name: str, key: str) -> None:
-        """Replace the key of a rule: tokens signed with the old one are refused from now on.
-
-        Raises:
-            KeyError: There is no such rule.
-        """
+        """Replace the key of a rule: tokens signed with the old one are refused from now on. Raises `KeyError` if there
+        is none."""
         self._rules[name] = AccessRule(name, key, self._rules[name].rights)
 
     def check_token(self, token: object, token_type: str, audience_text: str, now: float) -> Grant | Denial:
@@ -198,11 +195,7 @@ class Grants:
         return bool(self._grants)
 
     def allow(self, address: Address, right: Right | None) -> bool:
-        """Return whether a link is allowed.
-
-        Args:
-            right: The right that it needs; None for any.
-        """
+        """Return whether a link is allowed."""
         if address.kind is AddressKind.CBS:
             return True
         return self.granting(address, right) is not None
@@ -225,11 +218,7 @@ class Grants:
         return min((grant.expires_at for grant in self._grants.values() if grant.expires_at is not None), default=None)
 
     def expire(self, now: float) -> bool:
-        """Remove expired rights.
-
-        Returns:
-            Whether there were any.
-        """
+        """Remove expired rights, and return whether there were any."""
         ended = [
             audience
             for audience, grant in self._grants.items()

@@ -64,9 +64,6 @@ def with_token(max_message_size: int) -> ConnectionLimits:
     """Return the engine's limits for a connection with a token.
 
     Kept: 5,000 sessions, as many as the channel-max allows, with a link each.
-
-    Args:
-        max_message_size: The largest event or batch the emulator takes.
     """
     return ConnectionLimits(unfinished=max(UNFINISHED, _UNFINISHED_LARGEST * max_message_size), kept=64 * _MIB)
 

@@ -73,12 +73,7 @@ class _Window:
 
 
 class CaptureWriter:
-    """Writes the files of all partitions, one after the other, in a thread.
-
-    Args:
-        settings: How.
-        now: Returns the time in seconds since the Unix epoch.
-    """
+    """Writes the files of all partitions, one after the other, in a thread."""
 
     def __init__(self, settings: CaptureSettings, now: Callable[[], float]) -> None:
         self._settings = settings
@@ -92,11 +87,7 @@ class CaptureWriter:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, partitions: Iterable[PartitionLog]) -> None:
-        """Begin, with the events of the partitions that are in no file yet.
-
-        Raises:
-            ConfigurationError: The directory cannot be used, or holds files of other events.
-        """
+        """Begin, with the events of the partitions that are in no file yet. Raises as `add`."""
         await asyncio.to_thread(self._prepare)
         for partition in partitions:
             await self.add(partition)
@@ -104,11 +95,7 @@ class CaptureWriter:
         self._timer = asyncio.get_running_loop().call_later(self._settings.seconds, self._tick)
 
     async def add(self, partition: PartitionLog) -> None:
-        """Begin with a partition.
-
-        Raises:
-            ConfigurationError: There are files with events that it does not have yet.
-        """
+        """Begin with a partition. Raises `ConfigurationError` if files have events that it does not have yet."""
         name, last = await asyncio.to_thread(self._newest, partition)
         if last >= partition.end:
             raise ConfigurationError(

@@ -64,11 +64,7 @@ Hubs = str | HubSpec | Mapping[str, int] | Iterable[HubSpec | str]
 
 
 def hub_specs(hubs: object) -> list[HubSpec]:
-    """Parse the `hubs` option, of type `Hubs`.
-
-    Raises:
-        ConfigurationError: An invalid name or count, another type, or a hub twice.
-    """
+    """Parse the `hubs` option, of type `Hubs`. Raises `ConfigurationError` if it names none, or a hub twice."""
     if isinstance(hubs, Mapping):
         specs = [HubSpec(name, count) for name, count in hubs.items()]
     elif isinstance(hubs, Iterable) and not isinstance(hubs, str):
@@ -160,11 +156,7 @@ class _File(BaseModel):
 
 
 def load_config(path: Path) -> list[HubSpec]:
-    """Read the official emulator's `Config.json`; its limits on counts do not apply.
-
-    Raises:
-        ConfigurationError: It cannot be read, or an entry is wrong; the error names the entry.
-    """
+    """Read the official emulator's `Config.json`; its limits on counts do not apply. Errors name the entry."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -114,8 +114,6 @@ class _RefusedError(Exception):
     """The attach is refused.
 
     Args:
-        condition: Of the error that the client gets.
-        description: Its text.
         is_tracked: Whether it has the ending for the support.
     """
 
@@ -359,10 +357,8 @@ class ServiceConnection:
         return bounds.ANSWERS if self._had_token else bounds.ANSWERS_WITHOUT_TOKEN
 
     def answer_link(self, request: RequestEnd, reply_to: str | None) -> AnswerEnd | None:
-        """Return the link for a node's answer.
-
-        The Python client names none: it is that of the same node in the same session (protocol.md 13).
-        """
+        """Return the link for a node's answer; if none is named, that of the same node in the same session (protocol.md
+        13)."""
         answers = [
             end
             for end in self._ends.values()
@@ -480,11 +476,7 @@ class ServiceConnection:
             raise _RefusedError(NOT_FOUND, entity_not_found(excerpt(text))) from None
 
     def _attach(self, link: Link, address: Address, target: FaultTarget, ends: Fault | None = None) -> None:
-        """Attach a link, or refuse it.
-
-        Args:
-            ends: The fault that follows the answer.
-        """
+        """Attach a link, or refuse it; the fault `ends` follows the answer."""
         try:
             if address.kind in (AddressKind.CBS, AddressKind.MANAGEMENT):
                 end = self._attach_node(link, address, target)
@@ -659,11 +651,7 @@ class ServiceConnection:
         properties: dict[str, object] | None = None,
         offered_capabilities: list[str] | None = None,
     ) -> None:
-        """Accept a link of events.
-
-        Args:
-            properties: Further properties of the answer.
-        """
+        """Accept a link of events, and answer with these further properties."""
         remote = link.remote
         assert remote is not None
         source, target = remote.source or Source(), remote.target or Target()
@@ -841,13 +829,7 @@ class ServiceConnection:
 
 
 class _AttachTicket:
-    """Answers an idempotent producer's attach.
-
-    Args:
-        connection: The producer's connection.
-        number: The sequence number to answer.
-        ends: The fault that follows the answer.
-    """
+    """Answers an idempotent producer's attach with a sequence number; then the fault `ends` follows."""
 
     __slots__ = ("_connection", "_ends", "_number", "_state", "end")
 

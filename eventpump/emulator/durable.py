@@ -47,11 +47,7 @@ _GROUP_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class _Group:
-    """What is written in one transaction; of each partition and producer only the last state, at the end.
-
-    Args:
-        rows: The row of each partition.
-    """
+    """What is written in one transaction; of each partition and producer only the last state, at the end."""
 
     database: sqlite3.Connection
     rows: dict[PartitionLog, int]
@@ -79,11 +75,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Append:
-    """A numbered batch on its way to disk.
-
-    Args:
-        ticket: Whatever its owner needs to answer for it.
-    """
+    """A numbered batch on its way to disk; its owner answers for it by the `ticket`."""
 
     batch: NumberedBatch
     ticket: object
@@ -109,11 +101,7 @@ class Append:
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """What is to be kept of an idempotent producer beside events, or (None) only an answer that waits its turn.
-
-    Args:
-        ticket: Whatever its owner needs to answer for it.
-    """
+    """What is kept of an idempotent producer beside events, or (None) only an answer that waits its turn."""
 
     partition: PartitionLog
     producer: ProducerState | None
@@ -205,11 +193,7 @@ class DurableStore:
         self._is_closed = False
 
     async def open(self, specs: Sequence[HubSpec], now_ms: int) -> list[Hub]:
-        """Load every stored hub, after creating or growing the declared ones. Once.
-
-        Raises:
-            ConfigurationError: The directory or its file cannot be used, or another process uses it.
-        """
+        """Load every stored hub, after creating or growing the declared ones. Once. Raises as `Emulator.start`."""
         try:
             await self._thread.open()
             return await self._thread.run(lambda database: self._load(database, specs, now_ms))
@@ -232,11 +216,7 @@ class DurableStore:
         self._submit(_Forget(partition, producer_ids))
 
     async def add_partitions(self, hub: Hub, partitions: list[PartitionLog]) -> None:
-        """Keep new partitions of a hub.
-
-        Raises:
-            StoreError: They could not be written.
-        """
+        """Keep new partitions of a hub. Raises `StoreError` if they could not be written."""
         done: asyncio.Future[None] = self._loop.create_future()
         self._submit(_AddPartitions(hub, partitions, done))
         await done

@@ -57,11 +57,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Wait, then continue. Everything after it on the link waits too.
-
-    Args:
-        seconds: The delay.
-    """
+    """Wait so many seconds, then continue. Everything after it on the link waits too."""
 
     seconds: float
 
@@ -113,11 +109,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """End the link's session, or the one that was begun, with an error. Its links are gone.
-
-    Args:
-        answered: As of `CloseConnection`.
-    """
+    """End the link's session, or the one that was begun, with an error. Its links are gone."""
 
     condition: str = DETACH_FORCED
     description: str = "The session was ended by a fault."
@@ -126,11 +118,7 @@ class EndSession:
 
 @dataclass(frozen=True, slots=True)
 class DetachLink:
-    """Detach the link with an error; a producer's message is not stored. An attach is answered first, in one write.
-
-    Args:
-        answered: As of `CloseConnection`.
-    """
+    """Detach the link with an error; a producer's message is not stored. An attach is answered first, in one write."""
 
     condition: str = DETACH_FORCED
     description: str = "The link was force detached by a fault."

@@ -53,11 +53,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The events of one message, by their annotations.
-
-    Args:
-        first: The first event's sequence number; the others follow, with the wrap.
-    """
+    """The events of one message, by their annotations: the first one's number; the others follow, with the wrap."""
 
     producer_id: int
     epoch: int
@@ -112,7 +108,6 @@ class Admission(NamedTuple):
     """An accepted attach.
 
     Args:
-        state: The producer's state, to be stored before the attach is answered.
         number: The number to answer: the producer's own if it stated one (8.2), else the last published.
     """
 
@@ -131,10 +126,6 @@ class PublishingLedger:
     """The idempotent producers of one partition. One task mutates it.
 
     An unused state expires, or is forgotten on request; its producer is then refused like an unknown one.
-
-    Attributes:
-        retention: When states expire.
-        expired: The ids of expired states, for the store to remove.
     """
 
     __slots__ = ("_accept_unknown_producers", "_committed", "_now", "_states", "_used", "expired", "retention")
@@ -159,8 +150,6 @@ class PublishingLedger:
         """Decide on a publishing link's attach, and record the epoch that it raises or the producer that it creates.
 
         Args:
-            rng: Generates the ids of new producers.
-            nothing_published: The number of a producer that has published nothing.
             now: Seconds on any clock, the same for all calls.
         """
         self._now = now
@@ -193,11 +182,7 @@ class PublishingLedger:
         return Admission(state, state.last if claim.number is None else claim.number)
 
     def judge(self, run: Run, *, now: float = 0.0) -> ProducerState | Repeat | Refusal:
-        """Return the state after storing a run, for `advance`; or the reason not to store it.
-
-        Args:
-            now: As for `attach`.
-        """
+        """Return the state after storing a run, for `advance`; or the reason not to store it."""
         self._now = now
         self._expire()
         state = self._states.get(run.producer_id)
@@ -246,12 +231,8 @@ class PublishingLedger:
         self._states = dict(self._committed)
 
     def forget(self, *, accept_unknown_producers: bool) -> None:
-        """Forget every producer.
-
-        Args:
-            accept_unknown_producers: Whether an unknown producer is from now on accepted as new, with its own id and
-                epoch, instead of being refused.
-        """
+        """Forget every producer; an unknown one is from now on refused, or accepted as new with its own id and
+        epoch."""
         self._states.clear()
         self._committed.clear()
         self._used.clear()
@@ -305,9 +286,6 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
 
     Events without them are refused, because the service's behavior on such a link is unknown.
 
-    Args:
-        events: Encoded messages, at least one.
-
     Returns:
         The run, and the events; their annotations are removed if they are only the run's.
 
@@ -353,9 +331,6 @@ def run_of(events: list[bytes]) -> tuple[Run, list[bytes]] | Refusal:
 
 def _annotations_of(raw: bytes, left: int) -> tuple[tuple[int, int, int] | Refusal, int]:
     """Read the id, epoch and sequence number of one event.
-
-    Args:
-        left: How many values its annotations may hold.
 
     Returns:
         The three, or the reason for the refusal; and how many values are left for the message's other events.

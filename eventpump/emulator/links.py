@@ -105,11 +105,7 @@ class LinkEnd:
         """Called when more may be sent."""
 
     def strike(self, fault: Fault) -> bool:
-        """Inject a fault that has the same effect on every link.
-
-        Returns:
-            Whether the link continues later.
-        """
+        """Inject a fault that has the same effect on every link; return whether the link continues later."""
         match fault.action:
             case Delay(seconds):
                 asyncio.get_running_loop().call_later(seconds, self.connection.guard, self.resume)
@@ -137,11 +133,7 @@ class LinkEnd:
 
 
 class Incoming(NamedTuple):
-    """A received message.
-
-    Args:
-        delivery_id: None if it was sent settled.
-    """
+    """A received message; `delivery_id` is None if it was sent settled."""
 
     payload: bytes
     delivery_id: int | None
@@ -211,11 +203,7 @@ class ReceivingEnd(LinkEnd):
             self.worked()
 
     def take(self, item: Incoming, ends: Fault | None = None) -> None:
-        """Process the message.
-
-        Args:
-            ends: The fault that follows: in place of the answer, or after it.
-        """
+        """Process the message. The fault `ends` follows in place of the answer, or after it."""
         raise NotImplementedError
 
     def reject(self, item: Incoming, error: AmqpError) -> None:
@@ -246,11 +234,8 @@ class MessageTicket:
 
 
 class ProducerEnd(ReceivingEnd):
-    """A link that a producer sends on: to one partition, or (None) to the gateway.
-
-    Args:
-        is_idempotent: Its events are numbered, and checked against their partition's ledger.
-    """
+    """A link that a producer sends on: to one partition, or (None) to the gateway. An idempotent one's events are
+    numbered."""
 
     def __init__(
         self,
@@ -440,11 +425,7 @@ class ConsumerEnd(LinkEnd):
             self.on_credit()
 
     def deliver(self) -> bool:
-        """Send one run of events.
-
-        Returns:
-            Whether more can be sent at once.
-        """
+        """Send one run of events; return whether more can be sent at once."""
         if not self.is_open or self._is_blocked or not self.link.is_attached:
             return False
         log = self._partition

@@ -25,13 +25,7 @@ _MOST_DIGITS = 9
 
 
 class BeyondEndError(Exception):
-    """A reader requested an offset or sequence number after the last event.
-
-    Args:
-        what: Which of both.
-        wanted: The one requested.
-        last: The last one assigned.
-    """
+    """A reader requested an offset or sequence number (`what`) after the last event."""
 
     def __init__(self, what: str, wanted: str, last: int) -> None:
         super().__init__(
@@ -45,11 +39,7 @@ class InvalidPositionError(Exception):
 
 @dataclass(slots=True)
 class NumberedBatch:
-    """A batch with its numbers, not visible yet.
-
-    Args:
-        producer: The state of its idempotent producer after it.
-    """
+    """A batch with its numbers, not visible yet; `producer` is the state of its idempotent producer after it."""
 
     partition: PartitionLog
     sequence_number: int
@@ -85,9 +75,6 @@ class PartitionLog:
     """The events of one partition. One task mutates it.
 
     `payloads` holds the retained events; the one at index `i` has the sequence number `beginning + i`.
-
-    Args:
-        resume: Where the numbers of the stored partition end.
 
     Attributes:
         publishing: Its idempotent producers.
@@ -135,9 +122,6 @@ class PartitionLog:
         self, events: list[bytes], now_ms: int, batch_key: str | None = None, producer: ProducerState | None = None
     ) -> NumberedBatch:
         """Assign a batch its numbers and the enqueued time. Times never go back, whatever the clock does.
-
-        Args:
-            producer: The state of its idempotent producer after it.
 
         Raises:
             AmqpDecodeError: An event is not an AMQP message; no number was assigned.
@@ -192,11 +176,7 @@ class PartitionLog:
             self._next_offset = self._last_offset + len(self.payloads[-1])
 
     def drop_oldest(self, count: int) -> int:
-        """Drop the oldest events.
-
-        Returns:
-            How many bytes that freed.
-        """
+        """Drop the oldest events; return how many bytes that freed."""
         count = min(count, len(self.payloads))
         freed = sum(map(len, self.payloads[:count]))
         del self.payloads[:count]
@@ -320,11 +300,8 @@ DURABLE_RETENTION = Retention(seconds=7 * 86_400.0)
 
 
 def enforce_retention(partitions: Sequence[PartitionLog], retention: Retention, now_ms: int) -> list[PartitionLog]:
-    """Apply retention: drop events that are too old, then the oldest events of the largest partitions.
-
-    Returns:
-        The partitions that dropped events.
-    """
+    """Drop events that are too old, then the oldest of the largest partitions; return the partitions that dropped
+    any."""
     dropped: dict[int, PartitionLog] = {}
     horizon = now_ms - int(retention.seconds * 1000)
     for partition in partitions:

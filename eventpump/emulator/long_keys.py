@@ -30,11 +30,7 @@ class LongKeys:
         return len(self._waiting)
 
     def hash(self, key: str, done: Callable[[int], None]) -> None:
-        """Start hashing a key.
-
-        Args:
-            done: Called with the hash, in a later iteration of the loop.
-        """
+        """Start hashing a key; `done` is called with the hash in a later iteration of the loop."""
         self._waiting.append((KeyHash(key), done))
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._step)

@@ -48,11 +48,7 @@ _STATUS: dict[str, int] = {
 
 
 def _request_of(payload: bytes) -> Message:
-    """Decode a request.
-
-    Raises:
-        AmqpDecodeError: It is not a message, or has a message id that an answer cannot repeat (3.2.4).
-    """
+    """Decode a request. Raises `AmqpDecodeError` if it is none, or its id cannot be repeated in an answer (3.2.4)."""
     count_items(payload, 0, len(payload), bounds.REQUEST_ITEMS)
     request = Message.decode(payload)
     name = message_id(request)
@@ -62,11 +58,7 @@ def _request_of(payload: bytes) -> Message:
 
 
 class NodeConnection(LinkConnection, Protocol):
-    """What a node's link calls of its connection; see `ServiceConnection`.
-
-    Attributes:
-        waiting_answers: Bytes of the nodes' answers that wait for credit, on all links.
-    """
+    """What a node's link calls of its connection; see `ServiceConnection`."""
 
     waiting_answers: int
 

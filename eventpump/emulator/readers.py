@@ -19,7 +19,6 @@ class Reader:
     """A reader of a partition.
 
     Args:
-        key: Identifies its link.
         name: Its receiver name, shown in other readers' errors.
         epoch: Its owner level; None shares the partition.
     """

@@ -504,10 +504,8 @@ def _check_key(name: str, key: str) -> None:
 
 
 class _ServedProtocol(ConnectionProtocol):
-    """A shell that notifies its connection once it is established: with TLS later than accepted, or never.
-
-    Exceptions of its engine are handled by the connection's `guard`.
-    """
+    """A shell that notifies its connection once it is established (with TLS later than accepted, or never), and guards
+    it."""
 
     def __init__(self, served: ServiceConnection) -> None:
         super().__init__(served.engine, served)

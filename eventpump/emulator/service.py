@@ -108,12 +108,7 @@ class Ticket(Protocol):
 
 
 class Service:
-    """The state of one emulator, apart from its sockets. Used only from its event loop.
-
-    Attributes:
-        refuses_long_keys: Whether partition keys are refused that our clients would not send.
-        connections: The open connections.
-    """
+    """The state of one emulator, apart from its sockets. Used only from its event loop."""
 
     def __init__(
         self,
@@ -151,11 +146,7 @@ class Service:
         self._is_closed = False
 
     async def open(self, specs: Sequence[HubSpec], *, data: Path | None, fsync: bool) -> None:
-        """Create the hubs, or load them.
-
-        Raises:
-            ConfigurationError: The data directory cannot be used.
-        """
+        """Create the hubs, or load them. Raises `ConfigurationError` if the data directory cannot be used."""
         if data is None:
             hubs = [
                 Hub(
@@ -234,11 +225,8 @@ class Service:
         return Tracking(self.authority, self.now())
 
     def no_such_hub(self, entity: str) -> str:
-        """Return the text for a hub that does not exist: the service's words, then the names of those that do.
-
-        Args:
-            entity: What was asked for.
-        """
+        """Return the text for an `entity` that does not exist: the service's words, then the names of the hubs that
+        do."""
         visit = f"To know more visit {_VISIT}. {self.tracking().of_entity(excerpt(entity))}."
         names = [hub.name for hub in self._hubs.values()]
         more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
@@ -315,11 +303,7 @@ class Service:
         ticket.stored()
 
     async def add_partitions(self, name: str, count: int) -> None:
-        """Add partitions to a hub.
-
-        Raises:
-            ConfigurationError: The hub does not exist, or would have too many partitions.
-        """
+        """See `Emulator.add_partitions`."""
         hub = self._existing(name)
         first = len(hub.partitions)
         if count < 1 or first + count > MAX_PARTITIONS:
@@ -335,11 +319,7 @@ class Service:
                 await self._capture.add(partition)
 
     def drop_events(self, name: str, partition_id: str, before: int) -> None:
-        """Drop a partition's events up to a number.
-
-        Raises:
-            ConfigurationError: The hub or partition does not exist.
-        """
+        """See `Emulator.drop_events`."""
         partition = self._existing(name).partition(partition_id)
         if partition is None:
             raise ConfigurationError("partition_id", f"hub {name!r} has no partition {partition_id!r}")
@@ -348,11 +328,7 @@ class Service:
             self._durable.drop(partition)
 
     def recreate_hub(self, name: str, partitions: int | None) -> None:
-        """Replace a hub by a new one.
-
-        Raises:
-            ConfigurationError: The hub does not exist, or cannot be recreated.
-        """
+        """See `Emulator.recreate_hub`."""
         old = self._existing(name)
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can be recreated")
@@ -370,11 +346,7 @@ class Service:
             connection.detach_hub(old.name)
 
     def forget_producers(self, name: str, *, accept_unknown_producers: bool) -> None:
-        """Forget a hub's idempotent producers.
-
-        Raises:
-            ConfigurationError: The hub does not exist, or is stored on disk.
-        """
+        """See `Emulator.forget_producers`."""
         hub = self._existing(name)
         if self._durable is not None:
             raise ConfigurationError("hub", f"{name} is stored on disk; only a hub in memory can forget producers")

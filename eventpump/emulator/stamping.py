@@ -70,10 +70,8 @@ class StampedEvents:
     """Events of one batch as a partition keeps them.
 
     Args:
-        payloads: The encoded events.
         offsets: Their offsets, aligned.
         next_offset: The first offset free after them.
-        size: Bytes of all payloads.
     """
 
     payloads: list[bytes]
@@ -86,10 +84,8 @@ def stamp(events: list[bytes], sequence_number: int, offset: int, time_ms: int, 
     """Assign a batch its numbers.
 
     Args:
-        events: Encoded messages.
         sequence_number: Of the first; the others follow.
         offset: Of the first; every event advances it by its stored size.
-        time_ms: The enqueued time of all, milliseconds since the Unix epoch.
         batch_key: The envelope's partition key, for events that carry none themselves.
 
     Raises:
@@ -194,10 +190,7 @@ def add_delivery_annotations(payloads: Sequence[bytes], annotations: Mapping[Any
 
 
 def _with_own(raw: bytes, annotations: Mapping[Any, Any]) -> bytes:
-    """Put delivery annotations into an event that may have some, of its sender, and (an old one) a header.
-
-    A message has one such section, so those of its sender follow in it.
-    """
+    """Put delivery annotations into an event that may have some, of its sender, and (an old one) a header."""
     start = section_at(raw, 0, len(raw))[2] if raw[2] == HEADER else 0
     if _DELIVERY in raw:  # perhaps in its body
         for code, begin, value, end in check_sections(raw):
@@ -214,9 +207,6 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
     Returns:
         What comes before the message annotations: delivery annotations; the message annotations to keep, encoded; and
         the count of the map.
-
-    Raises:
-        AmqpDecodeError: The sections are broken, or one of them is there twice.
     """
     before, extra, count, _ = _split(prefix, plain_extra, len(prefix))
     return before, extra, count
@@ -225,14 +215,8 @@ def _split_prefix(prefix: bytes, plain_extra: bytes) -> tuple[bytes, bytes, int]
 def _split_unordered(raw: bytes, plain_extra: bytes, left: int) -> tuple[bytes, bytes, int, bytes, int]:
     """Do the same with a message whose header or annotations stand behind other sections too.
 
-    Args:
-        left: How many values its annotations may hold.
-
     Returns:
         As `_split_prefix`; then what follows the message annotations, and how many values there were.
-
-    Raises:
-        AmqpDecodeError: The sections are broken, one of them is there twice, or they hold more values.
     """
     used = 0
     for code, begin, _, end in check_sections(raw):

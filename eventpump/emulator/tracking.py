@@ -7,12 +7,7 @@ from datetime import UTC, datetime
 
 
 class Tracking:
-    """Makes the endings of one namespace's texts. The ids mean nothing here.
-
-    Args:
-        authority: The namespace's host, with or without a port.
-        now: Seconds since the Unix epoch.
-    """
+    """Makes the endings of one namespace's texts. The ids mean nothing here."""
 
     def __init__(self, authority: str, now: float) -> None:
         self._host = authority if authority.startswith("[") else authority.partition(":")[0]

@@ -28,8 +28,6 @@ def accepting(accepted: str, *, hosts: Collection[str] | None, now: Callable[[],
     Args:
         accepted: "any", or the secret of the signature (HS256). Such a token must also state when it expires, and be
             for Event Hubs or a host of the service.
-        hosts: Names of the service, in lower case; None if they are unknown.
-        now: Returns the time in seconds since the Unix epoch.
     """
 
     def verify_any(token: str) -> VerifiedToken | Denial:
